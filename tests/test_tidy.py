@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUND = (
     "agent.errors",
     "agent.ranges",
+    "agent.status_codes",
     "agent.message",
     "agent.lease",
     "agent.telemetry",
@@ -38,6 +39,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.errors": (),
     "agent.file_hints": (),
     "agent.ranges": (),
+    "agent.status_codes": (),
     "agent.message": ("agent.errors",),
     "agent.lease": ("agent.errors", "agent.message"),
     "agent.telemetry": (),
@@ -47,7 +49,12 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.pages": ("agent.batch", "agent.lease"),
     "agent.fact_store": GROUND,
     "agent.query": (*GROUND, "agent.fact_store"),  # reads only
-    "agent.ingest": ("agent.errors", "agent.message", "agent.file_hints"),  # appends through a port
+    "agent.ingest": (
+        "agent.errors",
+        "agent.message",
+        "agent.status_codes",
+        "agent.file_hints",
+    ),  # appends through a port
     "agent.replication": (*GROUND, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
@@ -106,6 +113,7 @@ CORES: tuple[str, ...] = (
             "message",
             "pages",
             "ranges",
+            "status_codes",
         )
     ),
     *(
@@ -175,8 +183,11 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "decode",
+            "groups",
             "liveness",
+            "monitoring",
             "plan",
+            "publishing",
             "structures",
             "variant",
         )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from agent.ingest import quality as status
-from agent.ingest.gap import TAGS_NAMED_MAX, Gap
+from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -35,6 +35,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
+        self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
 
@@ -100,12 +101,32 @@ class Delivery:
         """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
+    def on_gap(self, listener: Callable[[TagGap], None]) -> None:
+        """Call this for each gap whose end is known."""
+        self._gap_listeners.append(listener)
+
     def add_gap(
-        self, reason: str, first_ns: int, last_ns: int, count: int, tags: Iterable[int], *, exact: bool
+        self,
+        reason: str,
+        first_ns: int,
+        last_ns: int,
+        count: int,
+        tags: Iterable[int],
+        *,
+        exact: bool,
+        is_over: bool = True,
     ) -> None:
-        """Note lost values, which become a gap fact. Times in ns since 1970."""
-        named = tuple(self._subjects[tag] for tag, _ in zip(tags, range(TAGS_NAMED_MAX), strict=False))
-        self.recorder.add_gap(Gap(self.source, reason, first_ns, max(first_ns, last_ns), count, exact, named))
+        """Note lost values, which become a gap fact. Times in ns since 1970. `is_over`: the end of the gap is known."""
+        hit = tuple(tags)
+        last_ns = max(first_ns, last_ns)
+        named = tuple(self.subjects(hit[:TAGS_NAMED_MAX]))
+        self.recorder.add_gap(Gap(self.source, reason, first_ns, last_ns, count, exact, named))
+        for listener in self._gap_listeners if is_over else ():
+            listener(TagGap(reason, first_ns, last_ns, hit))
+
+    def subjects(self, tags: Iterable[int]) -> list[str]:
+        """What these tags are called."""
+        return [self._subjects[tag] for tag in tags if tag in self._subjects]
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:

@@ -21,6 +21,8 @@ PREDICATE = "samples_lost"
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
 STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
+NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
+SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
 
 
@@ -49,6 +51,16 @@ class Gap:
             self.count_exact and later.count_exact,
             tags,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TagGap:
+    """A gap for those who may fill it: all its tags, by number."""
+
+    reason: str
+    first_time_ns: int
+    last_time_ns: int
+    tags: tuple[int, ...]
 
 
 OUTAGES_OPEN_MAX = 100  # a source that flaps while the store refuses for days; beyond, outages are merged too

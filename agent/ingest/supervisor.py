@@ -281,7 +281,8 @@ class SourceSupervisor:
         if outage.first_ns is None:  # only now, for what `finish` delivers are signs of life too
             outage.first_ns = min(source.alive_ns, now_ns)
             if outage.first_ns:
-                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, delivery.points, exact=False)
+                tags = delivery.points
+                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, tags, exact=False, is_over=False)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
         await self._recorder.flush_gaps(at_once=True)
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager
@@ -53,6 +54,12 @@ class TappedStore(FakeStore):
     def __init__(self, store: FactStore) -> None:
         super().__init__()
         self._appends = store.appends
+        self._good: Counter[int] = Counter()
+
+    def good_count(self, tag: str) -> int:
+        """How many good samples of a tag there are, by its scope/id."""
+        subjects = [definition.subject for definition in self.definitions]
+        return self._good[subjects.index(f"tag:{tag}") + 1] if f"tag:{tag}" in subjects else 0
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         numbers = super().define(definitions).result()
@@ -63,6 +70,7 @@ class TappedStore(FakeStore):
     def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
         real = self._appends.append_samples(stream, rows)
         super().append_samples(stream, rows)
+        self._good.update(row.tag for row in rows if row.quality == 0)
         return real
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:

@@ -22,6 +22,7 @@ from agent.cli.table import lines
 from agent.config import load
 from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
 from agent.query.scan import Scanner, matches_glob
+from agent.status_codes import status_name
 
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
@@ -106,12 +107,6 @@ def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
     return matches
 
 
-def quality_text(quality: int) -> str:
-    """The severity of an OPC UA StatusCode, and its number unless that is 0."""
-    severity = ("Good", "Uncertain", "Bad", "Bad")[quality >> 30]
-    return severity if quality == 0 else f"{severity} {quality:#010x}"
-
-
 def _print(rows: Sequence[LatestRecord], *, as_json: bool) -> None:
     """Print the rows that have a value as a table, or all rows as JSON objects."""
     if as_json:
@@ -130,7 +125,7 @@ def _cells(row: LatestRecord) -> tuple[Any, ...]:
         row["subject"].removeprefix("tag:"),
         value if is_number else json.dumps(value, ensure_ascii=False),
         row["unit"] or "",
-        quality_text(row["quality"] or 0),
+        status_name(row["quality"] or 0),
         row["source_time"],
         row["mode"],
         row["as_of"],

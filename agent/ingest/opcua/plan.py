@@ -23,10 +23,13 @@ RELAPSE_PAUSES = 2  # an item that dies within so many of its last pauses was ne
 
 
 class Created(NamedTuple):
-    """A server's answer for one item to create: a status, and the server's number of the item if it is good."""
+    """A server's answer for one item: a status, and if it is good the server's number of the item, its sampling
+    interval and its queue as the server revised them."""
 
     status: int
     item: int = 0
+    sampling_ms: float = 0.0
+    queue_size: int = 0
 
 
 @dataclass(slots=True)
@@ -49,6 +52,10 @@ class ItemPlan:
         self._live: dict[int, int] = {}
         self._revived: dict[int, tuple[int, int]] = {}  # of items that were parked: (when created, their last pause)
         self._unwanted: list[int] = []  # items at the server, of handles wanted no more
+
+    @property
+    def wanted(self) -> list[int]:
+        return list(self._wanted)
 
     @property
     def parked(self) -> frozenset[int]:
@@ -89,6 +96,23 @@ class ItemPlan:
         for pause in self._parked.values():
             pause.at_ns = 0
 
+    def renew(self, handles: Iterable[int]) -> None:
+        """Delete the items of these handles and create them anew: they are to be monitored in another way."""
+        for handle in handles:
+            item = self._live.pop(handle, None)
+            if item is not None:
+                self._unwanted.append(item)
+                self._pending.append(handle)
+
+    def item(self, handle: int) -> int | None:
+        """The server's number of a live item."""
+        return self._live.get(handle)
+
+    @property
+    def size(self) -> int:
+        """How many items the next call may name."""
+        return self._size
+
     def next_deletion(self) -> Sequence[int]:
         """Items to delete now, in one call."""
         return self._unwanted[: self._size]
@@ -123,7 +147,8 @@ class ItemPlan:
         news: dict[int, int] = {}
         asked = set(handles)
         self._pending = [handle for handle in self._pending if handle not in asked]
-        for handle, (status, item) in zip(handles, results, strict=True):
+        for handle, result in zip(handles, results, strict=True):
+            status, item = result.status, result.item
             known = self._parked.pop(handle, None)
             if not status & 0x8000_0000:
                 if handle not in self._wanted:

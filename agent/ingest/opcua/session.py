@@ -1,9 +1,9 @@
 """One session with an OPC UA server, through asyncua. This module, `security` and `type_reader` are all that know asyncua.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
-connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no chunking that
-is not there. `_BatchSession` replaces one method, `publish`, so that notifications arrive whole and with their full
-source time.
+connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop
+(one request at a time, and order by chance), no chunking that is not there. Notifications leave here as the bytes that
+came, so that they are decoded whole and with their full source time.
 
 A session is used once: `async with open_session(...)` connects with a new client object and disconnects at the end.
 Errors of the library leave as SourceLost, or as SourceRefused with what to do.
@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import struct
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 from asyncua import ua
 from asyncua.client.client import Client
-from asyncua.client.ua_client import UaClient
 from asyncua.client.ua_session import UaSession
 from asyncua.common.shortcuts import Shortcuts
+from asyncua.common.utils import Buffer
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
@@ -29,12 +31,15 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress
-from agent.ingest.opcua.decode import DecodeError, Publication
+from agent.ingest.opcua.decode import Publication
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
 from agent.ingest.opcua.type_reader import decode_learning
 from agent.ingest.opcua.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
+from agent.status_codes import status_name
 
 HEARTBEAT_HANDLE = 2**31 - 1
 """The item on the server's own clock. The other handles are the tags' numbers, which the store counts up from 1: they
@@ -53,6 +58,19 @@ _TOO_MUCH = (  # the call was too large, not wrong
     uaerrors.BadResponseTooLarge,
     uaerrors.BadTcpMessageTooLarge,
 )
+_PUBLISH_REFUSALS = (  # of one Publish; the session goes on
+    uaerrors.BadTimeout,
+    uaerrors.BadNoSubscription,
+    uaerrors.BadTooManyPublishRequests,
+)
+_LIMITS = {
+    "items_per_call": ObjectIds.Server_ServerCapabilities_OperationLimits_MaxMonitoredItemsPerCall,
+    "nodes_per_read": ObjectIds.Server_ServerCapabilities_OperationLimits_MaxNodesPerRead,
+    "items_per_subscription": ObjectIds.Server_ServerCapabilities_MaxMonitoredItemsPerSubscription,
+    "items": ObjectIds.Server_ServerCapabilities_MaxMonitoredItems,
+    "subscriptions_per_session": ObjectIds.Server_ServerCapabilities_MaxSubscriptionsPerSession,
+    "subscriptions": ObjectIds.Server_ServerCapabilities_MaxSubscriptions,
+}
 _REFUSALS = (  # trying again unchanged will not help
     uaerrors.BadCertificateInvalid,
     uaerrors.BadCertificateUntrusted,
@@ -71,14 +89,44 @@ class CallTooLarge(SourceError):
     """The server will not take so many operations in one call."""
 
 
+class PublishRefused(SourceError):
+    """A Publish was refused for a reason that does not end the session."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status_name(status))
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """A monitored item to create. `sampling_ms` and `queue_size` as resolved from the tag and the source."""
+
+    handle: int
+    address: NodeAddress
+    namespace: int
+    index_range: str
+    sampling_ms: float
+    queue_size: int
+    monitoring: Monitoring
+
+
+class _RawSession(UaSession):
+    """asyncua's session, with requests whose answers are read elsewhere."""
+
+    async def send(self, request: Any, timeout_s: float | None = None) -> Buffer:
+        """The answer's bytes; 0 waits for ever."""
+        return await self._send_request(request, timeout=timeout_s)
+
+
 class Session:
-    """An open session with one subscription. Made by `open_session`."""
+    """An open session. Made by `open_session`."""
 
     def __init__(self, client: Client, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
-        self._session = client.uaclient.session
+        session = client.uaclient.session
+        assert isinstance(session, _RawSession), "set in _new_client"
+        self._session = session
         self.reader = ValueReader()  # of the values that are published to this session
-        self._subscription_id = 0
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
 
     def note_loss(self, why: str) -> None:
@@ -92,66 +140,120 @@ class Session:
         self.reader.namespaces = found
         return found
 
-    async def items_per_call_max(self) -> int:
-        """The server's limit for one CreateMonitoredItems; 0 if it has or tells none."""
-        node = _node_id(ObjectIds.Server_ServerCapabilities_OperationLimits_MaxMonitoredItemsPerCall, 0)
-        parameters = ua.ReadParameters(NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)])
-        (answer,) = await self._call(self._session.read(parameters))
-        value = answer.Value.Value if answer.Value is not None else None
-        return value if isinstance(value, int) and answer.StatusCode.is_good() else 0
+    async def limits(self) -> ServerLimits:
+        """What the server says that it takes."""
+        nodes = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in _LIMITS.values()]
+        answers = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        values = [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else 0 for one in answers]
+        found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
+        return ServerLimits(**found)
 
-    async def subscribe(self, on_publication: Callable[[Publication], Awaitable[None]]) -> None:
-        """Create the subscription; each publication is awaited before the next Publish acknowledges it."""
+    async def create_subscription(self) -> tuple[int, float]:
+        """Create a subscription. Returns its number and the publishing interval in ms as the server revised it."""
         interval_ms = self._settings.publishing_interval_ms
         keep_alive = max(1, self._settings.liveness_timeout_ms // 3 // interval_ms)
-        lifetime = max(3 * keep_alive, LIFETIME_MS_MIN // interval_ms)
-
-        async def take(result: object) -> None:
-            if not isinstance(result, Publication):
-                self.note_loss("the library reports the connection lost")
-                return
-            if result.status_change is not None and result.status_change & 0x8000_0000:
-                self.note_loss(f"the server ended the subscription with status 0x{result.status_change:08X}")
-            await on_publication(result)
-
-        parameters = ua.CreateSubscriptionParameters(
+        request = ua.CreateSubscriptionRequest()
+        request.Parameters = ua.CreateSubscriptionParameters(
             RequestedPublishingInterval=interval_ms,
-            RequestedLifetimeCount=lifetime,
+            RequestedLifetimeCount=max(3 * keep_alive, LIFETIME_MS_MIN // interval_ms),
             RequestedMaxKeepAliveCount=keep_alive,
             MaxNotificationsPerPublish=NOTIFICATIONS_PER_PUBLISH_MAX,
             PublishingEnabled=True,
         )
-        result = await self._call(self._session.create_subscription(parameters, take))
-        self._subscription_id = result.SubscriptionId
+        body = await self._call(self._session.send(request))  # not `create_subscription`: it starts a loop
+        result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
+        return result.SubscriptionId, result.RevisedPublishingInterval
 
-    async def create_heartbeat(self) -> int:
-        """Monitor the server's clock. Returns the status."""
+    async def delete_subscription(self, subscription_id: int) -> None:
+        """Delete a subscription. One that the server does not know is as good as deleted."""
+        await self._call(self._session.delete_subscriptions([subscription_id]))
+
+    async def create_heartbeat(self, subscription_id: int) -> int:
+        """Monitor the server's clock in a subscription. Returns the status."""
         node = _node_id(ObjectIds.Server_ServerStatus_CurrentTime, 0)
-        return (await self._create([(HEARTBEAT_HANDLE, node)], HEARTBEAT_INTERVAL_MS, queue_size=1))[0].status
+        request = _item_request(HEARTBEAT_HANDLE, node, HEARTBEAT_INTERVAL_MS, 1)
+        return (await self._create(subscription_id, [request]))[0].status
 
-    async def create_items(self, items: Sequence[tuple[int, NodeAddress, int]]) -> list[Created]:
-        """Monitor nodes, given as (handle, address, namespace index). One result each; CallTooLarge if it was too
-        many."""
-        nodes = [(handle, _node_id(address.identifier, index)) for handle, address, index in items]
-        return await self._create(nodes, self._settings.sampling_interval_ms, self._settings.queue_size)
+    async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
+        """Monitor nodes. One result each; CallTooLarge if it was too many."""
+        return await self._create(subscription_id, [_request_of(item) for item in items])
 
-    async def delete_items(self, items: Sequence[int]) -> None:
-        """Stop monitoring. An item the server does not know is as good as deleted; CallTooLarge if it was too many."""
-        parameters = ua.DeleteMonitoredItemsParameters(
-            SubscriptionId=self._subscription_id, MonitoredItemIds=list(items)
+    async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
+        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many."""
+        parameters = ua.ModifyMonitoredItemsParameters(
+            SubscriptionId=subscription_id,
+            TimestampsToReturn=ua.TimestampsToReturn.Both,
+            ItemsToModify=[
+                ua.MonitoredItemModifyRequest(
+                    MonitoredItemId=number, RequestedParameters=_request_of(item).RequestedParameters
+                )
+                for number, item in items
+            ],
         )
+        results = await self._call(self._session.modify_monitored_items(parameters))
+        return [
+            Created(result.StatusCode.value, number, result.RevisedSamplingInterval, result.RevisedQueueSize)
+            for result, (number, _) in zip(results, items, strict=True)
+        ]
+
+    async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
+        """Stop monitoring. An item the server does not know is as good as deleted; CallTooLarge if it was too many."""
+        parameters = ua.DeleteMonitoredItemsParameters(SubscriptionId=subscription_id, MonitoredItemIds=list(items))
         await self._call(self._session.delete_monitored_items(parameters))
 
-    async def _create(self, nodes: Sequence[tuple[int, ua.NodeId]], sampling_ms: int, queue_size: int) -> list[Created]:
+    async def publish(self, acks: Sequence[tuple[int, int]]) -> bytes:
+        """Acknowledge notifications, given as (subscription, number), and wait for the next one. Returns the parameters
+        of the PublishResponse. Raises PublishRefused, or SourceLost when the session is at its end."""
+        request = ua.PublishRequest()
+        request.Parameters.SubscriptionAcknowledgements = [
+            ua.SubscriptionAcknowledgement(SubscriptionId=subscription_id, SequenceNumber=number)
+            for subscription_id, number in acks
+        ]
+        try:
+            return await self._body_of(self._session.send(request, 0))
+        except _PUBLISH_REFUSALS as error:
+            raise PublishRefused(error.code) from error
+        except (UaError, OSError, TimeoutError) as error:
+            raise SourceLost(f"{self._settings.url} ended publishing: {_text(error)}") from error
+
+    async def decode(self, body: bytes) -> Publication:
+        """The values in the parameters of a PublishResponse. Raises DecodeError."""
+        return await decode_learning(body, self.reader, self._session)
+
+    async def republish(self, subscription_id: int, number: int) -> bytes | None:
+        """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any
+        more."""
+        request = ua.RepublishRequest()
+        request.Parameters.SubscriptionId = subscription_id
+        request.Parameters.RetransmitSequenceNumber = number
+        try:
+            message = await self._body_of(self._session.send(request))
+        except UaError:
+            return None
+        except (OSError, TimeoutError) as error:
+            raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
+        return struct.pack("<IiB", subscription_id, 0, 0) + message
+
+    async def _body_of(self, request: Awaitable[Any]) -> bytes:
+        """The response that follows the header, as it came."""
+        body = await request
+        ua_binary.nodeid_from_binary(body)
+        ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
+        return bytes(body)
+
+    async def _create(self, subscription_id: int, requests: Sequence[ua.MonitoredItemCreateRequest]) -> list[Created]:
         parameters = ua.CreateMonitoredItemsParameters(
-            SubscriptionId=self._subscription_id,
+            SubscriptionId=subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
-            ItemsToCreate=[_item_request(handle, node, sampling_ms, queue_size) for handle, node in nodes],
+            ItemsToCreate=list(requests),
         )
         results = await self._call(self._session.create_monitored_items(parameters))
-        if len(results) != len(nodes):
-            raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(nodes)} items")
-        return [Created(result.StatusCode.value, result.MonitoredItemId) for result in results]
+        if len(results) != len(requests):
+            raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
+        return [
+            Created(one.StatusCode.value, one.MonitoredItemId, one.RevisedSamplingInterval, one.RevisedQueueSize)
+            for one in results
+        ]
 
     async def _call(self, request: Awaitable[Any]) -> Any:
         """One service call, its errors in our words."""
@@ -161,70 +263,6 @@ class Session:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer as it should: {_text(error)}") from error
-
-
-class _BatchSession(UaSession):
-    """asyncua's session, with notifications decoded as one batch."""
-
-    def __init__(self, client: UaClient) -> None:
-        super().__init__(client)
-        self.on_loss: Callable[[str], None] = lambda _: None
-        self.reader = ValueReader()
-
-    async def publish(self, acks: list[ua.SubscriptionAcknowledgement]) -> ua.PublishResponse:
-        request = ua.PublishRequest()
-        request.Parameters.SubscriptionAcknowledgements = acks or []
-        try:
-            body = await self._send_request(request, timeout=0)
-            ua_binary.nodeid_from_binary(body)
-            header = ua_binary.struct_from_binary(ua.ResponseHeader, body)
-            header.ServiceResult.check()
-            publication = await decode_learning(bytes(body), self.reader, self)
-        except uaerrors.BadTimeout:
-            raise  # the server gave this Publish up; asyncua's loop sends the next
-        except (UaError, OSError, TimeoutError, DecodeError) as error:
-            self.on_loss(_text(error))
-            # The one error at which asyncua's publish loop ends without retrying by itself.
-            raise uaerrors.BadNoSubscription from error
-        return cast(ua.PublishResponse, _Answer(publication))
-
-    async def end(self) -> None:
-        """Wait until the publish loop has ended."""
-        if self._publish_task is not None:
-            self._publish_task.cancel()
-            await asyncio.wait([self._publish_task])
-
-
-class _Answer:
-    """What asyncua's publish loop looks at in a PublishResponse, around our own publication."""
-
-    def __init__(self, publication: Publication) -> None:
-        self.Parameters = _Parameters(publication)
-
-
-class _Parameters(Publication):
-    """A publication under the names of the library."""
-
-    __slots__ = ()
-
-    def __init__(self, p: Publication) -> None:
-        super().__init__(p.subscription_id, p.sequence_number, p.has_data, p.changes, p.status_change)
-
-    @property
-    def SubscriptionId(self) -> int:  # noqa: N802 the library's name
-        return self.subscription_id
-
-    @property
-    def NotificationMessage(self) -> _Parameters:  # noqa: N802 the library's name
-        return self
-
-    @property
-    def NotificationData(self) -> bool:  # noqa: N802 the library's name
-        return self.has_data
-
-    @property
-    def SequenceNumber(self) -> int:  # noqa: N802 the library's name
-        return self.sequence_number
 
 
 @asynccontextmanager
@@ -241,14 +279,17 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
         raise SourceRefused(f"{settings.url} refuses us: {_text(error)}; {hint}") from error
     except (UaError, OSError, TimeoutError) as error:
         raise SourceLost(f"no connection to {settings.url}: {_text(error)}") from error
-    inner = client.uaclient.session
-    assert isinstance(inner, _BatchSession), "set in _new_client"
     try:
         session = Session(client, settings)
-        inner.on_loss, inner.reader = session.note_loss, session.reader
+
+        async def lost(error: Exception) -> None:
+            session.note_loss(_text(error))
+
+        client.connection_lost_callback = lost
         yield session
     finally:
-        await _close(client, inner)
+        client.connection_lost_callback = None
+        await _close(client)
 
 
 def quiet_library() -> None:
@@ -262,26 +303,40 @@ def _new_client(settings: OpcuaSourceSettings) -> Client:
     client.name = client.description = "bsfg"
     client.application_uri = settings.application_uri
     client.session_timeout = SESSION_TIMEOUT_MS
-    client.uaclient.session = _BatchSession(client.uaclient)
+    client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
     return client
 
 
-async def _close(client: Client, inner: _BatchSession) -> None:
-    inner.on_loss = lambda _: None
+async def _close(client: Client) -> None:
     try:
         async with asyncio.timeout(GOODBYE_S):
             await client.disconnect()
     except (UaError, OSError, TimeoutError):
         client.disconnect_socket()  # the goodbye failed; hanging up does not
-    await inner.end()
 
 
 def _node_id(identifier: Any, index: Any) -> ua.NodeId:
     return ua.NodeId(identifier, index)
 
 
-def _item_request(handle: int, node: ua.NodeId, sampling_ms: int, queue_size: int) -> ua.MonitoredItemCreateRequest:
+def _request_of(item: ItemRequest) -> ua.MonitoredItemCreateRequest:
+    node = _node_id(item.address.identifier, item.namespace)
+    request = _item_request(item.handle, node, item.sampling_ms, item.queue_size)
+    if item.index_range:
+        request.ItemToMonitor.IndexRange = item.index_range
+    if item.monitoring.has_filter:
+        kinds = ua.DeadbandType
+        kind = kinds.Percent if item.monitoring.deadband_is_percent else kinds.Absolute
+        request.RequestedParameters.Filter = ua.DataChangeFilter(
+            Trigger=ua.DataChangeTrigger(item.monitoring.trigger.value),
+            DeadbandType=kind if item.monitoring.deadband else kinds.None_,
+            DeadbandValue=item.monitoring.deadband,
+        )
+    return request
+
+
+def _item_request(handle: int, node: ua.NodeId, sampling_ms: float, queue_size: int) -> ua.MonitoredItemCreateRequest:
     return ua.MonitoredItemCreateRequest(
         ItemToMonitor=ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value),
         MonitoringMode=ua.MonitoringMode.Reporting,

@@ -1,14 +1,15 @@
 """An OPC UA source: keeps one server's wanted values subscribed and delivers what it publishes.
 
-Client, session, subscription and items are built anew at every connect; nothing is resumed. Publications go into a
-bounded buffer that one task drains. When the store refuses samples the buffer fills, the next Publish waits, and the
-values queue at the server. Where its queues overflow, the status of the values says so, and that becomes a gap fact.
+Client, session, subscriptions and items are built anew at every connect; nothing is resumed. Items are spread over
+subscriptions (`groups`); one that the server ends is replaced alone. Publications go into a bounded buffer that one
+task drains. When the store refuses samples the buffer fills, no Publish is sent, and the values queue at the server.
+Where its queues overflow, the status of the values says so, and that becomes a gap fact.
 
-Values and the server's own clock, an item of the same subscription, prove that the server is alive: without a proof for
+Values and the server's own clock, an item of each subscription, prove that the server is alive: without a proof for
 `liveness_timeout_ms` the life ends, whatever the state of the connection (`liveness`). Nodes that the server refuses,
 or whose status says that they are gone, are parked and retried apart.
 
-A new tag map is taken over in the running subscription: items are added and deleted, all others stay untouched.
+A new tag map is taken over in the running subscriptions: items are added and deleted, all others stay untouched.
 """
 
 from __future__ import annotations
@@ -16,61 +17,88 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import SERVER_QUEUE_OVERFLOW
+from agent.ingest.gap import NOTIFICATIONS_MISSING, SERVER_QUEUE_OVERFLOW, SUBSCRIPTION_LOST, TAGS_NAMED_MAX, TagGap
 from agent.ingest.opcua.decode import Change, Publication
-from agent.ingest.opcua.liveness import Liveness, ServerClock
-from agent.ingest.opcua.plan import Created, ItemPlan
+from agent.ingest.opcua.groups import Groups, ServerLimits
+from agent.ingest.opcua.liveness import ServerClock
+from agent.ingest.opcua.monitoring import discarded
+from agent.ingest.opcua.publisher import Publisher, Route
+from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
-    CallTooLarge,
     Session,
     open_session,
 )
+from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.message import Sample
+from agent.message import Json, Sample, Value, parse_json
+from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
 
-MS = 1_000_000  # nanoseconds
 TICK_S = 0.25  # how often time alone is looked at: values held back, heartbeats, parked nodes, life
+FIRST_VALUE_S = 5.0  # a source counts as connected with its first value; one that gives none, after this
+
+
+class Companion(Protocol):
+    """Work beside the live values of a source: reading history, receiving events. It slows itself: what it asks of the
+    server and hands to the store comes on top of the live values."""
+
+    def note_gap(self, gap: TagGap) -> None:
+        """Values of these tags are missing between two times. Called as soon as the end of the gap is known, and must
+        not wait."""
+
+    async def run(self, session: Session, publisher: Publisher) -> None:
+        """Runs in each life once everything is subscribed, until it is cancelled with it. A subscription of its own is
+        made by `session` and routed by `publisher`. A SourceLost raised here ends the life."""
 
 
 class OpcuaSource:
-    """One server. The object outlives its connections; what it keeps between them is the time offset, nothing of the
-    session."""
+    """One server. The object outlives its connections; what it keeps between them is the time offset and the last proof
+    of life, nothing of the session."""
 
-    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
-        self._settings, self._delivery = settings, delivery
+    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery, companions: Sequence[Companion] = ()) -> None:
+        self._settings, self._delivery, self._companions = settings, delivery, companions
+        for companion in companions:
+            delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
-        self._unbuffered: Publication | None = None  # one that was waiting for room when the session ended
-        self._created_ns: int | None = None  # when items were last created: what comes then stood so at that time
         self._clock = ServerClock()
-        self._liveness = Liveness(0.0)
-        self._alive_before_ns = 0  # the last proof of life of the sessions before this one
-        self._plan = ItemPlan((), 1, 1)
-        self._refused: dict[int, int] = {}  # nodes newly refused and why, not recorded yet
+        self._alive_before_s, self._alive_before_ns = 0.0, 0  # the last proof of life of the sessions before this one
+        self._publisher: Publisher | None = None
+        self._subscriptions: list[Subscription] = []
+        self._by_id: dict[int, Subscription] = {}
+        self._groups = Groups(ServerLimits(), settings.items_per_subscription_max)
+        self._limits = ServerLimits()
+        self._points = dict(delivery.points)  # as the items of this session are monitored
+        self._refused: dict[int, int] = {}  # tags newly refused and why, not recorded yet
+        self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
+        self._ends_recorded = asyncio.Event()
         self.polls_missed_total = 0  # nothing is polled here; the field is there for whoever reads statistics
 
     @property
     def alive_s(self) -> float:
         """When this server last proved its life, on our monotonic clock."""
-        return self._liveness.alive_s
+        return max((one.liveness.alive_s for one in self._subscriptions), default=self._alive_before_s)
 
     @property
     def alive_ns(self) -> int:
-        """The same on the server's clock; 0: never."""
-        return self._liveness.alive_ns or self._alive_before_ns
+        """Up to when everything is known that happened at the server, on its clock: the last proof of life of the
+        subscription that has been silent for longest; 0: never."""
+        times = [one.liveness.alive_ns for one in self._subscriptions if one.liveness.alive_ns]
+        return min(times, default=self._alive_before_ns)
 
     def retry(self) -> None:
         """Ask for the parked nodes at once."""
-        self._plan.retry()
+        for one in self._subscriptions:
+            one.plan.retry()
 
     def now_ns(self) -> int:
         """The time of this source's samples: the server's clock, as far as we know it."""
@@ -81,41 +109,65 @@ class OpcuaSource:
         settings = self._settings
         await self._retag()
         async with open_session(settings) as session:
-            self._alive_before_ns = self.alive_ns
-            self._liveness = Liveness(time.monotonic())
-            self._plan = ItemPlan(self._delivery.points, settings.items_per_call_max, settings.parked_retry_ms * MS)
+            self._begin(session, await session.limits())
+            assert self._publisher is not None, "made in _begin"
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._drain(), name=f"{settings.name} drain")
+                group.create_task(self._publisher.run(), name=f"{settings.name} publish")
                 group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
                 raise await session.lost
 
+    def _begin(self, session: Session, limits: ServerLimits) -> None:
+        """Nothing of the session before this one stays."""
+        self._alive_before_s, self._alive_before_ns = self.alive_s, self.alive_ns
+        self._subscriptions, self._by_id, self._ended = [], {}, []
+        self._limits = limits
+        self._groups = Groups(limits, self._settings.items_per_subscription_max)
+        values = Route(session.decode, self._take)
+        self._publisher = Publisher(
+            *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
+        )
+
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
-        late = [] if self._unbuffered is None else [self._unbuffered]
-        self._unbuffered = None
+        late = [] if self._publisher is None else self._publisher.leftover()
         while not self._buffer.empty():
             await self._deliver(self._buffer.get_nowait())
-        for publication in late:
-            await self._deliver(publication)
+        for arrived in late:
+            self._see(arrived.header, arrived.content)
+            await self._deliver(arrived.content)
         await self._deliver_due()
         await self._retag()
 
-    async def _take(self, publication: Publication) -> None:
-        """Called for each publication; the server gets its acknowledgement when this returns."""
+    async def _take(self, header: Header, publication: Publication) -> None:
+        """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
+        self._see(header, publication)
+        if publication.changes:
+            await self._buffer.put(publication)
+
+    def _see(self, header: Header, publication: Publication) -> None:
+        """What a publication says of the life of its subscription."""
+        subscription = self._by_id.get(header.subscription_id)
+        if subscription is None:
+            return
         values, clock_moved = len(publication.changes), False
         for change in publication.changes:
             if change.handle == HEARTBEAT_HANDLE:
                 values -= 1
-                clock_moved |= self._see_clock(change)
-        sent_ns = self._clock.proof_time_ns(0, time.time_ns())
-        self._liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
-        if not publication.changes:
-            return
-        try:
-            await self._buffer.put(publication)
-        except asyncio.CancelledError:
-            self._unbuffered = publication
-            raise
+                clock_moved |= self._see_clock(subscription, change)
+        sent_ns = self._clock.proof_time_ns(header.publish_time_ns, time.time_ns())
+        subscription.liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
+        status = publication.status_change
+        if status is not None and quality.is_bad(status):
+            subscription.ended = status_name(status)
+
+    def _see_clock(self, subscription: Subscription, change: Change) -> bool:
+        """Take in the server's clock; True if it moved."""
+        if not subscription.liveness.see_clock(change.value):
+            return False
+        if server_ns := change.source_time_ns or change.server_time_ns:
+            self._clock.see(server_ns, time.time_ns())
+        return True
 
     async def _drain(self) -> None:
         """The one task that records: what has arrived, and what time makes due."""
@@ -137,117 +189,172 @@ class OpcuaSource:
         """Take over a new tag map, behind all that has arrived under the old one."""
         if not self._delivery.is_wanted_new:
             return
+        await self._deliver_buffered()
+        if self._delivery.retag(self.now_ns()):
+            await self._delivery.settle()
+
+    async def _deliver_buffered(self) -> None:
+        """What has arrived up to now."""
         for _ in range(self._buffer.qsize()):
             await self._deliver(self._buffer.get_nowait())
-        if self._delivery.retag(self.now_ns()):
-            self._plan.want(self._delivery.points)
-            await self._delivery.settle()
 
     async def _deliver(self, publication: Publication) -> None:
         now_ns = self.now_ns()
         wanted = self._delivery.points  # the heartbeat is not among them, nor is what was on its way from a removed tag
         changes = [change for change in publication.changes if change.handle in wanted]
         marked = [change for change in changes if change.quality]
-        if marked:
-            self._note_overflow(marked)
+        subscription = self._by_id.get(publication.subscription_id)
+        if subscription is not None and marked:
+            self._note_overflow(subscription, marked, changes)
+        elements = () if subscription is None else subscription.elements
         samples = [
-            Sample(handle, source or server or now_ns, value, status)
+            Sample(
+                handle,
+                source or server or now_ns,
+                _element(value) if elements and handle in elements else value,
+                status,
+            )
             for handle, value, status, source, server in changes
         ]
-        await self._delivery.deliver(samples, now_ns, self._created_ns)
-        if marked:
-            self._note_gone(marked)
+        await self._delivery.deliver(samples, now_ns, None if subscription is None else subscription.created_ns)
+        if subscription is not None and marked:
+            self._note_gone(subscription, marked)
 
     async def _deliver_due(self) -> None:
         now_ns = self.now_ns()
         refused, self._refused = self._refused, {}
         for tag, status in refused.items():
-            if tag not in self._delivery.points:
-                continue
-            await self._delivery.lose(status, now_ns, [tag], corrects=True)
+            if tag in self._delivery.points:
+                await self._delivery.lose(status, now_ns, [tag], corrects=True)
+        while self._ended:
+            await self._deliver_buffered()  # what a subscription gave before its end comes before its loss
+            tags, since_ns = self._ended[0]
+            still = [tag for tag in tags if tag in self._delivery.points]
+            await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, still, since_ns=since_ns or None)
+            self._ended.pop(0)
+        self._ends_recorded.set()
         await self._delivery.deliver_due(now_ns)
 
-    def _see_clock(self, change: Change) -> bool:
-        """Take in the server's clock; True if it moved."""
-        if not self._liveness.see_clock(change.value):
-            return False
-        if server_ns := change.source_time_ns or change.server_time_ns:
-            self._clock.see(server_ns, time.time_ns())
-        return True
-
-    def _note_gone(self, changes: Iterable[Change]) -> None:
+    def _note_gone(self, subscription: Subscription, changes: Iterable[Change]) -> None:
         """Nodes that do not exist any more: their items give no value again, so new ones are to be created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
-        news = self._plan.died(gone, time.monotonic_ns())
+        news = subscription.plan.died(gone, time.monotonic_ns())
         self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
         self._log_parked(news)
 
-    def _note_overflow(self, changes: Iterable[Change]) -> None:
+    def _note_overflow(self, subscription: Subscription, marked: Iterable[Change], changes: Sequence[Change]) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
-        hit = [change for change in changes if quality.has_overflowed(change.quality)]
-        if not hit:
+        overflowed = {one.handle: one for one in marked if quality.has_overflowed(one.quality)}
+        times: dict[int, list[int]] = {tag: [] for tag in overflowed}
+        for one in changes if overflowed else ():
+            if one.handle in times and one.source_time_ns >= overflowed[one.handle].source_time_ns:
+                times[one.handle].append(one.source_time_ns)
+        for tag, change in overflowed.items():
+            before_ns = self._delivery.sampler.last_time_ns(tag)
+            sampling_ms = subscription.sampling_ms(tag, self._delivery.points[tag])
+            count, is_exact = discarded(before_ns, times[tag], sampling_ms)
+            first_ns = before_ns or change.source_time_ns
+            self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, change.source_time_ns, count, [tag], exact=is_exact)
+
+    async def _note_missing(self, missing: Missing) -> None:
+        """A notification was sent and never came, and the server does not hold it any more."""
+        subscription = self._by_id.get(missing.subscription_id)
+        if subscription is None:
             return
-        tags = [change.handle for change in hit]
-        first_ns = min(
-            self._delivery.sampler.last_time_ns(tag) or change.source_time_ns
-            for tag, change in zip(tags, hit, strict=True)
-        )
-        last_ns = max(change.source_time_ns for change in hit)
-        self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, last_ns, len(hit), tags, exact=False)
+        since_ns, tags = subscription.liveness.alive_ns or self.now_ns(), sorted(subscription.plan.live)
+        count = missing.last - missing.first + 1  # each held a value at least
+        self._delivery.add_gap(NOTIFICATIONS_MISSING, since_ns, self.now_ns(), count, tags, exact=False)
+        extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
+        log.warning("notifications of the server never came, and it does not hold them any more", extra=extra)
+
+    def _note_none_left(self) -> None:
+        """The server says that this session has no subscription, and did not say before that they ended."""
+        for subscription in self._subscriptions:
+            subscription.ended = subscription.ended or "BadNoSubscription"
 
     async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
-        """Build the subscription, then look after it: parked nodes, signs of life."""
-        await session.subscribe(self._take)
-        self._plan.limit(await session.items_per_call_max())
-        self._liveness.has_clock = not quality.is_bad(await session.create_heartbeat())
-        await self._create_due(session)
+        """Build the subscriptions, then look after them: parked nodes, signs of life. Companions run beside."""
+        await self._follow_map(session)
+        namespaces = await session.namespaces()
+        for subscription in list(self._subscriptions):
+            self._note_parked(await subscription.tend(self._points, namespaces))
+        built_s = time.monotonic()
+        while self._delivery.is_value_expected and time.monotonic() - built_s < FIRST_VALUE_S:
+            self._check_life()
+            await asyncio.sleep(TICK_S)
         on_up()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._look_after(session), name=f"{self._settings.name} look after")
+            assert self._publisher is not None, "made in _begin"
+            for companion in self._companions:
+                group.create_task(companion.run(session, self._publisher), name=f"{self._settings.name} companion")
+
+    async def _look_after(self, session: Session) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._check_life()
+            for subscription in list(self._subscriptions):
+                if subscription.ended:
+                    await self._replace(session, subscription)
+            await self._follow_map(session)
+            for subscription in list(self._subscriptions):
+                self._note_parked(await subscription.tend(self._points))
+
+    def _check_life(self) -> None:
+        """Raise SourceLost if a subscription gives no sign of life any more."""
+        now_s = time.monotonic()
+        for subscription in self._subscriptions:
             if self._buffer.full():
-                self._liveness.excuse(time.monotonic())  # this side holds the server back
-            silent_s = self._liveness.silent_s(time.monotonic())
+                subscription.liveness.excuse(now_s)  # this side holds the server back
+            silent_s = subscription.liveness.silent_s(now_s)
             if silent_s * 1000 > self._settings.liveness_timeout_ms:
                 raise SourceLost(
                     f"{self._settings.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
                     "not moved"
                 )
-            await self._delete_due(session)
-            await self._create_due(session)
 
-    async def _delete_due(self, session: Session) -> None:
-        """Delete the items of removed tags, in calls the server takes."""
-        while items := self._plan.next_deletion():
-            try:
-                await session.delete_items(items)
-            except CallTooLarge as error:
-                if self._plan.call_refused(len(items)):
-                    continue
-                raise SourceLost(f"{self._settings.url} refuses to delete even one item: {error}") from error
-            self._plan.deleted(items)
+    async def _follow_map(self, session: Session) -> None:
+        """Spread what the tag map wants over subscriptions, more of them if need be. Items that are to be monitored in
+        another way are created anew."""
+        points = self._delivery.points
+        if points is self._points and self._subscriptions:
+            return
+        other = [tag for tag, point in points.items() if tag in self._points and self._points[tag] != point]
+        self._points = points
+        before = self._groups.unplaced
+        for index, handles in enumerate(self._groups.want(points)):
+            if index == len(self._subscriptions):
+                self._subscriptions.append(await self._opened(session))
+            self._subscriptions[index].plan.want(handles)
+            self._subscriptions[index].plan.renew(other)
+        self._note_parked(dict.fromkeys(self._groups.unplaced - before, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
-    async def _create_due(self, session: Session) -> None:
-        """Create every item whose time it is, in calls the server takes."""
-        namespaces: list[str] | None = None
-        while handles := self._plan.next_call(time.monotonic_ns()):
-            if namespaces is None:
-                namespaces = (
-                    await session.namespaces()
-                )  # read again for parked nodes: a server may learn a namespace late
-            points = self._delivery.points
-            handles = [handle for handle in handles if handle in points]  # the tag map may be a new one by now
-            known = [(h, points[h], index) for h in handles if (index := points[h].index(namespaces)) is not None]
-            try:
-                self._created_ns = self.now_ns()
-                results = await session.create_items(known) if known else []
-            except CallTooLarge as error:
-                if self._plan.call_refused(len(handles)):
-                    continue
-                raise SourceLost(f"{self._settings.url} refuses to monitor even one item: {error}") from error
-            created = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))  # a namespace the server has not
-            created.update({handle: result for (handle, _, _), result in zip(known, results, strict=True)})
-            news = self._plan.answered(handles, [created[handle] for handle in handles], time.monotonic_ns())
-            self._note_parked(news)
+    async def _opened(self, session: Session) -> Subscription:
+        subscription = Subscription(session, self._settings, self._limits, self.now_ns)
+        await subscription.open()
+        assert self._publisher is not None, "made in _begin"
+        self._by_id[subscription.id] = subscription
+        self._publisher.begin(subscription.id)
+        await subscription.watch_clock()
+        return subscription
+
+    async def _replace(self, session: Session, old: Subscription) -> None:
+        """Put a new subscription in the place of one that the server has ended. Its tags are lost meanwhile."""
+        old.check_age()
+        extra = {"action": "subscription_lost", "source": self._settings.name, "why": old.ended}
+        log.warning("the server ended a subscription; it is created anew", extra=extra)
+        lost, lost_ns = sorted(old.plan.live), old.liveness.alive_ns
+        self._ended.append((lost, lost_ns))
+        self._ends_recorded.clear()
+        assert self._publisher is not None, "made in _begin"
+        self._publisher.forget(old.id)
+        await self._ends_recorded.wait()  # the loss stands before the first value of the new one
+        place = self._subscriptions.index(old)
+        new = self._subscriptions[place] = await self._opened(session)
+        new.plan.want(old.plan.wanted)
+        self._note_parked(await new.tend(self._points))
+        if lost_ns:
+            self._delivery.add_gap(SUBSCRIPTION_LOST, lost_ns, self.now_ns(), 0, lost, exact=False)
 
     def _note_parked(self, news: dict[int, int]) -> None:
         """Nodes newly refused: once in the log, and as bad samples."""
@@ -255,12 +362,33 @@ class OpcuaSource:
         self._refused.update(news)  # recorded by the draining task: only one task records
 
     def _log_parked(self, news: dict[int, int]) -> None:
-        if not news:
-            return
-        extra = {
-            "action": "tags_parked",
-            "source": self._settings.name,
-            "count": len(news),
-            "statuses": sorted({f"0x{status:08X}" for status in news.values()}),
-        }
-        log.warning("nodes are refused by their server and parked", extra=extra)
+        """One line for each status, with the first tags that it hits."""
+        by_status: dict[int, list[int]] = {}
+        for tag, status in news.items():
+            by_status.setdefault(status, []).append(tag)
+        for status, tags in by_status.items():
+            names = [name.removeprefix("tag:") for name in self._delivery.subjects(tags[:TAGS_NAMED_MAX])]
+            more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+            extra = {
+                "action": "tags_parked",
+                "source": self._settings.name,
+                "count": len(tags),
+                "status": status_name(status),
+                "tags": ", ".join(names) + more,
+            }
+            log.warning("tags are refused by their server and tried again later", extra=extra)
+
+
+def _element(value: Value) -> Value:
+    """The one element of an array, which the server sent as an array of one in each dimension."""
+    if not isinstance(value, Json):
+        return value[:1] if isinstance(value, str) else value
+    found = parse_json("value", value.data)
+    while isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    if isinstance(found, list | dict):
+        return Json.of(found)
+    return _NOT_FINITE.get(found, found) if isinstance(found, str) else found
+
+
+_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}

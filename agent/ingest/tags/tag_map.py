@@ -9,7 +9,8 @@ Core: takes the bytes of a file and the settings, returns tags and notes or rais
 unknown column, a tag twice or a type it does not know is an error that says what to write instead.
 
 Columns of every file: tag (scope/id), stream, predicate, unit, description, enumeration (0=Off|1=On), deadband (0.5 or
-5%), min_interval_ms, max_interval_ms. OPC UA adds address; Modbus adds unit_id, table, register, type, byte_order, scale, offset.
+5%), min_interval_ms, max_interval_ms. OPC UA adds address, sampling_interval_ms, queue_size, server_deadband, trigger;
+Modbus adds unit_id, table, register, type, byte_order, scale, offset.
 """
 
 from __future__ import annotations
@@ -57,12 +58,13 @@ class Dialect:
     """What a protocol adds: its columns, the required ones among them, and how a row becomes a point.
 
     `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at
-    fault.
+    fault. `identity` is what of a point no two rows may share.
     """
 
     columns: tuple[str, ...]
     required: tuple[str, ...]
     read_point: Callable[[Cells], tuple[Any, str, str]]
+    identity: Callable[[Any], Any] = lambda point: point
 
 
 class CellError(Exception):
@@ -233,7 +235,7 @@ class _Reader:
             self._problem(line, "tag", cells.text("tag"), f"is also in row {first}; each tag stands once")
 
     def _check_point(self, line: int, cells: Cells, point: Any) -> None:
-        first = self._rows_by_point.setdefault(point, line)
+        first = self._rows_by_point.setdefault(self._dialect.identity(point), line)
         if first != line:
             column = "address" if "address" in self._dialect.columns else "register"
             self._problem(line, column, cells.text(column), f"is read the same way in row {first}; one value, one tag")

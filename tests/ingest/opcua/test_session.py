@@ -1,97 +1,128 @@
-"""What ends an OPC UA session: answers that the library would pass over."""
+"""Requests and answers of a session, with the library's transport in the test's hands."""
 
-import asyncio
+import struct
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asyncua import ua
 from asyncua.common.utils import Buffer
 from asyncua.ua import uaerrors
+from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import Publication
-from agent.ingest.opcua.session import Session, _BatchSession, _new_client
+from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
+from agent.ingest.opcua.publisher import Publisher, Route
+from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import in_loop
+from tests.ingest.opcua.fake_session import FakeSession
 
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 
-class Library:
-    """A client of the library whose calls succeed; it keeps what it was given to call for each publication."""
+def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
+    """A session whose requests are answered by these, and the requests."""
+    client = _new_client(SETTINGS)
+    asked: list[Any] = []
+    left = list(answers)
 
-    def __init__(self) -> None:
-        self.uaclient = SimpleNamespace(session=self)
-        self.take: Any = None
+    async def send(request: object, _: object = None) -> Buffer:
+        asked.append(request)
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return Buffer(struct_to_binary(found))
 
-    async def create_subscription(self, _parameters: object, take: object) -> object:
-        self.take = take
-        return SimpleNamespace(SubscriptionId=1)
-
-
-async def subscribed() -> tuple[Library, Session, list[Publication]]:
-    """A session with its subscription, and what it hands on."""
-    library, found = Library(), list[Publication]()
-    session = Session(library, SETTINGS)  # type: ignore[arg-type]
-
-    async def on_publication(one: Publication) -> None:
-        found.append(one)
-
-    await session.subscribe(on_publication)
-    return library, session, found
+    monkeypatch.setattr(client.uaclient.session, "send", send)
+    return Session(client, SETTINGS), asked
 
 
 @in_loop
-async def test_a_subscription_that_the_server_ended_ends_the_session() -> None:
-    """A bad status change means that no value will come any more; a good one is news and nothing else."""
-    library, session, found = await subscribed()
-    await library.take(Publication(1, 1, has_data=True, changes=[], status_change=0x002D_0000))
-    assert not session.lost.done()
-    await library.take(Publication(1, 2, has_data=True, changes=[], status_change=0x800A_0000))
-    assert "0x800A0000" in str(session.lost.result())
-    assert len(found) == 2
+async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal that concerns one request is told as such; everything else ends the session."""
+    response = ua.PublishResponse()
+    response.Parameters.SubscriptionId, response.Parameters.NotificationMessage.SequenceNumber = 7, 3
+    refused = (uaerrors.BadTimeout, uaerrors.BadNoSubscription, uaerrors.BadTooManyPublishRequests)
+    fatal = (uaerrors.BadSessionIdInvalid(), ConnectionError("gone"))
+    session, asked = session_with(monkeypatch, response, *[error() for error in refused], *fatal)
+    body = await session.publish([(7, 2)])
+    assert struct.unpack_from("<I", body) == (7,)
+    (ack,) = asked[0].Parameters.SubscriptionAcknowledgements
+    assert (ack.SubscriptionId, ack.SequenceNumber) == (7, 2)
+    for error in refused:
+        with pytest.raises(PublishRefused, match=error.__name__):
+            await session.publish([])
+    for _ in fatal:
+        with pytest.raises(SourceLost, match="ended publishing"):
+            await session.publish([])
 
 
 @in_loop
-async def test_a_connection_that_the_library_calls_lost_ends_the_session() -> None:
-    """What is no publication is the library's word that the connection is gone."""
-    library, session, found = await subscribed()
-    await library.take(None)
-    assert isinstance(session.lost.result(), SourceLost)
-    assert not found
+async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes have the form of a publication; None if the server does not hold it."""
+    response = ua.RepublishResponse()
+    response.NotificationMessage.SequenceNumber = 5
+    session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
+    body = await session.republish(7, 5)
+    assert body is not None
+    found = await session.decode(body)
+    assert (found.subscription_id, found.sequence_number) == (7, 5)
+    assert await session.republish(7, 6) is None
 
 
 @in_loop
-async def test_a_publication_that_cannot_be_read_ends_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that cannot be decoded are not passed over in silence: the session is lost, and its items are read
-    anew."""
-    inner = _new_client(SETTINGS).uaclient.session
-    assert isinstance(inner, _BatchSession)
-    losses = list[str]()
-    inner.on_loss = losses.append
+async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad status, a missing value and a 0 all mean that there is no limit to obey."""
 
-    async def garbage(*_: object, **__: object) -> Buffer:
-        return Buffer(b"\x01\x00\x3d\x03" + bytes(24) + b"\xff" * 8)
+    async def read(_: object) -> list[ua.DataValue]:
+        known = [ua.DataValue(ua.Variant(n, ua.VariantType.UInt32)) for n in (100, 0)]
+        return [*known, ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), ua.DataValue(), *known]
 
-    monkeypatch.setattr(inner, "_send_request", garbage)
-    with pytest.raises(uaerrors.BadNoSubscription):
-        await inner.publish([])
-    assert len(losses) == 1
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._session, "read", read)
+    assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
+
+
+@pytest.mark.parametrize(
+    "monitoring, expected",
+    [
+        (AS_THE_SOURCE_SAYS, None),
+        (Monitoring(deadband=0.5), (1, 1, 0.5)),
+        (Monitoring(deadband=5, deadband_is_percent=True), (1, 2, 5.0)),
+        (Monitoring(trigger=Trigger.STATUS), (0, 0, 0.0)),
+        (Monitoring(trigger=Trigger.STATUS_VALUE_TIMESTAMP, deadband=1), (2, 1, 1.0)),
+    ],
+)
+def test_an_item_is_asked_for_as_its_tag_says(monitoring: Monitoring, expected: tuple[int, int, float] | None) -> None:
+    """Handle, interval, queue, index range; a filter only where the tag map wants another than the server's own."""
+    request = _request_of(ItemRequest(7, NodeAddress("urn:x", "a"), 2, "3", 50.0, 9, monitoring))
+    asked = request.RequestedParameters
+    assert (request.ItemToMonitor.NodeId.to_string(), request.ItemToMonitor.IndexRange) == ("ns=2;s=a", "3")
+    assert (asked.ClientHandle, asked.SamplingInterval, asked.QueueSize, asked.DiscardOldest) == (7, 50.0, 9, True)
+    found = asked.Filter
+    if expected is None:
+        assert not isinstance(found, ua.DataChangeFilter)
+    else:
+        assert (found.Trigger, found.DeadbandType, found.DeadbandValue) == expected
 
 
 @in_loop
-async def test_a_publish_that_the_server_gave_up_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is sent."""
-    inner = _new_client(SETTINGS).uaclient.session
-    assert isinstance(inner, _BatchSession)
-    losses = list[str]()
-    inner.on_loss = losses.append
+async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
+    """Values that cannot be decoded are not passed over: the session is lost, and its items are read anew."""
+    session = FakeSession()
+    session.answers.put_nowait(bytes(21) + struct.pack("<i", 1) + b"\xff" * 8)
 
-    async def late(*_: object, **__: object) -> Buffer:
-        raise uaerrors.BadTimeout
+    async def take(_: Header, __: object) -> None:
+        raise AssertionError("nothing was read")
 
-    monkeypatch.setattr(inner, "_send_request", late)
-    with pytest.raises(uaerrors.BadTimeout):
-        await asyncio.wait_for(inner.publish([]), 20)
-    assert not losses
+    async def missing(_: Missing) -> None:
+        raise AssertionError("nothing is missing")
+
+    publisher = Publisher(session, 1, Route(session.decode, take), missing, lambda: None)  # type: ignore[arg-type]
+    publisher.begin(1)
+    with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
+        await publisher.run()

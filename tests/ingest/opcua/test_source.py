@@ -1,44 +1,90 @@
 import asyncio
 import json
 import logging
-import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.gap import SUBSCRIPTION_LOST, TagGap
+from agent.ingest.opcua import source as source_module
+from agent.ingest.opcua import subscription as subscription_module
+from agent.ingest.opcua.address import NodeAddress, TagPoint, parse_readings
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
-from agent.ingest.opcua.plan import Created, ItemPlan
+from agent.ingest.opcua.monitoring import Monitoring
+from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
-from agent.ingest.quality import BAD_OUT_OF_SERVICE
+from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_OUT_OF_SERVICE, BAD_TOO_MANY_MONITORED_ITEMS
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Sample, TagDefinition
+from agent.message import Json, Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.ingest.opcua.fake_session import (
+    NO_SUBSCRIPTION,
+    TOO_MANY_REQUESTS,
+    FakeSession,
+    answer,
+    opening,
+    status_change,
+)
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
-TAGS = [Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{n}"), SamplingRule(), NodeAddress("urn:x", n)) for n in (1, 2)]
+FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
+HEADER = Header(1, 1, 0, has_data=True)
 
 
-async def made(store: FakeStore, liveness_timeout_ms: int = 15_000) -> tuple[OpcuaSource, Recorder]:
-    """A source of two tags that is connected to nothing."""
+def tag(number: int, point: TagPoint | None = None) -> Tag:
+    """A tag that every server of these tests has."""
+    point = point or TagPoint.of(NodeAddress("urn:x", number))
+    return Tag(number, "facts.telemetry", TagDefinition(f"tag:a/{number}"), SamplingRule(), point)
+
+
+TAGS = [tag(1), tag(2)]
+
+
+async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> tuple[OpcuaSource, Recorder]:
+    """A source of these tags that is connected to nothing; it has a subscription that stands for one."""
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
-    numbers = await recorder.define([tag.definition for tag in TAGS])
-    limits = {"buffer_values_max": 1_000, "liveness_timeout_ms": liveness_timeout_ms}
-    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **limits)  # type: ignore[arg-type]
-    return OpcuaSource(settings, Delivery("plc", TAGS, numbers, recorder)), recorder
+    numbers = await recorder.define([tag.definition for tag in tags])
+    used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
+    found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))
+    subscription = Subscription(FakeSession(), used, ServerLimits(), found.now_ns)  # type: ignore[arg-type]
+    subscription.id = 1
+    found._subscriptions, found._by_id = [subscription], {1: subscription}
+    return found, recorder
 
 
 def publication(*changes: Change) -> Publication:
     """One message with these values."""
     return Publication(1, 1, has_data=True, changes=changes)
+
+
+@asynccontextmanager
+async def living(monkeypatch: pytest.MonkeyPatch, source: OpcuaSource, session: FakeSession) -> AsyncIterator[None]:
+    """The source lives with this session for the length of a block."""
+    monkeypatch.setattr(source_module, "open_session", opening(session))
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(source.run(lambda: None), name="life")
+        try:
+            yield
+        finally:
+            life.cancel()
+
+
+async def take(source: OpcuaSource, *changes: Change) -> None:
+    """A publication comes."""
+    await source._take(HEADER, publication(*changes))
 
 
 @in_loop
@@ -47,8 +93,8 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     tags."""
     store = FakeStore()
     source, recorder = await made(store)
-    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 11 * S, 11 * S)))
-    await source._take(publication(Change(1, 2.0, 0x480, 20 * S, 20 * S), Change(2, 2.0, 0, 20 * S, 20 * S)))
+    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 11 * S, 11 * S))
+    await take(source, Change(1, 2.0, 0x480, 20 * S, 20 * S), Change(2, 2.0, 0, 20 * S, 20 * S))
     await source.finish()
     await recorder.drain()
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, 2.0, 0x480)]
@@ -60,21 +106,26 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
 
 
 @in_loop
-async def test_a_full_buffer_holds_the_next_publish() -> None:
-    """With no room left the library's callback waits, so the server is not acknowledged and queues; a stop in that
-    moment loses nothing."""
+async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no room left nothing is acknowledged and no Publish is sent, so the server queues; an end of the session in
+    that moment loses nothing of what has arrived."""
     store = FakeStore()
-    source, _ = await made(store)
-    numbered = [publication(Change(1, float(n), 0, n * S, n * S)) for n in range(1, 4)]
-    await source._take(numbered[0])
-    await source._take(numbered[1])
-    async with asyncio.TaskGroup() as group:
-        held = group.create_task(source._take(numbered[2]), name="publish")
-        await wait_until_async(lambda: bool(source._buffer._putters), "a waiting publish")  # type: ignore[attr-defined]
-        assert not held.done()
-        held.cancel()
+    source, recorder = await made(store, publish_requests=3)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.publishes_open == 3, "open requests")
+        store.refusing = True
+        for number in range(1, 8):
+            session.answers.put_nowait(answer(1, number, (1, float(number), number * S)))
+        await wait_until_async(lambda: session.publishes_open == 0, "all requests answered")
+        assert source._buffer.full()
+        assert session.answers.qsize() > 0
+    store.refusing = False
     await source.finish()
-    assert [sample.value for sample in store.of("a/1")] == [1.0, 2.0, 3.0]
+    await recorder.drain()
+    left = session.answers.qsize()
+    assert [sample.value for sample in store.of("a/1")] == [float(n) for n in range(1, 8 - left)]
+    assert len(session.acks) < 7 - left
 
 
 @in_loop
@@ -84,10 +135,10 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
     store = FakeStore()
     source, _ = await made(store)
     hour_ahead_ns = source.now_ns() + 3600 * S
-    await source._take(publication(Change(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0)))
+    await take(source, Change(HEARTBEAT_HANDLE, "2026", 0, hour_ahead_ns, 0))
     assert abs(source.now_ns() - hour_ahead_ns) < 60 * S
     changes = Change(1, 1.0, 0, 5 * S, 6 * S), Change(1, 2.0, 0, 0, 7 * S), Change(1, 3.0, 0, 0, 0)
-    await source._take(publication(*changes))
+    await take(source, *changes)
     await source.finish()
     times = [sample.source_time_ns for sample in store.of("a/1")]
     assert times[:2] == [5 * S, 7 * S]
@@ -104,10 +155,10 @@ def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  
     async def story() -> None:
         store = FakeStore()
         source, recorder = await made(store)
-        await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S)))
+        await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
         source._delivery.want(TAGS[1:], [2])
         await (source._retag() if connected else source.finish())
-        await source._take(publication(Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S)))
+        await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
         source._refused[1] = 0x8034_0000
         await source.finish()
         await recorder.drain()
@@ -117,37 +168,21 @@ def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  
     story()
 
 
-class MuteSession:
-    """A session that accepts everything and never publishes: connected, and silent."""
-
-    async def subscribe(self, _: object) -> None:
-        """Accepted."""
-
-    async def items_per_call_max(self) -> int:
-        return 0
-
-    async def create_heartbeat(self) -> int:
-        return 0
-
-    async def namespaces(self) -> list[str]:
-        return ["urn:x"]
-
-    async def create_items(self, items: list[object]) -> list[Created]:
-        return [Created(0)] * len(items)
-
-
 @in_loop
-async def test_a_connection_that_stands_and_says_nothing_is_given_up() -> None:
-    """No error, no closed socket, every call answered, only no value ever: the server's clock that does not move ends
-    it."""
-    source, _ = await made(FakeStore(), liveness_timeout_ms=1)
-    source._plan = ItemPlan(source._delivery.points, 10, S)
-    source._liveness = Liveness(time.monotonic())
+async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No error, no closed socket, every call answered, keep-alives even, only no value ever: the server's clock that
+    does not move ends it. It never counts as connected."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=300)
+    source._delivery.expect_value(lambda _: None)
+    session = FakeSession()
+    for number in range(1, 50):
+        session.answers.put_nowait(answer(1, number, publish_ns=number * S))
+    monkeypatch.setattr(source_module, "open_session", opening(session))
     came_up: list[bool] = []
-    with pytest.raises(SourceLost, match="it has sent no value and its clock has not moved"):
-        await source._tend(MuteSession(), lambda: came_up.append(True))  # type: ignore[arg-type]
-    assert came_up == [True]
-    assert source._plan.live == {1, 2}
+    with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="sent no value and its clock has not moved"), **FLAT):
+        await source.run(lambda: came_up.append(True))
+    assert not came_up
+    assert session.handles(1) == {1, 2}
 
 
 def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
@@ -162,13 +197,15 @@ def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @in_loop
 async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
-    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold)."""
+    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). The
+    proof has the time at which the server sent it."""
     source, _ = await made(FakeStore())
-    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
-    assert source._liveness.alive_ns > 0
-    source._liveness = Liveness(0.0)
-    await source._take(publication())
-    assert source._liveness.alive_ns == 0
+    (subscription,) = source._subscriptions
+    await source._take(HEADER._replace(publish_time_ns=12 * S), publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+    assert source.alive_ns == 12 * S
+    subscription.liveness = Liveness(0.0)
+    await take(source)
+    assert subscription.liveness.alive_ns == 0
 
 
 @in_loop
@@ -177,14 +214,189 @@ async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
     back is recorded, with the time of its return, even if the node gives it an old time."""
     store = FakeStore()
     source, recorder = await made(store)
-    source._plan = ItemPlan(source._delivery.points, 10, S)
-    source._plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
-    await source._take(publication(Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S)))
-    await source._take(publication(Change(1, None, 0x8034_0000, 20 * S, 20 * S)))
+    (subscription,) = source._subscriptions
+    subscription.plan.want([1, 2])
+    subscription.plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
+    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
+    await take(source, Change(1, None, 0x8034_0000, 20 * S, 20 * S))
     await source.finish()
-    assert (source._plan.parked, source._plan.next_deletion()) == ({1}, [11])
-    source._created_ns = 30 * S
-    await source._take(publication(Change(1, 2.0, 0, 5 * S, 5 * S)))
+    assert (subscription.plan.parked, subscription.plan.next_deletion()) == ({1}, [11])
+    subscription.created_ns = 30 * S
+    await take(source, Change(1, 2.0, 0, 5 * S, 5 * S))
     await source.finish()
     await recorder.drain()
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]
+
+
+@in_loop
+async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the server's limits; what it has no room for is bad with a status that says so; a new tag map moves
+    nothing that stays."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(n) for n in range(1, 6)])
+    session = FakeSession(ServerLimits(items_per_subscription=3, subscriptions_per_session=2))
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: len(store.of("a/5")) == 1, "the tag without room")
+        assert store.of("a/5")[0].quality == BAD_TOO_MANY_MONITORED_ITEMS
+        assert [session.handles(one) for one in session.subscriptions] == [{1, 2}, {3, 4}]
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        source._delivery.want([tag(n) for n in (2, 3, 4, 5)], [2, 3, 4, 5])
+        await wait_until_async(lambda: session.handles(1) == {2, 5}, "the new map")
+        assert session.handles(session.subscriptions[1]) == {3, 4}
+        assert [item.handle for item in session.asked] == [1, 2, 3, 4, 5]
+
+
+@in_loop
+async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tags are bad from its last sign of life until its items stand again, and a gap fact says so; those of the
+    other subscription go on. What still comes of the old one is dropped."""
+    monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
+    store = FakeStore()
+    source, recorder = await made(store, items_per_subscription_max=1)
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: len(session.asked) == 2, "items")
+        first, second = session.subscriptions
+        session.answers.put_nowait(answer(first, 1, (1, 1.0, 10 * S), publish_ns=11 * S))
+        session.answers.put_nowait(answer(second, 1, (2, 1.0, 10 * S)))
+        await wait_until_async(lambda: len(store.samples) == 2, "values")
+        session.answers.put_nowait(status_change(first, 2, 0x800A_0000))
+        await wait_until_async(lambda: len(session.asked) == 3, "a new item")
+        third = session.subscriptions[2]
+        assert (session.handles(second), session.handles(third)) == ({2}, {1})
+        session.answers.put_nowait(answer(first, 3, (1, 9.0, 12 * S)))
+        session.answers.put_nowait(answer(third, 1, (1, 2.0, 20 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 3, "the value after")
+        await wait_until_async(lambda: gaps, "the gap")
+    assert [(s.source_time_ns, s.value) for s in store.of("a/1")] == [(10 * S, 1.0), (11 * S, None), (20 * S, 2.0)]
+    assert [s.value for s in store.of("a/2")] == [1.0]
+    assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (SUBSCRIPTION_LOST, 11 * S, (1,))
+    await recorder.drain()
+    assert len(store.messages) == 1
+
+
+@in_loop
+async def test_a_subscription_that_is_ended_at_once_ends_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does a session that has none any more although nothing was said: otherwise it would go round for ever."""
+    for ending in (status_change(1, 1, 0x800A_0000), NO_SUBSCRIPTION):
+        source, _ = await made(FakeStore())
+        session = FakeSession()
+        session.answers.put_nowait(ending)
+        monkeypatch.setattr(source_module, "open_session", opening(session))
+        with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="ended a subscription at once: Bad"), **FLAT):
+            await source.run(lambda: None)
+
+
+@in_loop
+async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the server still holds is asked for again and recorded in its place; what it does not hold is a gap. Fewer
+    requests are kept open for a server that says they are too many."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=3)
+    session = FakeSession()
+    session.held[1, 2] = answer(1, 2, (1, 2.0, 2 * S))
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(TOO_MANY_REQUESTS)
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
+        session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
+        # The answer is held until no older request is open: these come for the others.
+        session.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
+        session.answers.put_nowait(answer(1, 6, (1, 6.0, 6 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 5, "values")
+        await wait_until_async(lambda: session.publishes_open == 2, "two requests")
+    assert [s.value for s in store.of("a/1")] == [1.0, 2.0, 4.0, 5.0, 6.0]
+    await recorder.drain()
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 1, False)
+
+
+@in_loop
+async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its interval and queue; without, those of the source, and a queue that lasts through a stall at the interval that
+    the server revised. A row that changes only there has its item created anew, under its number."""
+    own = TagPoint(parse_readings("nsu=urn:x;i=1"), Monitoring(sampling_interval_ms=50, queue_size=7))
+    source, _ = await made(FakeStore(), [tag(1, own), tag(2)])
+    session = FakeSession()
+    session.revised = 20.0, 3
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.resized, "a longer queue")
+        assert [(item.sampling_ms, item.queue_size) for item in session.asked] == [(50, 7), (250, 43)]
+        assert [(item.handle, item.queue_size) for item in session.resized] == [(2, 526)]
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        other = TagPoint(own.readings, Monitoring(deadband=0.5))
+        source._delivery.want([tag(1, other), tag(2)], [1, 2])
+        await wait_until_async(lambda: len(session.asked) == 3, "the item created anew")
+        assert session.asked[2].monitoring.deadband == 0.5
+        assert session.handles(1) == {1, 2}
+        assert len(session.items[1]) == 2
+
+
+@in_loop
+async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node of that very name wins. Where there is none the array is read, and its one element is the value; where
+    there is neither, the tag is bad."""
+    store = FakeStore()
+    points = [TagPoint(parse_readings(f"nsu=urn:x;s={name}[3]")) for name in ("node", "array", "nothing")]
+    source, _ = await made(store, [tag(n, point) for n, point in enumerate(points, 1)])
+    session = FakeSession()
+    session.refusals = {(name, ""): BAD_NODE_ID_UNKNOWN for name in ("array[3]", "nothing[3]")}
+    session.refusals["nothing", "3"] = 0x8036_0000  # BadIndexRangeInvalid
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.of("a/3"), "the bad tag")
+        assert store.of("a/3")[0].quality == BAD_NODE_ID_UNKNOWN
+        asked = {(item.address.identifier, item.index_range) for item in session.items[1].values()}
+        assert asked == {("node[3]", ""), ("array", "3")}
+        changes = [Change(n, Json.of([n + 0.5]), 0, S, S) for n in (1, 2)]
+        await source._buffer.put(publication(*changes))
+        await wait_until_async(lambda: store.of("a/2"), "values")
+    assert store.of("a/1")[0].value == Json.of([1.5])
+    assert store.of("a/2")[0].value == 2.5
+
+
+@in_loop
+async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told of gaps, has the open session once everything is subscribed, and is cancelled with the life."""
+    told: list[object] = []
+
+    class Beside:
+        def note_gap(self, gap: TagGap) -> None:
+            told.append(gap)
+
+        async def run(self, session: object, publisher: object) -> None:
+            told.append((session, publisher))
+            try:
+                await asyncio.Event().wait()
+            finally:
+                told.append("ended")
+
+    plain, _ = await made(FakeStore())
+    source = OpcuaSource(plain._settings, plain._delivery, [Beside()])
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.asked, "items")
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        await wait_until_async(lambda: told, "the companion")
+        assert told == [(session, source._publisher)]
+        source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
+        source._delivery.add_gap("not over", 1, 2, 0, [1], exact=False, is_over=False)
+        assert told[1:] == [TagGap("reason", 1, 2, (1,))]
+    assert told[2:] == ["ended"]
+
+
+@in_loop
+async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for each status, which is a name; the first twenty tags by name, then how many more."""
+    source, _ = await made(FakeStore(), [tag(n) for n in range(1, 31)])
+    session = FakeSession()
+    session.refusals = {(n, ""): 0x8034_0000 if n <= 25 else 0x801F_0000 for n in range(1, 31)}
+    with caplog.at_level(logging.WARNING, "agent.ingest"):
+        async with living(monkeypatch, source, session):
+            await wait_until_async(lambda: source._subscriptions and source._subscriptions[0].plan.parked, "parked")
+            await wait_until_async(lambda: caplog.records, "lines")
+    found = {record.status: (record.count, record.tags) for record in caplog.records if hasattr(record, "tags")}
+    assert set(found) == {"BadNodeIdUnknown", "BadUserAccessDenied"}
+    assert found["BadNodeIdUnknown"] == (25, ", ".join(f"a/{n}" for n in range(1, 21)) + " and 5 more")
+    assert found["BadUserAccessDenied"][0] == 5

@@ -4,7 +4,7 @@ import pytest
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.address import NodeAddress, TagPoint
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
@@ -35,7 +35,7 @@ def test_a_full_row(tmp_path: Path) -> None:
         'line1/oven,nsu=urn:plc;s=Oven,facts.oven,temperature_sampled,°C,"Oven, left",0.5,100,60000, 7=On | 0 = Off\n'
     )
     (tag,) = opcua(tmp_path, text).tags
-    assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", NodeAddress("urn:plc", "Oven"))
+    assert (tag.row, tag.stream, tag.point) == (2, "facts.oven", TagPoint.of(NodeAddress("urn:plc", "Oven")))
     assert tag.rule == SamplingRule(0.5, min_interval_ns=100_000_000, max_interval_ns=60_000_000_000)
     definition = tag.definition
     assert definition.subject == "tag:line1/oven"
@@ -68,7 +68,7 @@ def test_what_spreadsheets_save(tmp_path: Path, data: bytes, note: str) -> None:
     found = opcua(tmp_path, data)
     (tag,) = found.tags
     assert (tag.definition.subject, tag.definition.unit) == ("tag:a/b", "°C")
-    assert tag.point == NodeAddress("urn:x", "y")
+    assert tag.point == TagPoint.of(NodeAddress("urn:x", "y"))
     assert bool(found.notes) == bool(note)
     assert all(note in line for line in found.notes)
 

@@ -1,0 +1,63 @@
+"""How the items of a server are spread over subscriptions, within its limits and ours.
+
+A subscription that holds everything is lost as a whole, and some servers limit what one may hold. Items fill one
+subscription after the other; an item stays where it is as long as it is wanted. What the server has no room for is
+named, not dropped. Core: knows handles and limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server says that it takes; 0: it has no such limit, or does not say."""
+
+    items_per_call: int = 0
+    nodes_per_read: int = 0
+    items_per_subscription: int = 0
+    items: int = 0
+    subscriptions_per_session: int = 0
+    subscriptions: int = 0
+
+
+class Groups:
+    """Which handle belongs to which subscription. Each subscription holds one more item: the server's clock."""
+
+    def __init__(self, limits: ServerLimits, items_per_subscription_max: int) -> None:
+        told = [n - 1 for n in (limits.items_per_subscription, limits.items) if n]
+        self._size = max(1, min([items_per_subscription_max, *told]))
+        # A limit for all sessions together is an upper bound for this one.
+        self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
+        self._items_max = limits.items
+        self._groups: list[dict[int, None]] = []
+        self.unplaced: frozenset[int] = frozenset()
+
+    def want(self, handles: Iterable[int]) -> list[list[int]]:
+        """Spread these handles. Returns them by subscription; a subscription keeps its place, also when it is empty."""
+        wanted = dict.fromkeys(handles)
+        self._groups = [{h: None for h in group if h in wanted} for group in self._groups]
+        placed = {handle for group in self._groups for handle in group}
+        waiting = [handle for handle in wanted if handle not in placed]
+        waiting.reverse()
+        room = self._room(len(placed))
+        for group in self._groups:
+            room = self._fill(group, waiting, room)
+        while waiting and room > 1 and (not self._count_max or len(self._groups) < self._count_max):
+            group = {}
+            self._groups.append(group)
+            room = self._fill(group, waiting, self._room(len(wanted) - len(waiting)))
+        self.unplaced = frozenset(waiting)
+        return [list(group) for group in self._groups]
+
+    def _room(self, placed: int) -> int:
+        """How many more items the server takes, the clocks of the subscriptions counted."""
+        return self._items_max - len(self._groups) - placed if self._items_max else 2**31
+
+    def _fill(self, group: dict[int, None], waiting: list[int], room: int) -> int:
+        while waiting and room > 0 and len(group) < self._size:
+            group[waiting.pop()] = None
+            room -= 1
+        return room

@@ -1,0 +1,72 @@
+"""How one item is monitored: its sampling interval, its queue at the server, its filter; and what an overflow lost.
+
+The queue bridges what neither we nor the network may cost: publishing pauses, and a stall of the link or of this
+process. Core: numbers in, numbers out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+STALL_MS = 10_000  # a queue lasts so long beyond publishing: a restarted switch, a store that waits for its disk
+QUEUE_SIZE_MAX = 1_000  # at the server, for each item; 10,000 items of 50 bytes are half a gigabyte there
+QUEUE_SIZE_ON_CHANGE = 100  # where the server samples at no interval but on change: a stall at ten changes a second
+
+
+class Trigger(Enum):
+    """Which change of an item is notified (OPC 10000-4, 7.22.2); the name is what a tag map writes."""
+
+    STATUS = 0
+    STATUS_VALUE = 1
+    STATUS_VALUE_TIMESTAMP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Monitoring:
+    """What a tag map says of one item. None and 0 leave it to the source's settings."""
+
+    sampling_interval_ms: int | None = None
+    queue_size: int = 0
+    deadband: float = 0.0
+    deadband_is_percent: bool = False
+    trigger: Trigger = Trigger.STATUS_VALUE
+
+    @property
+    def has_filter(self) -> bool:
+        """Whether the server is to filter in another way than by itself."""
+        return self.deadband > 0 or self.trigger is not Trigger.STATUS_VALUE
+
+
+AS_THE_SOURCE_SAYS = Monitoring()
+
+
+def queue_size_for(sampling_ms: float, publishing_ms: float) -> int:
+    """A queue that holds what is sampled in one publishing interval and a stall. Intervals as the server revised
+    them."""
+    if sampling_ms <= 0:
+        return QUEUE_SIZE_ON_CHANGE
+    return max(2, min(QUEUE_SIZE_MAX, math.ceil((publishing_ms + STALL_MS) / sampling_ms) + 1))
+
+
+def discarded(previous_ns: int, times_ns: Sequence[int], sampling_ms: float) -> tuple[int, bool]:
+    """How many values a server discarded, and whether the count is exact or "at least".
+
+    The server drops the oldest of a full queue and marks the oldest it keeps: `times_ns` are the source times of the
+    marked value and of those behind it, `previous_ns` that of the last value before it, 0 if there was none. The values
+    that were kept show how close the lost ones lay: none closer than the sampling interval. The count is exact if the
+    closest and the widest spacing give the same; else it is that of a wide one.
+    """
+    gap_ns = times_ns[0] - previous_ns
+    spacings = sorted(later - earlier for earlier, later in itertools.pairwise(times_ns))
+    if not previous_ns or gap_ns <= 0 or not spacings or spacings[0] <= 0:
+        return 1, False
+    closest_ns = max(spacings[0], int(sampling_ms * 0.5e6))  # a timer may be early, but not by half
+    most, least = round(gap_ns / closest_ns) - 1, round(gap_ns / max(closest_ns, spacings[-1])) - 1
+    if most == least >= 1:
+        return most, True
+    wide_ns = max(closest_ns, spacings[len(spacings) * 3 // 4])  # not the widest: one late sample would halve the count
+    return max(1, int(gap_ns / wide_ns) - 1), False

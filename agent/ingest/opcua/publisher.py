@@ -1,0 +1,127 @@
+"""Keeps Publish requests on their way and hands on what comes, in the order of each subscription.
+
+Several requests are open at once, so that a long line carries more than one publication per round trip. An answer is
+acknowledged when it has been handed on; while that waits, no new request is sent, and the server queues. A notification
+that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is told.
+
+Subscriptions are routed by their number: values go to the source, and whoever needs another kind of notification (events)
+routes a subscription of his own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.decode import DecodeError
+from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
+from agent.ingest.opcua.session import PublishRefused, Session
+
+BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
+REPUBLISH_MAX = 20  # of one break; a longer one is beyond what servers hold for us
+REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the only one
+
+
+class Route(NamedTuple):
+    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that."""
+
+    decode: Callable[[bytes], Awaitable[Any]]
+    take: Callable[[Header, Any], Awaitable[None]]
+
+
+class Publisher:
+    """The Publish requests of one session."""
+
+    def __init__(
+        self,
+        session: Session,
+        requests: int,
+        values: Route,
+        on_missing: Callable[[Missing], Awaitable[None]],
+        on_none_left: Callable[[], None],
+    ) -> None:
+        self._session, self._values = session, values
+        self._on_missing, self._on_none_left = on_missing, on_none_left
+        self._requests = requests
+        self._sequencer = Sequencer()
+        self._routes: dict[int, Route] = {}
+        self._handing_on = asyncio.Lock()
+        self._has_subscription = asyncio.Event()
+        self._begun = 0  # subscriptions created so far
+
+    def begin(self, subscription_id: int, route: Route | None = None) -> None:
+        """A subscription was created: publish for it, by default its values."""
+        if route is not None:
+            self._routes[subscription_id] = route
+        self._begun += 1
+        self._has_subscription.set()
+
+    def forget(self, subscription_id: int) -> None:
+        """A subscription is no more; what still comes of it is dropped."""
+        self._sequencer.forget(subscription_id)
+        self._routes.pop(subscription_id, None)
+
+    def leftover(self) -> list[Arrived]:
+        """At the end of the session: what arrived and could not be handed on, of the values only."""
+        return [one for one in self._sequencer.leftover() if one.header.subscription_id not in self._routes]
+
+    async def run(self) -> None:
+        """Publish until the session is lost: raises SourceLost."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._requests):
+                group.create_task(self._publish(), name=f"publish {number}")
+
+    async def _publish(self) -> None:
+        """One request after the other."""
+        while True:
+            await self._has_subscription.wait()
+            begun = self._begun
+            request, acks = self._sequencer.sent()
+            try:
+                body = await self._session.publish(acks)
+                header = read_header(body, 0)
+                content = await self._routes.get(header.subscription_id, self._values).decode(body)
+            except PublishRefused as error:
+                self._sequencer.failed(request, acks)
+                if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
+                    self._requests -= 1
+                    return
+                if error.status == BAD_NO_SUBSCRIPTION and begun == self._begun:  # else one has been created since
+                    self._has_subscription.clear()
+                    self._on_none_left()
+                await asyncio.sleep(REFUSED_PAUSE_S)
+                continue
+            except DecodeError as error:
+                raise SourceLost(f"a publication cannot be read: {error}") from error
+            self._sequencer.answered(request, header, content)
+            async with self._handing_on:
+                await self._hand_on()
+
+    async def _hand_on(self) -> None:
+        """Everything whose turn it is. A cancellation leaves what was not taken in the sequencer (`leftover`)."""
+        while (step := self._sequencer.next()) is not None:
+            if isinstance(step, Missing):
+                await self._recover(step)
+                continue
+            route = self._routes.get(step.header.subscription_id, self._values)
+            await route.take(step.header, step.content)
+            self._sequencer.done(step)
+
+    async def _recover(self, missing: Missing) -> None:
+        """Ask again for the first of the missing notifications."""
+        if missing.last - missing.first < REPUBLISH_MAX:
+            missing = missing._replace(last=missing.first)
+            body = await self._session.republish(missing.subscription_id, missing.first)
+        else:
+            body = None
+        if body is None:
+            await self._on_missing(missing)
+            self._sequencer.give_up(missing)
+            return
+        try:
+            content = await self._routes.get(missing.subscription_id, self._values).decode(body)
+            self._sequencer.settle(read_header(body, 0), content)
+        except DecodeError as error:
+            raise SourceLost(f"a publication cannot be read: {error}") from error

@@ -1,0 +1,184 @@
+"""The order of publications: several Publish requests are on their way at once, and their answers may come in any order.
+
+Each subscription numbers its notifications. They are handed on in that order; an answer that comes early is held until
+those before it are here. A server gives its answers to the requests in the order in which these came: when no request
+older than the one that showed the break is open any more, the notifications between are *missing*. The caller asks for
+them again (Republish) or writes down that they are lost.
+
+A notification is to be acknowledged when it has been handed on, no earlier. A keep-alive has the number of the next
+notification and is not acknowledged; it shows a break as well. Core: knows numbers, not what is in a notification.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from typing import Any, NamedTuple
+
+from agent.ingest.opcua.decode import DecodeError, filetime_ns
+
+NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again: OPC 10000-4, 7.9
+DUPLICATES_BACK_MAX = 1_000  # a number so little behind was seen before; one further behind is a new count
+FIRST_NUMBER_MAX = 100  # a subscription that begins beyond counts from elsewhere; below, its first ones may be missing
+ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; what is left goes with the next Publish
+
+_START, _MESSAGE = struct.Struct("<Ii"), struct.Struct("<Iqi")
+
+
+class Header(NamedTuple):
+    """What an answer to Publish says of itself. A publish time of 0 was not set."""
+
+    subscription_id: int
+    sequence_number: int
+    publish_time_ns: int
+    has_data: bool
+
+
+class Arrived(NamedTuple):
+    """An answer whose turn it is."""
+
+    header: Header
+    content: Any
+
+
+class Missing(NamedTuple):
+    """Notifications of a subscription that no open request can bring any more."""
+
+    subscription_id: int
+    first: int
+    last: int
+
+
+def read_header(data: bytes, position: int) -> Header:
+    """The header of the PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`."""
+    try:
+        subscription_id, available = _START.unpack_from(data, position)
+        position += _START.size + 4 * max(0, available) + 1
+        sequence_number, publish_time, parts = _MESSAGE.unpack_from(data, position)
+    except struct.error as error:
+        raise DecodeError(f"notification is cut short or malformed: {error}") from error
+    return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0)
+
+
+class _Order:
+    """What is known of one subscription."""
+
+    __slots__ = ("expected", "held", "is_new", "shown")
+
+    def __init__(self) -> None:
+        self.expected = 1
+        self.is_new = True  # no notification handed on yet
+        self.held: dict[int, tuple[int, Arrived]] = {}  # by number; a break in the numbers stands before each
+        self.shown: tuple[int, int] | None = None  # (request, number) of a keep-alive that shows a break
+
+    def ahead(self, number: int) -> int:
+        """How far a number lies ahead of the expected one; negative if behind."""
+        distance = (number - self.expected) % NUMBERS
+        return distance if distance < NUMBERS // 2 else distance - NUMBERS
+
+
+class Sequencer:
+    """The requests and answers of one session."""
+
+    def __init__(self) -> None:
+        self._request = 0
+        self._open: set[int] = set()
+        self._orders: dict[int, _Order] = {}
+        self._forgotten: set[int] = set()
+        self._ready: deque[Arrived] = deque()  # bounded by the number of requests that are open at once
+        self._acks: list[tuple[int, int]] = []
+
+    def sent(self) -> tuple[int, list[tuple[int, int]]]:
+        """A Publish is about to be sent: its number here, and what it acknowledges: (subscription, number)."""
+        self._request += 1
+        self._open.add(self._request)
+        acks, self._acks = self._acks[:ACKS_PER_PUBLISH_MAX], self._acks[ACKS_PER_PUBLISH_MAX:]
+        return self._request, acks
+
+    def failed(self, request: int, acks: list[tuple[int, int]]) -> None:
+        """A Publish was refused. What it acknowledged is acknowledged again: twice does no harm."""
+        self._open.discard(request)
+        self._acks = acks + self._acks
+
+    def forget(self, subscription_id: int) -> None:
+        """A subscription is no more. What still comes of it is dropped: its values are read anew."""
+        self._orders.pop(subscription_id, None)
+        self._forgotten.add(subscription_id)
+
+    def answered(self, request: int, header: Header, content: Any) -> None:
+        """Take in the answer to a Publish."""
+        self._open.discard(request)
+        if header.subscription_id in self._forgotten:
+            return
+        order = self._orders.setdefault(header.subscription_id, _Order())
+        number, arrived = header.sequence_number, Arrived(header, content)
+        if not header.has_data:
+            self._ready.append(arrived)
+            if order.ahead(number) > 0 and not order.is_new:
+                order.shown = request, number
+            return
+        if order.is_new and not 1 <= number <= FIRST_NUMBER_MAX and not order.held:
+            order.expected = number
+        behind = -order.ahead(number)
+        if 0 < behind <= DUPLICATES_BACK_MAX:
+            self._acks.append((header.subscription_id, number))
+            return
+        if behind > 0:  # the server counts anew
+            order.expected = number
+        order.held[number] = request, arrived
+
+    def next(self) -> Arrived | Missing | None:
+        """What to deal with now; `done`, `settle` or `give_up` follows."""
+        if self._ready:
+            return self._ready[0]
+        for subscription_id, order in self._orders.items():
+            if order.expected in order.held:
+                return order.held[order.expected][1]
+            if missing := self._missing(subscription_id, order):
+                return missing
+        return None
+
+    def done(self, arrived: Arrived) -> None:
+        """An answer was handed on."""
+        header = arrived.header
+        if self._ready and self._ready[0] is arrived:
+            self._ready.popleft()
+            return
+        order = self._orders.get(header.subscription_id)
+        if order is None:  # forgotten meanwhile
+            return
+        del order.held[header.sequence_number]
+        order.expected, order.is_new = header.sequence_number % NUMBERS + 1, False
+        self._acks.append((header.subscription_id, header.sequence_number))
+
+    def settle(self, header: Header, content: Any) -> None:
+        """The first of the missing notifications was received after all."""
+        order = self._orders.get(header.subscription_id)
+        if order is not None and order.expected == header.sequence_number:
+            order.held[header.sequence_number] = 0, Arrived(header, content)
+
+    def give_up(self, missing: Missing) -> None:
+        """These notifications are lost."""
+        order = self._orders.get(missing.subscription_id)
+        if order is not None and order.expected == missing.first:
+            order.expected, order.is_new = missing.last % NUMBERS + 1, False
+
+    def leftover(self) -> list[Arrived]:
+        """At the end of a session: what arrived and was not handed on, in order. Missing ones are passed over."""
+        found = list(self._ready)
+        for order in self._orders.values():
+            found += [order.held[number][1] for number in sorted(order.held, key=order.ahead)]
+        self._ready.clear()
+        self._orders.clear()
+        return found
+
+    def _missing(self, subscription_id: int, order: _Order) -> Missing | None:
+        """The break before what is held, once no older request can fill it."""
+        if order.shown is not None and order.ahead(order.shown[1]) <= 0:
+            order.shown = None
+        signs = [(request, number) for number, (request, _) in order.held.items()]
+        signs += [] if order.shown is None else [order.shown]
+        if not signs or min(self._open, default=self._request + 1) < min(request for request, _ in signs):
+            return None
+        first_known = min(order.ahead(number) for _, number in signs)
+        return Missing(subscription_id, order.expected, (order.expected + first_known - 2) % NUMBERS + 1)

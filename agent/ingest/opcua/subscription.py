@@ -1,0 +1,182 @@
+"""One subscription of a session, and the items in it: created, revised, deleted, and created anew when their node is
+gone.
+
+A subscription that the server has ended is replaced by a new one with the same items, while the others go on; one that
+was ended within seconds of its creation ends the session, because the next would not live longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.address import Reading, TagPoint
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.liveness import Liveness
+from agent.ingest.opcua.monitoring import queue_size_for
+from agent.ingest.opcua.plan import Created, ItemPlan
+from agent.ingest.opcua.session import CallTooLarge, ItemRequest, Session
+from agent.ingest.settings import OpcuaSourceSettings
+
+log = logging.getLogger(__name__)
+
+MS = 1_000_000  # nanoseconds
+ENDED_EARLY_S = 10.0  # a subscription that the server ends so soon would be ended again
+
+
+class Subscription:
+    """The items of one group at the server. `now_ns` is the server's clock as known."""
+
+    def __init__(
+        self, session: Session, settings: OpcuaSourceSettings, limits: ServerLimits, now_ns: Callable[[], int]
+    ) -> None:
+        self._session, self._settings, self._now_ns = session, settings, now_ns
+        self.id = 0
+        self.ended = ""  # why the server ended it
+        self.liveness = Liveness(time.monotonic())
+        self.plan = ItemPlan((), settings.items_per_call_max, settings.parked_retry_ms * MS)
+        self.plan.limit(limits.items_per_call)
+        self.created_ns: int | None = None  # when items were last created: what comes then stood so at that time
+        self.elements: set[int] = set()  # handles whose value is one element of an array
+        self._publishing_ms = float(settings.publishing_interval_ms)
+        self._opened_s = 0.0
+        self._sampling_ms: dict[int, float] = {}  # as the server revised it, where that is not what was asked
+        self._queues_short = False
+
+    async def open(self) -> None:
+        """Create the subscription and its item on the server's clock."""
+        self._opened_s = time.monotonic()
+        self.id, self._publishing_ms = await self._session.create_subscription()
+
+    async def watch_clock(self) -> None:
+        """Monitor the server's clock here."""
+        self.liveness.has_clock = not quality.is_bad(await self._session.create_heartbeat(self.id))
+
+    def check_age(self) -> None:
+        """Raise SourceLost for a subscription that was ended early."""
+        if time.monotonic() - self._opened_s < ENDED_EARLY_S:
+            raise SourceLost(f"{self._settings.url} ended a subscription at once: {self.ended}")
+
+    def sampling_ms(self, handle: int, point: TagPoint) -> float:
+        """The sampling interval of an item, as the server revised it."""
+        return self._sampling_ms.get(handle, self._asked_ms(point))
+
+    async def tend(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None) -> dict[int, int]:
+        """Delete and create what is due, in calls the server takes. Returns the handles newly parked, with status."""
+        await self._delete_due()
+        return await self._create_due(points, namespaces)
+
+    async def _delete_due(self) -> None:
+        while items := self.plan.next_deletion():
+            try:
+                await self._session.delete_items(self.id, items)
+            except CallTooLarge as error:
+                if self.plan.call_refused(len(items)):
+                    continue
+                raise SourceLost(f"{self._settings.url} refuses to delete even one item: {error}") from error
+            self.plan.deleted(items)
+
+    async def _create_due(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None) -> dict[int, int]:
+        news: dict[int, int] = {}
+        while handles := self.plan.next_call(time.monotonic_ns()):
+            if namespaces is None:  # read again for parked nodes: a server may learn a namespace late
+                namespaces = await self._session.namespaces()
+            handles = [handle for handle in handles if handle in points]  # the tag map may be a new one by now
+            try:
+                results = await self._create(handles, points, namespaces)
+            except CallTooLarge as error:
+                if self.plan.call_refused(len(handles)):
+                    continue
+                raise SourceLost(f"{self._settings.url} refuses to monitor even one item: {error}") from error
+            news |= self.plan.answered(handles, [results[handle] for handle in handles], time.monotonic_ns())
+        return news
+
+    async def _create(
+        self, handles: Sequence[int], points: Mapping[int, TagPoint], namespaces: Sequence[str]
+    ) -> dict[int, Created]:
+        """Create items by their first reading; those whose node does not exist by the next, if there is one."""
+        results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))  # a namespace the server has not
+        left, turn = list(handles), 0
+        while left:
+            requests = [
+                request
+                for handle in left
+                if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
+            ]
+            self.created_ns = self._now_ns()
+            answers = await self._session.create_items(self.id, requests) if requests else []
+            found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
+            for request in requests:
+                self._note_created(request, points[request.handle].readings[turn], found[request.handle])
+            # The status of the first reading stands where none exists: that is the address as it was written.
+            results |= found if turn == 0 else {h: one for h, one in found.items() if not quality.is_bad(one.status)}
+            await self._enlarge([r for r in requests if not quality.is_bad(found[r.handle].status)], found, points)
+            turn += 1
+            left = [
+                handle
+                for handle in left
+                if results[handle].status & quality.CODE_BITS in quality.GONE and turn < len(points[handle].readings)
+            ]
+        return results
+
+    def _request(self, handle: int, point: TagPoint, reading: Reading, namespaces: Sequence[str]) -> ItemRequest | None:
+        """The item to create, None if the server has not its namespace."""
+        index = reading.address.index(namespaces)
+        if index is None:
+            return None
+        asked_ms = self._asked_ms(point)
+        size = point.monitoring.queue_size or self._settings.queue_size or queue_size_for(asked_ms, self._publishing_ms)
+        return ItemRequest(
+            *(handle, reading.address, index, reading.index_range, asked_ms, size, point.monitoring),
+        )
+
+    def _asked_ms(self, point: TagPoint) -> float:
+        asked_ms = point.monitoring.sampling_interval_ms
+        return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
+
+    def _note_created(self, request: ItemRequest, reading: Reading, created: Created) -> None:
+        if quality.is_bad(created.status):
+            return
+        if created.sampling_ms == request.sampling_ms:
+            self._sampling_ms.pop(request.handle, None)
+        else:
+            self._sampling_ms[request.handle] = created.sampling_ms
+        if reading.is_element:
+            self.elements.add(request.handle)
+        else:
+            self.elements.discard(request.handle)
+
+    async def _enlarge(
+        self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
+    ) -> None:
+        """Give a longer queue to items that the server samples faster than asked, and say so once if it does not."""
+        if self._settings.queue_size:
+            return
+        short: list[tuple[int, ItemRequest]] = []
+        for request in requests:
+            answer = created[request.handle]
+            needed = queue_size_for(answer.sampling_ms, self._publishing_ms)
+            if points[request.handle].monitoring.queue_size or answer.queue_size >= needed:
+                continue
+            if request.queue_size >= needed:
+                self._note_short(answer.queue_size, needed)
+                continue
+            short.append((answer.item, replace(request, queue_size=needed)))
+        size = self.plan.size
+        for start in range(0, len(short), size):
+            part = short[start : start + size]
+            for (_, request), answer in zip(part, await self._session.resize_queues(self.id, part), strict=True):
+                if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:
+                    self._note_short(answer.queue_size, request.queue_size)
+
+    def _note_short(self, size: int, needed: int) -> None:
+        """Once for each subscription."""
+        if self._queues_short:
+            return
+        self._queues_short = True
+        extra = {"action": "queues_short", "source": self._settings.name, "queue_size": size, "needed": needed}
+        log.warning("the server's queues do not last through a stall of ten seconds", extra=extra)

@@ -1,0 +1,132 @@
+"""A session whose server the test plays: it accepts subscriptions and items, and publishes what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Publication, decode_publication
+from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, PublishRefused
+from agent.ingest.opcua.variant import decode_other
+
+
+def answer(
+    subscription_id: int, number: int, *values: tuple[int, float, int], publish_ns: int = 0, quality: int = 0
+) -> bytes:
+    """PublishResponse parameters: doubles as (handle, value, source time in ns), or a keep-alive without any."""
+    filetime = publish_ns // 100 + FILETIME_EPOCH if publish_ns else 0
+    head = struct.pack("<IiBIq", subscription_id, 0, 0, number, filetime)
+    if not values:
+        return head + struct.pack("<i", 0)
+    items = b"".join(
+        struct.pack("<IBBdIq", handle, 0x07, 11, value, quality, time_ns // 100 + FILETIME_EPOCH)
+        for handle, value, time_ns in values
+    )
+    return head + part(811, struct.pack("<i", len(values)) + items + struct.pack("<i", 0))
+
+
+def status_change(subscription_id: int, number: int, status: int) -> bytes:
+    """PublishResponse parameters with a StatusChangeNotification."""
+    head = struct.pack("<IiBIq", subscription_id, 0, 0, number, 0)
+    return head + part(820, struct.pack("<I", status) + b"\0")
+
+
+def part(kind: int, body: bytes) -> bytes:
+    """A list of one notification."""
+    return struct.pack("<iBBHBi", 1, 1, 0, kind, 1, len(body)) + body
+
+
+class FakeSession:
+    """Satisfies what a source asks of a Session. `answers` are given to Publish requests in turn, bytes or errors."""
+
+    def __init__(self, limits: ServerLimits = ServerLimits()) -> None:  # noqa: B008 frozen
+        self.told_limits = limits
+        self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
+        self.answers: asyncio.Queue[bytes | Exception] = asyncio.Queue(maxsize=1_000)
+        self.acks: list[tuple[int, int]] = []
+        self.publishes_open = 0
+        self.subscriptions: list[int] = []
+        self.items: dict[int, dict[int, ItemRequest]] = {}  # by subscription and number
+        self.asked: list[ItemRequest] = []
+        self.resized: list[ItemRequest] = []
+        self.refusals: dict[Any, int] = {}  # by identifier of the node and index range
+        self.revised: tuple[float, int] | None = None
+        self.held: dict[tuple[int, int], bytes] = {}
+        self.has_clock = True
+        self._number = 0
+
+    async def limits(self) -> ServerLimits:
+        return self.told_limits
+
+    async def namespaces(self) -> list[str]:
+        return ["urn:x"]
+
+    async def create_subscription(self) -> tuple[int, float]:
+        self._number += 1
+        self.subscriptions.append(self._number)
+        self.items[self._number] = {}
+        return self._number, 500.0
+
+    async def create_heartbeat(self, _: int) -> int:
+        return 0 if self.has_clock else 0x803A_0000
+
+    async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
+        self.asked += items
+        return [self._create(subscription_id, item) for item in items]
+
+    def _create(self, subscription_id: int, item: ItemRequest) -> Created:
+        assert 1 <= item.handle < HEARTBEAT_HANDLE
+        if status := self.refusals.get((item.address.identifier, item.index_range)):
+            return Created(status)
+        self._number += 1
+        self.items[subscription_id][self._number] = item
+        sampling_ms, queue = self.revised or (item.sampling_ms, item.queue_size)
+        return Created(0, self._number, sampling_ms, queue)
+
+    async def resize_queues(self, _: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
+        self.resized += [item for _, item in items]
+        return [Created(0, number, item.sampling_ms, item.queue_size) for number, item in items]
+
+    async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
+        for number in items:
+            del self.items[subscription_id][number]
+
+    async def publish(self, acks: Sequence[tuple[int, int]]) -> bytes:
+        self.acks += acks
+        self.publishes_open += 1
+        try:
+            found = await self.answers.get()
+        finally:
+            self.publishes_open -= 1
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def decode(self, body: bytes) -> Publication:
+        return decode_publication(body, 0, decode_other)
+
+    async def republish(self, subscription_id: int, number: int) -> bytes | None:
+        return self.held.get((subscription_id, number))
+
+    def handles(self, subscription_id: int) -> set[int]:
+        """What is monitored in a subscription."""
+        return {item.handle for item in self.items[subscription_id].values()}
+
+
+NO_SUBSCRIPTION, TOO_MANY_REQUESTS = PublishRefused(0x8079_0000), PublishRefused(0x8078_0000)
+
+
+def opening(session: FakeSession) -> Any:
+    """In the place of `open_session`."""
+
+    @asynccontextmanager
+    async def opened(_: object) -> AsyncIterator[FakeSession]:
+        yield session
+
+    return opened

@@ -1,0 +1,46 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.opcua.groups import Groups, ServerLimits
+
+
+def test_items_fill_one_subscription_after_the_other() -> None:
+    """Each holds the server's clock as well. What stays wanted stays in its place; what is new fills the room."""
+    groups = Groups(ServerLimits(items_per_subscription=4), items_per_subscription_max=100)
+    assert groups.want(range(1, 8)) == [[1, 2, 3], [4, 5, 6], [7]]
+    assert groups.want([2, 4, 5, 6, 7, 8, 9, 10, 11]) == [[2, 8, 9], [4, 5, 6], [7, 10, 11]]
+    assert groups.want([7]) == [[], [], [7]]
+    assert not groups.unplaced
+
+
+def test_what_the_server_has_no_room_for_is_named() -> None:
+    """By the number of subscriptions, and by the number of items of all of them, their clocks included."""
+    few = Groups(ServerLimits(items_per_subscription=3, subscriptions_per_session=2), 100)
+    assert few.want(range(1, 7)) == [[1, 2], [3, 4]]
+    assert few.unplaced == {5, 6}
+    assert few.want([1, 5, 6]) == [[1, 5], [6]]
+    assert not few.unplaced
+    small = Groups(ServerLimits(items=5), 3)
+    assert small.want(range(1, 7)) == [[1, 2, 3]]
+    assert small.unplaced == {4, 5, 6}
+
+
+@given(
+    *(st.integers(0, 6), st.integers(0, 12), st.integers(0, 4), st.integers(1, 5)),
+    st.lists(st.sets(st.integers(1, 30), max_size=25), max_size=4),
+)
+def test_limits_are_kept_and_nothing_is_dropped(
+    per_subscription: int, items: int, subscriptions: int, own: int, wishes: list[set[int]]
+) -> None:
+    """Whatever the wishes: each handle is in one subscription or named, and no limit of server or source is passed. (A
+    server that takes less than one value and its clock is asked all the same, and may refuse.)"""
+    groups = Groups(
+        ServerLimits(items_per_subscription=per_subscription, items=items, subscriptions=subscriptions), own
+    )
+    for wish in wishes:
+        found = groups.want(sorted(wish))
+        placed = [handle for group in found for handle in group]
+        assert sorted([*placed, *groups.unplaced]) == sorted(wish)
+        assert all(len(group) <= min(own, max(1, per_subscription - 1) if per_subscription else own) for group in found)
+        assert not subscriptions or len(found) <= subscriptions
+        assert not items or len(placed) + len(found) <= max(2, items)

@@ -1,0 +1,146 @@
+"""The order of publications, with numbers alone."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.ingest.opcua.decode import DecodeError
+from agent.ingest.opcua.publishing import NUMBERS, Arrived, Header, Missing, Sequencer, read_header
+from tests.ingest.opcua.fake_session import answer
+
+S = 1_000_000_000
+
+
+def drained(sequencer: Sequencer) -> list[object]:
+    """What can be dealt with now; missing ones are given up."""
+    found: list[object] = []
+    while (step := sequencer.next()) is not None:
+        if isinstance(step, Missing):
+            found.append(step)
+            sequencer.give_up(step)
+        else:
+            found.append(step.content)
+            sequencer.done(step)
+    return found
+
+
+def data(number: int, subscription_id: int = 1) -> Header:
+    """A notification with this number."""
+    return Header(subscription_id, number, 0, has_data=True)
+
+
+def test_a_header_is_read_past_the_numbers_that_the_server_holds() -> None:
+    """Subscription, number, publish time; a keep-alive has no data; short bytes are refused."""
+    body = answer(7, 3, (1, 1.5, S), publish_ns=5 * S)
+    assert read_header(body, 0) == Header(7, 3, 5 * S, has_data=True)
+    held = body[:4] + (2).to_bytes(4, "little") + bytes(8) + body[8:]
+    assert read_header(held, 0) == Header(7, 3, 5 * S, has_data=True)
+    assert read_header(answer(7, 4), 0) == Header(7, 4, 0, has_data=False)
+    with pytest.raises(DecodeError, match="cut short"):
+        read_header(body[:12], 0)
+
+
+def test_an_early_answer_waits_for_the_one_before() -> None:
+    """And is acknowledged after it, when both were handed on."""
+    one = Sequencer()
+    (first, _), (second, _) = one.sent(), one.sent()
+    one.answered(second, data(2), "b")
+    assert drained(one) == []
+    one.answered(first, data(1), "a")
+    assert drained(one) == ["a", "b"]
+    assert one.sent()[1] == [(1, 1), (1, 2)]
+    assert one.sent()[1] == []
+
+
+def test_what_no_open_request_can_bring_is_missing() -> None:
+    """A break is waited for only while an older request is open; what was asked for again comes in its place."""
+    one = Sequencer()
+    requests = [one.sent()[0] for _ in range(3)]
+    one.answered(requests[0], data(1), "a")
+    one.answered(requests[2], data(5), "e")
+    assert drained(one) == ["a"]  # request 1 may still bring 2
+    one.answered(requests[1], data(4), "d")
+    assert one.next() == Missing(1, 2, 3)
+    one.settle(data(2), "b")
+    step = one.next()
+    assert isinstance(step, Arrived)
+    assert step.content == "b"
+    one.done(step)
+    assert drained(one) == [Missing(1, 3, 3), "d", "e"]
+
+
+def test_a_keep_alive_shows_what_is_missing() -> None:
+    """It bears the number of the next notification, is handed on at once and not acknowledged."""
+    one = Sequencer()
+    one.answered(one.sent()[0], data(1), "a")
+    assert drained(one) == ["a"]
+    one.answered(one.sent()[0], Header(1, 2, 0, has_data=False), "still there")
+    assert drained(one) == ["still there"]
+    one.answered(one.sent()[0], Header(1, 4, 0, has_data=False), "there")
+    assert drained(one) == ["there", Missing(1, 2, 3)]
+    assert one.sent()[1] == []
+    one.answered(1, data(4), "d")
+    assert drained(one) == ["d"]
+
+
+def test_numbers_begin_again_and_servers_count_as_they_like() -> None:
+    """After 2^32 - 1 comes 1. A subscription that begins elsewhere is followed; one that starts anew is, too. The same
+    number twice is one notification."""
+    one = Sequencer()
+    for number, content in ((NUMBERS - 1, "a"), (NUMBERS, "b"), (1, "c"), (2, "d"), (2, "d"), (3, "e")):
+        one.answered(one.sent()[0], data(number), content)
+    assert drained(one) == ["a", "b", "c", "d", "e"]
+    two = Sequencer()
+    for number, content in ((5000, "a"), (5001, "b"), (1, "c"), (2, "d")):
+        two.answered(two.sent()[0], data(number), content)
+        assert drained(two) == [content]
+
+
+def test_a_subscription_that_is_no_more_is_dropped() -> None:
+    """What it still sends, and what of it was held; others do not wait for it."""
+    one = Sequencer()
+    one.sent()
+    request, _ = one.sent()
+    one.answered(request, data(2), "held")
+    one.forget(1)
+    one.answered(one.sent()[0], data(1), "late")
+    one.answered(one.sent()[0], data(1, 2), "other")
+    assert drained(one) == ["other"]
+
+
+def test_what_was_not_handed_on_is_left_over() -> None:
+    """In order, with what was held back by a break; and a refused Publish gives its acknowledgements back."""
+    one = Sequencer()
+    one.sent()
+    one.answered(one.sent()[0], data(1), "a")
+    one.answered(one.sent()[0], data(3), "c")
+    step = one.next()
+    assert isinstance(step, Arrived)
+    one.done(step)
+    request, acks = one.sent()
+    one.failed(request, acks)
+    assert one.sent()[1] == [(1, 1)]
+    assert [arrived.content for arrived in one.leftover()] == ["c"]
+    assert one.leftover() == []
+
+
+@given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 2**32), st.sets(st.integers(1, 60), max_size=5))
+def test_every_notification_comes_once_and_in_order(count: int, window: int, seed: int, lost: set[int]) -> None:
+    """With answers shuffled among the open requests, and some lost for good: what is handed on is the sequence without
+    the lost ones, and each of those that something followed is named missing."""
+    shuffle = random.Random(seed)
+    one, found = Sequencer(), list[object]()
+    open_: list[tuple[int, int]] = []
+    coming = [number for number in range(1, count + 1) if number not in lost]
+    while coming or open_:
+        while coming and len(open_) < window:
+            open_.append((one.sent()[0], coming.pop(0)))
+        request, number = open_.pop(shuffle.randrange(len(open_)))
+        one.answered(request, data(number), number)
+        found += drained(one)
+    named = {n for step in found if isinstance(step, Missing) for n in range(step.first, step.last + 1)}
+    values = [step for step in found if not isinstance(step, Missing)]
+    assert values == sorted(set(range(1, count + 1)) - lost)
+    assert named == {number for number in lost if values and number < values[-1]}
