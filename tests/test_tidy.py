@@ -193,6 +193,15 @@ CORES: tuple[str, ...] = (
         )
     ),
     *(
+        f"agent/ingest/opcua/events/{name}.py"
+        for name in (
+            "condition_book",
+            "event_fields",
+            "event_loss",
+            "event_message",
+        )
+    ),
+    *(
         f"agent/ingest/tags/{name}.py"
         for name in (
             "change",

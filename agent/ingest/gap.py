@@ -93,7 +93,7 @@ class GapLog:
             self.add(gap)
 
 
-def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int) -> Message:
+def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = PREDICATE) -> Message:
     """The fact that tells of a gap. Its id comes from what it tells, so that a repeated append is stored once."""
     content = {
         "count": gap.count,
@@ -103,6 +103,6 @@ def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int) -> Message:
         "reason": gap.reason,
         "tags": list(gap.tags),
     }
-    identity = f"{zone}/{PREDICATE}/{gap.source}/{gap.reason}/{gap.first_time_ns}-{gap.last_time_ns}/{gap.count}"
+    identity = f"{zone}/{predicate}/{gap.source}/{gap.reason}/{gap.first_time_ns}-{gap.last_time_ns}/{gap.count}"
     envelope = Envelope(identity, from_zone=zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms)
-    return Message(envelope, Fact(f"source:{gap.source}", PREDICATE, canonical_json(content)))
+    return Message(envelope, Fact(f"source:{gap.source}", predicate, canonical_json(content)))

@@ -90,7 +90,7 @@ class Source(Protocol):
     async def finish(self) -> None: ...
 
 
-def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
+def source_maker(settings: SourceSettings, recorder: Recorder) -> Callable[[Delivery], Source]:
     """What makes a source from its delivery. The adapter is imported here, because asyncua takes half a second and 25
     MB that a node without an OPC UA source need not spend."""
     if isinstance(settings, ModbusSourceSettings):
@@ -100,10 +100,12 @@ def source_maker(settings: SourceSettings) -> Callable[[Delivery], Source]:
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
+    from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
-    return partial(OpcuaSource, settings)
+    companions = [EventCollector(settings, recorder.beside(EVENTS_LOST))] if settings.events else []
+    return partial(OpcuaSource, settings, companions=companions)
 
 
 class SourceSupervisor:
@@ -113,7 +115,7 @@ class SourceSupervisor:
         self.settings = settings
         self._tags, self._recorder = tags, recorder
         self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
-        self._source_from = source_maker(settings)
+        self._source_from = source_maker(settings, recorder)
         self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None

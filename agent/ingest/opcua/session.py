@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -219,6 +219,11 @@ class Session:
     async def decode(self, body: bytes) -> Publication:
         """The values in the parameters of a PublishResponse. Raises DecodeError."""
         return await decode_learning(body, self.reader, self._session)
+
+    async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
+        """A request that is made with the library's session, for what works beside the values. The library's errors
+        leave as they are."""
+        return await request(self._session)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any

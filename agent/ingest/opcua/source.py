@@ -59,6 +59,9 @@ class Companion(Protocol):
         """Runs in each life once everything is subscribed, until it is cancelled with it. A subscription of its own is
         made by `session` and routed by `publisher`. A SourceLost raised here ends the life."""
 
+    async def finish(self) -> None:
+        """Deliver what had arrived before the life ended."""
+
 
 class OpcuaSource:
     """One server. The object outlives its connections; what it keeps between them is the time offset and the last proof
@@ -138,6 +141,8 @@ class OpcuaSource:
             await self._deliver(arrived.content)
         await self._deliver_due()
         await self._retag()
+        for companion in self._companions:
+            await companion.finish()
 
     async def _take(self, header: Header, publication: Publication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""

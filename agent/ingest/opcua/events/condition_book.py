@@ -65,6 +65,10 @@ class ConditionBook:
         """The last known states."""
         return list(self._retained.values())
 
+    def knows(self, event: Event) -> bool:
+        """Whether this is about a condition that is retained."""
+        return event.is_condition and _key(event) in self._retained
+
     def ask(self) -> None:
         """A refresh is about to be asked for."""
         self._reset()

@@ -121,9 +121,7 @@ class EventPublication:
     unreadable: int = 0
 
 
-def decode_events(
-    data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther
-) -> EventPublication:
+def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther) -> EventPublication:
     """The PublishResponse parameters in `data` (OPC 10000-4, 5.14.5). `fields_of` has the fields that each handle was
     asked for; events of other handles are left out."""
     try:
@@ -132,9 +130,7 @@ def decode_events(
         raise DecodeError(f"events are cut short or malformed: {error}") from error
 
 
-def _publication(
-    data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther
-) -> EventPublication:
+def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther) -> EventPublication:
     _, available = _START.unpack_from(data, 0)
     position = _START.size + 4 * max(0, available)
     more = data[position] != 0

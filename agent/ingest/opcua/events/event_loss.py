@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, Event
 
-PREDICATE = "events_lost"
+EVENTS_LOST = "events_lost"  # the predicate of the fact
 QUEUE_OVERFLOWED = "event_queue_overflow"  # the server says so
 QUEUE_FULL = "event_queue_full"  # the queue had no room left, so more events may have been discarded
 SUBSCRIPTION_LOST = "event_subscription_lost"  # no event was received between two subscriptions
@@ -23,7 +23,7 @@ UNREADABLE = "events_unreadable"  # bytes that do not make an event, and what ca
 
 
 class QueueWatch:
-    """The queues of one subscription. `queue_sizes` by handle, as the server revised them; 0: not known."""
+    """The queues of one subscription. `queue_sizes` by handle, as the server revised them; 0 or 1: not told."""
 
     def __init__(self, queue_sizes: Mapping[int, int]) -> None:
         self._sizes = queue_sizes
@@ -39,5 +39,5 @@ class QueueWatch:
         if more:
             return reason
         counts, self._counts = self._counts, Counter()
-        is_full = any(0 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
+        is_full = any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
         return reason or (QUEUE_FULL if is_full else "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.ingest.opcua.events.event_fields import Event, Text
@@ -27,6 +27,7 @@ NAME_BYTES_MAX = 200  # of a name inside a subject, which holds two and the sour
 LONG_TEXT_CHARACTERS_MAX = 1_000  # kept of each text of an event that is longer than a fact may be
 CONDITIONS_NAMED_MAX = 1_000  # in a fact about a refresh; at 60 bytes each a quarter of what an object may hold
 
+_NOT_IN_THE_ID = ("receive_time", "event_type_name")  # differ when the same event comes again, or is recorded late
 _NOT_IN_SUBJECTS = re.compile(rb"[^\x21-\x24\x26-\x2e\x30-\x7e]")  # "%" and "/" among them
 
 
@@ -39,7 +40,8 @@ def event_message(
     if len(canonical_json(content)) > OBJECT_BYTES_MAX:
         content = _shortened(content)
     predicate = CONDITION_CHANGED if event.is_condition else EVENT_RAISED
-    return _message(_subject(event, source), predicate, content, source, zone, event.time_ns or now_ns, is_refreshed)
+    time_ns = event.time_ns or now_ns
+    return _message(_subject(event, source), predicate, content, source, zone, time_ns, is_refreshed=is_refreshed)
 
 
 def absent_message(event: Event, source: str, zone: str, type_names: Mapping[str, str], now_ns: int) -> Message:
@@ -52,15 +54,19 @@ def absent_message(event: Event, source: str, zone: str, type_names: Mapping[str
     return _message(_subject(event, source), CONDITION_CHANGED, content, source, zone, now_ns, is_refreshed=True)
 
 
-def refresh_message(retained: Sequence[Event], source: str, zone: str, now_ns: int) -> Message:
+def condition_names(events: Iterable[Event]) -> list[str]:
+    """The conditions of these states, each once, by node id."""
+    return sorted({_condition(event) for event in events})
+
+
+def refresh_message(retained: Sequence[str], source: str, zone: str, now_ns: int) -> Message:
     """The message that a refresh at `now_ns` is complete, and which conditions the server retains."""
-    named = sorted({_condition(event) for event in retained})
     content = {
-        "conditions": named[:CONDITIONS_NAMED_MAX],
-        "count": len(named),
+        "conditions": list(retained[:CONDITIONS_NAMED_MAX]),
+        "count": len(retained),
         "time": time_text(now_ns),
     }
-    return _message(f"source:{source}", CONDITIONS_REFRESHED, content, source, zone, now_ns, is_refreshed=False)
+    return _message(f"source:{source}", CONDITIONS_REFRESHED, content, source, zone, now_ns)
 
 
 def _condition(event: Event) -> str:
@@ -68,7 +74,7 @@ def _condition(event: Event) -> str:
     fields = event.fields
     if "condition_id" in fields:
         return str(fields["condition_id"])
-    return "/".join(_plain(fields.get(name)) or "" for name in ("source_name", "condition_name"))
+    return "/".join(_plain(fields.get(name)) for name in ("source_name", "condition_name"))
 
 
 def _content(event: Event, type_names: Mapping[str, str]) -> dict[str, Any]:
@@ -86,8 +92,9 @@ def _content(event: Event, type_names: Mapping[str, str]) -> dict[str, Any]:
         content["time"] = time_text(event.time_ns)
     if event.receive_time_ns:
         content["receive_time"] = time_text(event.receive_time_ns)
-    if name := type_names.get(content.get("event_type", "")):
-        content["event_type_name"] = name
+    type_name = type_names.get(content.get("event_type", ""), "")
+    if type_name:
+        content["event_type_name"] = type_name
     return content
 
 
@@ -100,10 +107,10 @@ def _subject(event: Event, source: str) -> str:
     """`condition:<source>/<source name>/<condition name>` or `event:<source>/<source name>`. Names need not be unique
     at a server; node ids in the object are."""
     fields = event.fields
-    origin = _plain(fields.get("source_name")) or fields.get("source_node") or "server"
+    origin = _plain(fields.get("source_name")) or str(fields.get("source_node", "server"))
     if not event.is_condition:
         return f"event:{source}/{_in_subject(origin)}"
-    name = _plain(fields.get("condition_name")) or fields.get("condition_id") or "condition"
+    name = _plain(fields.get("condition_name")) or str(fields.get("condition_id", "condition"))
     return f"condition:{source}/{_in_subject(origin)}/{_in_subject(name)}"
 
 
@@ -118,9 +125,16 @@ def _in_subject(name: str) -> str:
 
 
 def _message(
-    subject: str, predicate: str, content: dict[str, Any], source: str, zone: str, time_ns: int, is_refreshed: bool
+    subject: str,
+    predicate: str,
+    content: dict[str, Any],
+    source: str,
+    zone: str,
+    time_ns: int,
+    *,
+    is_refreshed: bool = False,
 ) -> Message:
-    said = {name: value for name, value in content.items() if name != "receive_time"}
+    said = {name: value for name, value in content.items() if name not in _NOT_IN_THE_ID}
     digest = hashlib.blake2b(canonical_json([subject, predicate, said]), digest_size=16).hexdigest()
     envelope = Envelope(
         message_id=f"{zone}/event/{source}/{digest}",
