@@ -128,13 +128,13 @@ class ConditionBook:
             self._retained[key] = event
         return True
 
-    def _end_burst(self) -> tuple[list[Event], bool]:
+    def _end_burst(self) -> tuple[Sequence[Event], bool]:
         """At the end of a burst: the absent conditions and whether a refresh is complete."""
         if self._refresh is Refresh.NONE:
             self._reset()
-            return [], False
+            return (), False
         if self._refresh is not Refresh.ENDED:
-            return [], False
+            return (), False
         is_complete = not self._is_spoiled
         gone = [key for key in self._retained if key not in self._seen] if is_complete else []
         absent = [self._retained.pop(key) for key in gone]

@@ -13,8 +13,8 @@ READER = ValueReader(["http://opcfoundation.org/UA/", "urn:x"])
 TYPES = ua.VariantType
 BASE = [
     ua.Variant(b"\x01\x02", TYPES.ByteString),
-    ua.Variant(ua.NodeId(2041)),
-    ua.Variant(ua.NodeId("Tank", 1)),
+    ua.Variant(ua.NodeId(2041)),  # type: ignore[arg-type]
+    ua.Variant(ua.NodeId("Tank", 1)),  # type: ignore[arg-type]
     ua.Variant("Tank", TYPES.String),
     ua.Variant(datetime(2026, 1, 2, tzinfo=UTC), TYPES.DateTime),
     ua.Variant(datetime(2026, 1, 2, tzinfo=UTC), TYPES.DateTime),
@@ -47,7 +47,7 @@ def test_an_event_is_read_by_its_select_clauses() -> None:
 def test_times_keep_100_ns() -> None:
     """The library's own decoder would cut them to microseconds."""
     time_ns = 1_767_312_000_123_456_700
-    fields = BASE[:4] + [ua.Variant()]
+    fields = [*BASE[:4], ua.Variant()]
     data = publication(notification(1, fields))
     assert data[-1] == 0  # the null variant in the place of the time
     data = data[:-1] + b"\x0d" + struct.pack("<q", time_ns // 100 + FILETIME_EPOCH)
@@ -62,7 +62,7 @@ def test_times_keep_100_ns() -> None:
 @pytest.mark.parametrize(
     "name, wrong",
     [
-        ("severity", ua.Variant(ua.StatusCode(0x8034_0000), TYPES.StatusCode)),
+        ("severity", ua.Variant(ua.StatusCode(0x8034_0000), TYPES.StatusCode)),  # type: ignore[arg-type]
         ("severity", ua.Variant("high", TYPES.String)),
         ("event_type", ua.Variant("i=2041", TYPES.String)),
         ("event_type", ua.Variant(ua.NodeId())),
