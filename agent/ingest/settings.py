@@ -49,6 +49,8 @@ class OpcuaSourceSettings:
     application_uri: str = "urn:bsfg:agent"
     user_name: str = ""
     password_file: Path | None = None
+    mode: Literal["subscribe", "poll"] = "subscribe"
+    poll_interval_ms: int = 1_000  # in mode "poll": every value is read so often
     publishing_interval_ms: int = 500
     sampling_interval_ms: int = 250
     queue_size: int = 0  # per item, at the server; 0: what a publishing interval and a stall of 10 s need
@@ -76,6 +78,7 @@ class OpcuaSourceSettings:
         yield from self._security_problems()
         yield from _range_problems(
             self,
+            poll_interval_ms=(10, 3_600_000),
             publishing_interval_ms=(50, 60_000),
             sampling_interval_ms=(0, 60_000),
             queue_size=(0, 10_000),
@@ -110,6 +113,8 @@ class OpcuaSourceSettings:
                 yield "events", f'{text!r} {error}, or "Server" for all events of the server'
         if len(set(self.events)) < len(self.events):
             yield "events", "names a node twice"
+        if self.events and self.mode == "poll":
+            yield "events", 'cannot be polled; set mode = "subscribe" or remove them'
         if not STREAM.fullmatch(self.events_stream):
             yield "events_stream", "a stream name is 1 to 64 of a-z, 0-9, . _ and -"
 

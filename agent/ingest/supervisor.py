@@ -101,9 +101,12 @@ def source_maker(settings: SourceSettings, recorder: Recorder) -> Callable[[Deli
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
+    from agent.ingest.opcua.poll_source import OpcuaPollSource
     from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
+    if settings.mode == "poll":
+        return partial(OpcuaPollSource, settings)
     companions = [EventCollector(settings, recorder.beside(EVENTS_LOST))] if settings.events else []
     return partial(OpcuaSource, settings, companions=companions)
 

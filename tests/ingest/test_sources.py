@@ -98,6 +98,20 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
 
 
 @in_loop
+async def test_a_server_is_polled(plc: Program, tmp_path: Path) -> None:
+    """In mode "poll" all forty variables come in by reads, in order and each value once, and a return needs no human."""
+    async with ingesting(opcua(plc.port, tmp_path, mode="poll", poll_interval_ms=50)) as run:
+        for found in opcua_signals():
+            await run.wait_good(f"plant/{found.name}")
+        await run.wait_good("plant/count_01", 10)
+        times = [sample.source_time_ns for sample in run.store.good("plant/count_01")]
+        assert times == sorted(set(times))
+        assert run.source("plc").tags_bad == 0
+        plc.kill()
+        await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
+
+
+@in_loop
 async def test_a_frozen_server_is_noticed_by_its_clock(plc: Program, tmp_path: Path) -> None:
     """A connection that stands and delivers nothing is ended by the server time that does not move, and rebuilt
     after."""

@@ -259,3 +259,19 @@ def time_text_of(filetime: int) -> str:
     if filetime >= FILETIME_YEAR_9999:
         return "9999-12-31T23:59:59Z"
     return time_text((filetime - FILETIME_EPOCH) * 100)
+
+
+def decode_read_values(data: bytes, decode_other: DecodeOther) -> list[Change]:
+    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2); handles count from 0 in their order."""
+    try:
+        (count,) = _I32.unpack_from(data, 0)
+        if count > NOTIFICATIONS_MAX:
+            raise DecodeError(f"{count} values in one answer")
+        changes, position = [], 4
+        for handle in range(count):
+            # A value without a handle; the four bytes before it are read as one and replaced.
+            change, position = _item(data, position - 4, decode_other)
+            changes.append(change._replace(handle=handle))
+    except (struct.error, IndexError, OverflowError) as error:
+        raise DecodeError(f"the answer to a Read is cut short or malformed: {error}") from error
+    return changes

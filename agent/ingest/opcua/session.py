@@ -30,8 +30,8 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
-from agent.ingest.opcua.address import NodeAddress
-from agent.ingest.opcua.decode import Publication
+from agent.ingest.opcua.address import NodeAddress, Reading
+from agent.ingest.opcua.decode import Change, Publication, decode_read_values
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
@@ -238,6 +238,23 @@ class Session:
         except (OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
         return struct.pack("<IiB", subscription_id, 0, 0) + message
+
+    async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[Change]:
+        """The values of nodes now, in their order; of a node in a namespace the server has not, BadNodeIdUnknown.
+        Raises CallTooLarge and DecodeError."""
+        request = ua.ReadRequest()
+        request.Parameters.TimestampsToReturn = ua.TimestampsToReturn.Both
+        for reading in readings:
+            index = reading.address.index(namespaces)
+            node = _node_id(reading.address.identifier, len(namespaces) if index is None else index)
+            wanted = ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)
+            if reading.index_range:
+                wanted.IndexRange = reading.index_range
+            request.Parameters.NodesToRead.append(wanted)
+        found = decode_read_values(await self._call(self._body_of(self._session.send(request))), self.reader)
+        if len(found) != len(readings):
+            raise SourceLost(f"{self._settings.url} answered {len(found)} values for {len(readings)} nodes")
+        return found
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:
         """The response that follows the header, as it came."""

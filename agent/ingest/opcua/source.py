@@ -23,7 +23,8 @@ from typing import Protocol
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import NOTIFICATIONS_MISSING, SERVER_QUEUE_OVERFLOW, SUBSCRIPTION_LOST, TAGS_NAMED_MAX, TagGap
+from agent.ingest.gap import NOTIFICATIONS_MISSING, SERVER_QUEUE_OVERFLOW, SUBSCRIPTION_LOST, TagGap
+from agent.ingest.opcua.address import element_of
 from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.liveness import ServerClock
@@ -36,9 +37,9 @@ from agent.ingest.opcua.session import (
     Session,
     open_session,
 )
-from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.opcua.subscription import Subscription, log_parked
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.message import Json, Sample, Value, parse_json
+from agent.message import Sample
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
@@ -216,7 +217,7 @@ class OpcuaSource:
             Sample(
                 handle,
                 source or server or now_ns,
-                _element(value) if elements and handle in elements else value,
+                element_of(value) if elements and handle in elements else value,
                 status,
             )
             for handle, value, status, source, server in changes
@@ -245,7 +246,7 @@ class OpcuaSource:
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
         news = subscription.plan.died(gone, time.monotonic_ns())
         self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
-        self._log_parked(news)
+        log_parked(self._delivery, news)
 
     def _note_overflow(self, subscription: Subscription, marked: Iterable[Change], changes: Sequence[Change]) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
@@ -363,37 +364,5 @@ class OpcuaSource:
 
     def _note_parked(self, news: dict[int, int]) -> None:
         """Nodes newly refused: once in the log, and as bad samples."""
-        self._log_parked(news)
+        log_parked(self._delivery, news)
         self._refused.update(news)  # recorded by the draining task: only one task records
-
-    def _log_parked(self, news: dict[int, int]) -> None:
-        """One line for each status, with the first tags that it hits."""
-        by_status: dict[int, list[int]] = {}
-        for tag, status in news.items():
-            by_status.setdefault(status, []).append(tag)
-        for status, tags in by_status.items():
-            names = [name.removeprefix("tag:") for name in self._delivery.subjects(tags[:TAGS_NAMED_MAX])]
-            more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-            extra = {
-                "action": "tags_parked",
-                "source": self._settings.name,
-                "count": len(tags),
-                "status": status_name(status),
-                "tags": ", ".join(names) + more,
-            }
-            log.warning("tags are refused by their server and tried again later", extra=extra)
-
-
-def _element(value: Value) -> Value:
-    """The one element of an array, which the server sent as an array of one in each dimension."""
-    if not isinstance(value, Json):
-        return value[:1] if isinstance(value, str) else value
-    found = parse_json("value", value.data)
-    while isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if isinstance(found, list | dict):
-        return Json.of(found)
-    return _NOT_FINITE.get(found, found) if isinstance(found, str) else found
-
-
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}

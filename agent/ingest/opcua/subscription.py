@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from agent.ingest import quality
+from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
+from agent.ingest.gap import TAGS_NAMED_MAX
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
@@ -21,6 +23,7 @@ from agent.ingest.opcua.monitoring import queue_size_for
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.session import CallTooLarge, ItemRequest, Session
 from agent.ingest.settings import OpcuaSourceSettings
+from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
 
@@ -180,3 +183,21 @@ class Subscription:
         self._queues_short = True
         extra = {"action": "queues_short", "source": self._settings.name, "queue_size": size, "needed": needed}
         log.warning("the server's queues do not last through a stall of ten seconds", extra=extra)
+
+
+def log_parked(delivery: Delivery, news: Mapping[int, int]) -> None:
+    """Tell of tags that a server refuses from now on, by status: one line for each, with the first of the tags."""
+    by_status: dict[int, list[int]] = {}
+    for tag, status in news.items():
+        by_status.setdefault(status, []).append(tag)
+    for status, tags in by_status.items():
+        names = [name.removeprefix("tag:") for name in delivery.subjects(tags[:TAGS_NAMED_MAX])]
+        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+        extra = {
+            "action": "tags_parked",
+            "source": delivery.source,
+            "count": len(tags),
+            "status": status_name(status),
+            "tags": ", ".join(names) + more,
+        }
+        log.warning("tags are refused by their server and tried again later", extra=extra)

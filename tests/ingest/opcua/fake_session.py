@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.decode import FILETIME_EPOCH, Publication, decode_publication
+from agent.ingest.opcua.address import Reading
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, PublishRefused
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, PublishRefused
 from agent.ingest.opcua.variant import decode_other
 
 
@@ -59,6 +61,9 @@ class FakeSession:
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
         self.has_clock = True
+        self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
+        self.reads: list[int] = []
+        self.nodes_per_read = 1_000
         self._number = 0
 
     async def limits(self) -> ServerLimits:
@@ -113,6 +118,15 @@ class FakeSession:
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))
+
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+        self.reads.append(len(readings))
+        if len(readings) > self.nodes_per_read:
+            raise CallTooLarge("too many")
+        clock, *values = readings
+        assert clock.address.identifier == 2258
+        found = [self.values[one.address.identifier, one.index_range] for one in values]
+        return [Change(n, *found) for n, found in enumerate([("now", 0, 0, time.time_ns()), *found])]
 
     def handles(self, subscription_id: int) -> set[int]:
         """What is monitored in a subscription."""

@@ -2,7 +2,15 @@ from uuid import UUID
 
 import pytest
 
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.ingest.opcua.address import (
+    STANDARD_URI,
+    NodeAddress,
+    Reading,
+    element_of,
+    parse_node_address,
+    parse_readings,
+)
+from agent.message import Json, Value
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,53 @@ def test_the_index_is_looked_up_at_each_connect() -> None:
     assert address.index([STANDARD_URI, "urn:plc"]) == 1
     assert address.index([STANDARD_URI, "urn:other", "urn:plc"]) == 2
     assert address.index([STANDARD_URI]) is None
+
+
+NUMBER = NodeAddress("urn:x", 2001)
+
+
+@pytest.mark.parametrize(
+    "text, readings",
+    [
+        ("nsu=urn:x;i=2001", [Reading(NUMBER)]),
+        ("nsu=urn:x;i=2001[3]", [Reading(NUMBER, "3")]),
+        ("nsu=urn:x;i=2001[1:3]", [Reading(NUMBER, "1:3")]),
+        ("nsu=urn:x;i=2001[2,0:1]", [Reading(NUMBER, "2,0:1")]),
+        ("nsu=urn:x;s=a[3]", [Reading(NodeAddress("urn:x", "a[3]")), Reading(NodeAddress("urn:x", "a"), "3")]),
+        ("nsu=urn:x;s=a[x]", [Reading(NodeAddress("urn:x", "a[x]"))]),
+        ("nsu=urn:x;s=[3]", [Reading(NodeAddress("urn:x", "[3]"))]),
+    ],
+)
+def test_an_index_reads_elements(text: str, readings: list[Reading]) -> None:
+    """Of a text identifier it may be a part: then the node of that very name comes first."""
+    assert list(parse_readings(text)) == readings
+
+
+def test_an_index_that_goes_backwards_is_refused() -> None:
+    """With what is wrong; the server would refuse it later and with a code."""
+    with pytest.raises(ValueError, match="3:3, whose end is not above"):
+        parse_readings("nsu=urn:x;i=1[3:3]")
+
+
+@pytest.mark.parametrize(
+    "sent, value",
+    [
+        (Json.of([1.5]), 1.5),
+        (Json.of([[7]]), 7),
+        (Json.of(["NaN"]), None),
+        (Json.of(["text"]), "text"),
+        (Json.of([True]), True),
+        (Json.of([1, 2]), Json.of([1, 2])),
+        (Json.of([{"a": 1}]), Json.of({"a": 1})),
+        (None, None),
+    ],
+)
+def test_one_element_is_a_value_and_no_array(sent: Value, value: Value) -> None:
+    """The server sends an array of one; what is more than one stays as it is."""
+    found = element_of(sent)
+    if sent == Json.of(["NaN"]):
+        assert isinstance(found, float)
+        assert found != found  # noqa: PLR0124 only NaN differs from itself
+    else:
+        assert found == value
+        assert type(found) is type(value)

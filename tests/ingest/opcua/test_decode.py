@@ -11,7 +11,15 @@ from asyncua.ua.ua_binary import struct_to_binary
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication, filetime_ns
+from agent.ingest.opcua.decode import (
+    FILETIME_EPOCH,
+    Change,
+    DecodeError,
+    Publication,
+    decode_publication,
+    decode_read_values,
+    filetime_ns,
+)
 from agent.ingest.opcua.variant import decode_other
 from agent.message import Json, check_value
 
@@ -299,3 +307,13 @@ def _ns(moment: datetime | None) -> int:
     if moment is None:
         return 0
     return ((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)) * 1000
+
+
+def test_the_values_of_a_read() -> None:
+    """As a publication's, without handles: they count from 0. A bad value has its status; short bytes are refused."""
+    results = data_value(1.5, "Double"), ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000))
+    data = struct.pack("<i", 2) + b"".join(struct_to_binary(one) for one in results) + struct.pack("<i", 0)
+    found = decode_read_values(data, decode_other)
+    assert found == [Change(0, 1.5, 0, START_NS, START_NS), Change(1, None, 0x8034_0000, 0, 0)]
+    with pytest.raises(DecodeError, match="answer to a Read"):
+        decode_read_values(data[:20], decode_other)

@@ -5,6 +5,7 @@ import pytest
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.opcua.address import NodeAddress, TagPoint
+from agent.ingest.opcua.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
@@ -46,6 +47,32 @@ def test_a_full_row(tmp_path: Path) -> None:
     )
     assert definition.enumeration == "0=Off|7=On"
     assert (definition.source, definition.address) == ("plc", "nsu=urn:plc;s=Oven")
+
+
+def test_how_an_item_is_monitored(tmp_path: Path) -> None:
+    """The columns for the server; an empty cell leaves it to the source, 0 is a value."""
+    header = "tag,address,sampling_interval_ms,queue_size,server_deadband,trigger\n"
+    rows = "a/1,i=1,0,20,0.5,\na/2,i=2,,,5%,STATUS\na/3,i=3,,,,status_value_timestamp\n"
+    found = [tag.point.monitoring for tag in opcua(tmp_path, header + rows).tags]
+    assert found == [
+        Monitoring(sampling_interval_ms=0, queue_size=20, deadband=0.5),
+        Monitoring(deadband=5, deadband_is_percent=True, trigger=Trigger.STATUS),
+        Monitoring(trigger=Trigger.STATUS_VALUE_TIMESTAMP),
+    ]
+    assert [one.has_filter for one in found] == [True, True, True]
+    with pytest.raises(TagMapError) as refused:
+        opcua(tmp_path, header + "a/1,i=1,-1,,,\na/2,i=2,,0,,\na/3,i=3,,,101%,\na/4,i=4,,,,values\na/5,i=1[4:2],,,,\n")
+    assert [problem.column for problem in refused.value.problems] == [
+        *("sampling_interval_ms", "queue_size", "server_deadband", "trigger", "address"),
+    ]
+
+
+def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
+    """Another interval makes no other value; another element does."""
+    header = "tag,address,sampling_interval_ms\n"
+    with pytest.raises(TagMapError, match="is read the same way in row 2"):
+        opcua(tmp_path, header + "a/1,i=1,100\na/2,i=1,200\n")
+    assert len(opcua(tmp_path, header + "a/1,i=1[0],\na/2,i=1[1],\n").tags) == 2
 
 
 ROW = "a/b;nsu=urn:x;s=y"

@@ -1,0 +1,146 @@
+"""An OPC UA source that is polled: for servers whose subscriptions do not work.
+
+All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before is
+none. Polls whose time has passed are skipped, never caught up; if the store refused samples meanwhile, that is a gap
+fact. An answer to a Read proves life: a request that is not answered in `request_timeout_ms` ends it.
+
+What changes and changes back between two polls is not seen: prefer subscriptions where they work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+from agent.ingest import quality
+from agent.ingest.delivery import Delivery
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import STORE_REFUSED
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading, element_of
+from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.liveness import ServerClock
+from agent.ingest.opcua.session import CallTooLarge, Session, open_session
+from agent.ingest.opcua.subscription import log_parked
+from agent.ingest.settings import OpcuaSourceSettings
+from agent.message import Sample
+
+MS = 1_000_000  # nanoseconds
+CLOCK = Reading(NodeAddress(STANDARD_URI, 2258))  # Server_ServerStatus_CurrentTime
+
+
+class OpcuaPollSource:
+    """One server, read in intervals. The object outlives its connections."""
+
+    def __init__(self, settings: OpcuaSourceSettings, delivery: Delivery) -> None:
+        self._settings, self._delivery = settings, delivery
+        self._clock = ServerClock()
+        self._namespaces: list[str] = []
+        self._turns: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
+        self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
+        self._size = settings.items_per_call_max
+        self.alive_s, self.alive_ns = 0.0, 0
+        self.polls_missed_total = 0
+
+    def now_ns(self) -> int:
+        """The server's clock, as far as we know it."""
+        return time.time_ns() + self._clock.offset_ns
+
+    def retry(self) -> None:
+        """Nothing is parked: each poll asks for everything."""
+
+    async def finish(self) -> None:
+        """Nothing to do but to take over a new tag map: what was read was delivered at once."""
+        await self._retag()
+
+    async def run(self, on_up: Callable[[], None]) -> None:
+        """One life: connect, poll until something breaks. Ends only by an exception."""
+        async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
+            limits = await session.limits()
+            self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
+            self._turns.clear()
+            group.create_task(self._poll(session, on_up), name=f"{self._settings.name} poll")
+            raise await session.lost
+
+    async def _retag(self) -> None:
+        if self._delivery.retag(self.now_ns()):
+            self._turns.clear()
+            self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
+            await self._delivery.settle()
+
+    async def _poll(self, session: Session, on_up: Callable[[], None]) -> None:
+        """Keep the grid."""
+        interval_s = self._settings.poll_interval_ms / 1000
+        start_s, slot = time.monotonic(), 0
+        is_up = False
+        while True:
+            refused_before, slot_ns = self._delivery.recorder.refused_total, self.now_ns()
+            await self._retag()
+            await self._read_all(session)
+            await self._delivery.deliver_due(self.now_ns())
+            if not is_up:
+                on_up()
+                is_up = True
+            missed = int((time.monotonic() - start_s) / interval_s) - slot
+            if missed > 0:
+                self.polls_missed_total += missed
+                if self._delivery.recorder.refused_total != refused_before:
+                    self._note_gap(slot_ns, missed)
+            slot += max(0, missed) + 1
+            await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
+
+    async def _read_all(self, session: Session) -> None:
+        """Read every tag once. Nodes are looked up anew in each poll: a server may learn a namespace late."""
+        self._namespaces = await session.namespaces()
+        tags = list(self._delivery.points)
+        while tags:
+            part = tags[: max(1, self._size - 1)]
+            readings = [CLOCK, *(self._reading(tag) for tag in part)]
+            try:
+                found = await session.read_values(readings, self._namespaces)
+            except CallTooLarge as error:
+                if len(part) <= 1:
+                    raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
+                self._size = max(2, len(readings) // 2)
+                continue
+            except DecodeError as error:
+                raise SourceLost(f"{self._settings.url} gave an answer that cannot be read: {error}") from error
+            del tags[: len(part)]
+            self._see_clock(found[0])
+            await self._deliver(part, readings[1:], found[1:])
+
+    def _reading(self, tag: int) -> Reading:
+        readings = self._delivery.points[tag].readings
+        found: Reading = readings[self._turns.get(tag, 0) % len(readings)]
+        return found
+
+    def _see_clock(self, change: Change) -> None:
+        if server_ns := change.server_time_ns or change.source_time_ns:
+            self._clock.see(server_ns, time.time_ns())
+        self.alive_s, self.alive_ns = time.monotonic(), self.now_ns()
+
+    async def _deliver(self, tags: Sequence[int], readings: Sequence[Reading], found: Sequence[Change]) -> None:
+        """Good values as samples. A bad one is recorded once, until it is good or bad for another reason."""
+        now_ns = self.now_ns()
+        samples: list[Sample] = []
+        bad: dict[int, int] = {}
+        for tag, reading, (_, value, status, source_ns, server_ns) in zip(tags, readings, found, strict=True):
+            if quality.is_bad(status):
+                bad[tag] = status
+                if status & quality.CODE_BITS in quality.GONE and len(self._delivery.points[tag].readings) > 1:
+                    self._turns[tag] = self._turns.get(tag, 0) + 1
+            else:
+                kept = element_of(value) if reading.is_element else value
+                samples.append(Sample(tag, source_ns or server_ns or now_ns, kept, status))
+        await self._delivery.deliver(samples, now_ns)
+        log_parked(self._delivery, {tag: status for tag, status in bad.items() if self._bad.get(tag) != status})
+        for tag in tags:
+            self._bad.pop(tag, None)
+        self._bad |= bad
+        for tag, status in bad.items():
+            await self._delivery.lose(status, now_ns, [tag], corrects=True)
+
+    def _note_gap(self, slot_ns: int, missed: int) -> None:
+        interval_ns, tags = self._settings.poll_interval_ms * MS, list(self._delivery.points)
+        first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
+        self._delivery.add_gap(STORE_REFUSED, first_ns, last_ns, missed * len(tags), tags, exact=False)
