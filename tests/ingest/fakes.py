@@ -67,7 +67,7 @@ class FakeStore:
         self._check()
         check_message(message)
         kept = self.messages if stream == "facts.operational" else self.events
-        assert stream in ("facts.operational", "events")
+        assert stream in ("facts.operational", "events", "alarms")
         kept.setdefault(message.envelope.message_id, message)
         return _done(None)
 
