@@ -184,14 +184,16 @@ async def test_what_the_servers_queue_discards_is_declared(tmp_path: Path, monke
     """The server raises more events than its queue holds and says nothing: a fact says that events may be missing. A
     server that does say so with an event gives the same fact, and the event itself is no message."""
     monkeypatch.setattr(event_service, "QUEUE_SIZE", 100)
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        async with storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run:
-            await wait_refreshed(run)
-            await server.raise_event("flood", count=150)
-            await wait_until_async(lambda: len(events(run, "event_raised")) >= 100, "what the queue held")
-            await server.raise_event("told", type_name="EventQueueOverflowEventType")
-            await server.raise_event("after")
-            await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
+    async with (
+        foreign_server(tmp_path / "server", variables=[COUNT]) as server,
+        storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run,
+    ):
+        await wait_refreshed(run)
+        await server.raise_event("flood", count=150)
+        await wait_until_async(lambda: len(events(run, "event_raised")) >= 100, "what the queue held")
+        await server.raise_event("told", type_name="EventQueueOverflowEventType")
+        await server.raise_event("after")
+        await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
     texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
     assert texts == [*(f"flood {n}" for n in range(50, 150)), "after"]
     lost = [one["object"] for one in facts(tmp_path, "facts.operational") if one["predicate"] == "events_lost"]
