@@ -207,6 +207,15 @@ CORES: tuple[str, ...] = (
             "security/trust_list",
         )
     ),
+    *(
+        f"agent/ingest/opcua/events/{name}.py"
+        for name in (
+            "condition_book",
+            "event_fields",
+            "event_loss",
+            "event_message",
+        )
+    ),
     *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
     *(
         f"agent/ingest/tags/{name}.py"

@@ -81,7 +81,7 @@ class GapLog:
 
     def add(self, gap: Gap) -> None:
         is_apart = gap.reason == SOURCE_LOST and len(self._open) < OUTAGES_OPEN_MAX  # there were values in between
-        key = gap.reason, gap.first_time_ns if is_apart else 0
+        key = gap.reason, gap.first_time_ns if is_apart else -1
         known = self._open.get(key)
         self._open[key] = gap if known is None else known.merged(gap)
 
@@ -97,7 +97,7 @@ class GapLog:
             self.add(gap)
 
 
-def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int) -> Message:
+def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = PREDICATE) -> Message:
     """The fact that tells of a gap. Its id comes from what it tells, so that a repeated append is stored once."""
     content = {
         "count": gap.count,
@@ -107,6 +107,6 @@ def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int) -> Message:
         "reason": gap.reason,
         "tags": list(gap.tags),
     }
-    identity = f"{zone}/{PREDICATE}/{gap.source}/{gap.reason}/{gap.first_time_ns}-{gap.last_time_ns}/{gap.count}"
+    identity = f"{zone}/{predicate}/{gap.source}/{gap.reason}/{gap.first_time_ns}-{gap.last_time_ns}/{gap.count}"
     envelope = Envelope(identity, from_zone=zone, to_zone="*", produced_at_unix_ms=produced_at_unix_ms)
-    return Message(envelope, Fact(f"source:{gap.source}", PREDICATE, canonical_json(content)))
+    return Message(envelope, Fact(f"source:{gap.source}", predicate, canonical_json(content)))

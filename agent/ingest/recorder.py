@@ -2,7 +2,7 @@
 
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
-samples is bounded. Gaps are written as facts, and merged until they can be written. Which samples are worth recording
+samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder. Gaps are written as facts, and merged until they can be written. Which samples are worth recording
 is decided elsewhere (`sampling`).
 """
 
@@ -13,10 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
-from agent.ingest.gap import STORE_REJECTED, Gap, GapLog, gap_message
+from agent.ingest.gap import PREDICATE, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.message import Message, TagDefinition
 
@@ -27,28 +28,44 @@ REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about
 REFUSED_WAIT_MAX_S = 2.0  # a store that is full for hours is asked this often
 FAILURES_MAX = 3  # attempts to hand in samples at which the store fails without refusing
 GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
+MESSAGE_BYTES_A_SAMPLE = 100  # a message counts as so many samples more within IN_FLIGHT_SAMPLES_MAX
 
 
 class _Flight:
-    """Samples that are not known to be committed. Without a future they have to be appended (again)."""
+    """Facts that are not known to be committed. Without a future they have to be appended (again). `weight` is what
+    they take of IN_FLIGHT_SAMPLES_MAX; `last_ns` the time of the last one."""
 
-    __slots__ = ("columns", "count", "failures", "future", "stream")
+    __slots__ = ("append", "count", "failures", "future", "last_ns", "span_ns", "weight")
 
-    def __init__(self, stream: str, columns: SampleColumns, future: Future[Any] | None) -> None:
-        self.stream = stream
-        self.columns = columns
-        self.count = len(columns.tags)
-        self.future = future
+    def __init__(
+        self,
+        append: Callable[[], Future[Any]],
+        count: int,
+        weight: int,
+        last_ns: int,
+        span_ns: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.append, self.count, self.weight = append, count, weight
+        self.last_ns, self.span_ns = last_ns, span_ns
+        self.future: Future[Any] | None = None
         self.failures = 0
 
 
 class Recorder:
-    """Appends for one source."""
+    """Appends for one source. Its gaps are facts of this predicate."""
 
-    def __init__(self, source: str, zone: str, store: StorePort, refusals: Refusals, operational_stream: str) -> None:
-        self._source, self.zone = source, zone
+    def __init__(
+        self,
+        source: str,
+        zone: str,
+        store: StorePort,
+        refusals: Refusals,
+        operational_stream: str,
+        gap_predicate: str = PREDICATE,
+    ) -> None:
+        self.source, self.zone = source, zone
         self._store, self._refusals = store, refusals
-        self._operational_stream = operational_stream
+        self._operational_stream, self._gap_predicate = operational_stream, gap_predicate
         self._flights: deque[_Flight] = deque()  # bounded by IN_FLIGHT_SAMPLES_MAX through `record`
         self._in_flight = 0
         self._gaps = GapLog()
@@ -57,6 +74,10 @@ class Recorder:
         self.lost_total = 0
         self.refused_total = 0
         self.last_value_unix_ms = 0
+
+    def beside(self, gap_predicate: str = PREDICATE) -> Recorder:
+        """Another recorder of the same source, for a task that works beside the live values."""
+        return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
 
     async def define(self, definitions: Sequence[TagDefinition]) -> list[int]:
         """The numbers of tag definitions. Waits while the store refuses."""
@@ -72,8 +93,19 @@ class Recorder:
         """Take samples over without waiting: a caller that is cancelled afterwards loses none. The caller then awaits
         `settle`."""
         if columns.tags:
-            self._flights.append(_Flight(stream, columns, None))
-            self._in_flight += len(columns.tags)
+            append, times_ns = partial(self._store.append_columns, stream, columns), columns.source_times_ns
+            count = len(times_ns)
+            self._take_over(_Flight(append, count, count, times_ns[-1], lambda: (min(times_ns), max(times_ns))))
+
+    def hand_in_message(self, stream: str, message: Message, time_ns: int) -> None:
+        """As `hand_in`, for a message about something at this time."""
+        append = partial(self._store.append_message, stream, message)
+        weight = 1 + len(message.fact.object_json) // MESSAGE_BYTES_A_SAMPLE
+        self._take_over(_Flight(append, 1, weight, time_ns, lambda: (time_ns, time_ns)))
+
+    def _take_over(self, flight: _Flight) -> None:
+        self._flights.append(flight)
+        self._in_flight += flight.weight
 
     async def settle(self) -> None:
         """Append what was handed in; returns once the number of uncommitted samples is within its limit."""
@@ -94,7 +126,7 @@ class Recorder:
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
         gaps = self._gaps.take()
         while gaps:
-            message = gap_message(gaps[0], self.zone, time.time_ns() // 1_000_000)
+            message = gap_message(gaps[0], self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
             try:
                 await _committed(self._store.append_message(self._operational_stream, message))
             except self._refusals:
@@ -123,7 +155,7 @@ class Recorder:
         for flight in list(self._flights):
             while flight.future is None:
                 try:
-                    flight.future = self._store.append_columns(flight.stream, flight.columns)
+                    flight.future = flight.append()
                 except self._refusals:
                     self.refused_total += 1
                     await asyncio.sleep(wait_s)
@@ -140,10 +172,8 @@ class Recorder:
         if flight.failures < FAILURES_MAX:
             return
         self._flights.remove(flight)
-        self._in_flight -= flight.count
-        times = flight.columns.source_times_ns
-        gap = Gap(self._source, STORE_REJECTED, min(times), max(times), len(times), count_exact=True)
-        self.add_gap(gap)
+        self._in_flight -= flight.weight
+        self.add_gap(Gap(self.source, STORE_REJECTED, *flight.span_ns(), flight.count, count_exact=True))
 
     async def _settle_done(self) -> None:
         while self._flights and self._flights[0].future is not None and self._flights[0].future.done():
@@ -168,9 +198,9 @@ class Recorder:
             self._failed(flight)
             raise
         self._flights.popleft()
-        self._in_flight -= flight.count
+        self._in_flight -= flight.weight
         self.samples_total += flight.count
-        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.columns.source_times_ns[-1] // 1_000_000)
+        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.last_ns // 1_000_000)
 
     async def _insist(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S

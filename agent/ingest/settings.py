@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.message import STREAM
+
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
+SERVER_OBJECT = NodeAddress(STANDARD_URI, 2253)
 REGISTERS_PER_READ_MAX = 125  # Modbus Application Protocol 6.3: the byte count of the answer is one byte
 UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices that are only reached over TCP
 
@@ -66,9 +70,13 @@ class OpcuaSourceSettings:
     history_values_per_s_max: int = 10_000  # read from the server's history after a gap; 0 leaves gaps unfilled
     reconnect_delay_ms: int = 1_000
     reconnect_delay_max_ms: int = 60_000
+    events: tuple[str, ...] = ()  # nodes whose events are received; "Server" is all that the server has
+    events_severity_min: int = 0  # 1 to 1000, as servers give it; 0: all
+    events_stream: str = "events"
 
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from _name_problems(self.name)
+        yield from self._event_problems()
         parts = urlsplit(self.url)
         if parts.scheme != "opc.tcp" or not parts.hostname:
             yield "url", "must look like opc.tcp://host:4840/path"
@@ -90,6 +98,7 @@ class OpcuaSourceSettings:
             history_values_per_s_max=(0, 1_000_000),
             reconnect_delay_ms=(10, 60_000),
             reconnect_delay_max_ms=(self.reconnect_delay_ms, 3_600_000),
+            events_severity_min=(0, 1_000),
         )
         slowest_ms = max(self.publishing_interval_ms, 1_000)  # the server's clock is sampled once a second
         if self.liveness_timeout_ms < 3 * slowest_ms:
@@ -97,6 +106,25 @@ class OpcuaSourceSettings:
                 "liveness_timeout_ms",
                 f"must be at least {3 * slowest_ms}: three times the slower of publishing and 1 s",
             )
+
+    @property
+    def event_notifiers(self) -> tuple[NodeAddress, ...]:
+        """The nodes in `events`."""
+        return tuple(SERVER_OBJECT if text == "Server" else parse_node_address(text) for text in self.events)
+
+    def _event_problems(self) -> Iterator[tuple[str, str]]:
+        for text in self.events:
+            try:
+                if text != "Server":
+                    parse_node_address(text)
+            except ValueError as error:
+                yield "events", f'{text!r} {error}, or "Server" for all events of the server'
+        if len(set(self.events)) < len(self.events):
+            yield "events", "names a node twice"
+        if self.events and self.mode == "poll":
+            yield "events", 'cannot be polled; set mode = "subscribe" or remove them'
+        if not STREAM.fullmatch(self.events_stream):
+            yield "events_stream", "a stream name is 1 to 64 of a-z, 0-9, . _ and -"
 
     def _security_problems(self) -> Iterator[tuple[str, str]]:
         if (self.security_policy == "None") != (self.security_mode == "None"):

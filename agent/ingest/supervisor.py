@@ -114,9 +114,10 @@ class Source(Protocol):
 
 
 def source_maker(
-    settings: SourceSettings, stored: StoredFacts | None, history_recorder: Recorder
+    settings: SourceSettings, stored: StoredFacts | None, recorder: Recorder
 ) -> Callable[[Delivery], Source]:
-    """What makes a source from its delivery. Without `stored` no gap is filled from history. The adapter is imported here, because asyncua takes half a second and 25
+    """What makes a source from its delivery. Without `stored` no gap is filled from history; what is recorded beside
+    the live values has a recorder of its own. The adapter is imported here, because asyncua takes half a second and 25
     MB that a node without an OPC UA source need not spend."""
     if isinstance(settings, ModbusSourceSettings):
         from agent.ingest.modbus import line
@@ -125,9 +126,10 @@ def source_maker(
         line.quiet_library()
         return partial(ModbusSource, settings)
     from agent.ingest.opcua import session
+    from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
     from agent.ingest.opcua.poll_source import OpcuaPollSource
-    from agent.ingest.opcua.source import OpcuaSource
+    from agent.ingest.opcua.source import Companion, OpcuaSource
 
     session.quiet_library()
     rate = settings.history_values_per_s_max
@@ -135,10 +137,13 @@ def source_maker(
     def make(delivery: Delivery) -> OpcuaSource | OpcuaPollSource:
         backfill = None
         if stored is not None and rate:
-            backfill = HistoryBackfill(delivery, history_recorder, stored, rate)
+            backfill = HistoryBackfill(delivery, recorder.beside(), stored, rate)
         if settings.mode == "poll":
             return OpcuaPollSource(settings, delivery, backfill)
-        return OpcuaSource(settings, delivery, [] if backfill is None else [backfill], backfill)
+        companions: list[Companion] = [] if backfill is None else [backfill]
+        if settings.events:
+            companions.append(EventCollector(settings, recorder.beside(EVENTS_LOST)))
+        return OpcuaSource(settings, delivery, companions, backfill)
 
     return make
 
@@ -151,13 +156,12 @@ class SourceSupervisor:
         settings: SourceSettings,
         tags: TagMap,
         recorder: Recorder,
-        history_recorder: Recorder,
         stored: StoredFacts | None = None,
     ) -> None:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
         self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
-        self._source_from = source_maker(settings, stored, history_recorder)
+        self._source_from = source_maker(settings, stored, recorder)
         self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None
@@ -411,11 +415,9 @@ class Ingest:
         watch_times: WatchTimes = PATIENT,
         stored: StoredFacts | None = None,
     ) -> None:
-        def recorder(source: str) -> Recorder:
-            return Recorder(source, zone, store, refusals, operational_stream)
-
         self._supervisors = [
-            SourceSupervisor(s, tag_maps[s.name], recorder(s.name), recorder(s.name), stored) for s in sources
+            SourceSupervisor(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream), stored)
+            for s in sources
         ]
         self._by_name = {supervisor.settings.name: supervisor for supervisor in self._supervisors}
         self._watch = TagWatch(sources, tag_maps, self._offer, self._note_file_problems, watch_times)

@@ -184,9 +184,11 @@ class ForeignServer:
         """Trust a client's certificate (PEM or DER)."""
         await self.command("trust", file=str(certificate))
 
-    async def raise_event(self, message: str, severity: int = 500) -> None:
-        """Raise an event at the Server object."""
-        await self.command("raise_event", message=message, severity=severity)
+    async def raise_event(
+        self, message: str, severity: int = 500, type_name: str = "BaseEventType", count: int = 1
+    ) -> None:
+        """Raise events at the Server object; the texts of several are numbered."""
+        await self.command("raise_event", message=message, severity=severity, type=type_name, count=count)
 
     async def set_alarm(self, *, active: bool) -> dict[str, bool]:
         """Make the alarm on `alarm_input` active or inactive; its state."""

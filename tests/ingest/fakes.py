@@ -38,7 +38,8 @@ class FakeStore:
     def __init__(self) -> None:
         self.definitions: list[TagDefinition] = []
         self.samples: list[tuple[str, Sample]] = []
-        self.messages: dict[str, Message] = {}
+        self.messages: dict[str, Message] = {}  # of the operational stream
+        self.events: dict[str, Message] = {}
         self.refusing = False
         self.failing_futures = 0
 
@@ -67,8 +68,9 @@ class FakeStore:
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         self._check()
         check_message(message)
-        assert stream == "facts.operational"
-        self.messages[message.envelope.message_id] = message
+        kept = self.messages if stream == "facts.operational" else self.events
+        assert stream in ("facts.operational", "events", "alarms")
+        kept.setdefault(message.envelope.message_id, message)
         return _done(None)
 
     def of(self, tag: str) -> list[Sample]:

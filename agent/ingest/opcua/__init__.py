@@ -4,7 +4,7 @@ Cores: `address` reads node ids from the tag map, `plan` cuts work to the server
 subscriptions, `monitoring` sizes queues, `publishing` orders notifications, `liveness` judges signs of life, `decode`
 turns bytes into values. `publisher` and `subscription` drive a session; `source` puts them together, and `poll_source`
 does without subscriptions. `security/` keeps certificates and makes secured connections, `explore/` looks at a server
-before it is a source. `values` reads what is no plain number,
-`history` fills gaps. `session`, `values/type_reader`, `history/history_read`, `security` and `explore` speak to
+before it is a source. `values` reads what is no plain number, `history` fills gaps, `events` records events and
+conditions. `session`, `values/type_reader`, `history/history_read`, `events`, `security` and `explore` speak to
 asyncua, and only they.
 """

@@ -172,7 +172,7 @@ def _publication(data: bytes, position: int, reader: Reader, elements: Container
     status_change = None
     values_lost = 0
     for _ in range(max(0, parts)):
-        kind, body, position = _extension_object(data, position)
+        kind, body, position = extension_object(data, position)
         if kind == DATA_CHANGE:
             values_lost += _data_change(data[body:position], reader, elements, changes)
         elif kind == STATUS_CHANGE:
@@ -180,7 +180,7 @@ def _publication(data: bytes, position: int, reader: Reader, elements: Container
     return Publication(subscription_id, sequence_number, parts > 0, changes, status_change, values_lost)
 
 
-def _extension_object(data: bytes, position: int) -> tuple[int, int, int]:
+def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
     """(numeric type id in namespace 0 or -1, start of the body, position after it)."""
     form = data[position]
     if form == 0:

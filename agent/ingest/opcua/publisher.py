@@ -26,10 +26,12 @@ REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the on
 
 
 class Route(NamedTuple):
-    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that."""
+    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that. `missing`
+    is told of notifications that never came; without it the values' is."""
 
     decode: Callable[[bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]
+    missing: Callable[[Missing], Awaitable[None]] | None = None
 
 
 class Publisher:
@@ -120,7 +122,8 @@ class Publisher:
         else:
             body = None
         if body is None:
-            await self._on_missing(missing)
+            route = self._routes.get(missing.subscription_id, self._values)
+            await (route.missing or self._on_missing)(missing)
             self._sequencer.give_up(missing)
             return
         try:

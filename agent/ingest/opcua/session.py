@@ -124,7 +124,7 @@ class Session:
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in _new_client"
         self._session = session
-        self._reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
+        self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
 
     def note_loss(self, why: str) -> None:
@@ -135,7 +135,7 @@ class Session:
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
         found = [str(uri) for uri in await self._call(self._client.get_namespace_array())]
-        self._reader.namespaces = found
+        self.reader.namespaces = found
         return found
 
     async def limits(self) -> ServerLimits:
@@ -217,13 +217,13 @@ class Session:
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
         """The values in the parameters of a PublishResponse; those of the handles in `elements` are single elements of
         arrays. Data types that are met the first time are asked for. Raises DecodeError."""
-        return await self._decoded(lambda: decode_publication(body, 0, self._reader, elements))
+        return await self._decoded(lambda: decode_publication(body, 0, self.reader, elements))
 
     async def _decoded(self, decode: Callable[[], ResultT]) -> ResultT:
         """What bytes hold, with the types that have to be learnt for it."""
         found = decode()
         for _ in range(LEARN_ROUNDS_MAX):
-            if not await learn_missing(self._reader.types, self._session):
+            if not await learn_missing(self.reader.types, self._session):
                 break
             found = decode()
         return found
@@ -236,11 +236,16 @@ class Session:
         node_ids = [_node_id(address.identifier, index) for address, index in nodes]
         try:
             body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
-            return await self._decoded(lambda: decode_history(body, self._reader))
+            return await self._decoded(lambda: decode_history(body, self.reader))
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
         except (UaError, OSError, TimeoutError, DecodeError) as error:
             raise HistoryRefused(_text(error), is_final=False) from error
+
+    async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
+        """A request that is made with the library's session, for what works beside the values. The library's errors
+        leave as they are."""
+        return await request(self._session)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         """A notification that was sent before, as the parameters of a PublishResponse; None if it is not held any
@@ -270,7 +275,7 @@ class Session:
             request.Parameters.NodesToRead.append(wanted)
         body = await self._call(self._body_of(self._session.send(request)))
         elements = {place for place, reading in enumerate(readings) if reading.is_element}
-        found = await self._decoded(lambda: decode_read_values(body, self._reader, elements))
+        found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
             raise SourceLost(f"{self._settings.url} answered {len(found)} values for {len(readings)} nodes")
         return found

@@ -67,6 +67,9 @@ class Companion(Protocol):
         """Runs in each life once everything is subscribed, until it is cancelled with it. A subscription of its own is
         made by `session` and routed by `publisher`. A SourceLost raised here ends the life."""
 
+    async def finish(self) -> None:
+        """Deliver what had arrived before the life ended."""
+
 
 class OpcuaSource:
     """One server. The object outlives its connections; what it keeps between them is the time offset and the last proof
@@ -158,6 +161,8 @@ class OpcuaSource:
             await self._deliver(arrived.content)
         await self._deliver_due()
         await self._retag()
+        for companion in self._companions:
+            await companion.finish()
 
     async def _decode(self, session: Session, body: bytes) -> Publication:
         """The values of a publication."""

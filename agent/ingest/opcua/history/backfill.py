@@ -180,6 +180,9 @@ class HistoryBackfill:
                 continue
             await asyncio.sleep(values / self._rate)
 
+    async def finish(self) -> None:
+        """Nothing is left: what was read is committed or is read again."""
+
     async def _look_back(self) -> None:
         """After a restart: the outages that earlier processes declared and did not fill."""
         self._unfilled = tuple(await asyncio.to_thread(self._stored.open_outages, self._delivery.source))

@@ -125,12 +125,15 @@ class Program {
         await this.server.serverCertificateManager.trustCertificate(der);
     }
 
-    raise_event({ message, severity = 500 }) {
+    /** Events of one kind, their texts numbered when there are several. */
+    raise_event({ message, severity = 500, type = "BaseEventType", count = 1 }) {
         const source = this.server.engine.addressSpace.rootFolder.objects.server;
-        source.raiseEvent("BaseEventType", {
-            message: { dataType: "LocalizedText", value: { text: message } },
-            severity: { dataType: "UInt16", value: severity },
-        });
+        for (let i = 0; i < count; i++) {
+            source.raiseEvent(type, {
+                message: { dataType: "LocalizedText", value: { text: count > 1 ? `${message} ${i}` : message } },
+                severity: { dataType: "UInt16", value: severity },
+            });
+        }
     }
 
     /** Make the alarm on the variable `alarm_input` active or inactive. */
@@ -237,7 +240,7 @@ function addAlarm(plant) {
     plant.folder.setEventNotifier?.(1);
     plant.addressSpace.rootFolder.objects.server.addReference({ referenceType: "HasNotifier", nodeId: plant.folder });
     plant.folder.addReference({ referenceType: "HasEventSource", nodeId: node });
-    return plant.namespace.instantiateExclusiveLimitAlarm("ExclusiveLimitAlarmType", {
+    const alarm = plant.namespace.instantiateExclusiveLimitAlarm("ExclusiveLimitAlarmType", {
         browseName: "PressureAlarm",
         organizedBy: plant.folder,
         conditionSource: node,
@@ -248,6 +251,8 @@ function addAlarm(plant) {
         lowLowLimit: 5,
         optionals: ["ConfirmedState", "Confirm"],
     });
+    alarm.conditionName.setValueFromSource({ dataType: "String", value: "PressureAlarm" });
+    return alarm;
 }
 
 async function freePort() {

@@ -1,0 +1,346 @@
+"""Receives the events of one server and hands them to the recorder as messages, beside the live values.
+
+Events have a subscription of their own in the source's session, so what a server refuses about events never costs a
+value, and what it says about their subscription ends no session. Publications go into a bounded buffer that one task
+drains; while it is full no Publish is sent and the server queues.
+
+After each new subscription, after a loss, and when the server asks for it, the state of all conditions is asked for
+again (`condition_book`). The collector outlives the sessions: what it knows of conditions tells which of them ended
+in between. Nothing is ever written to the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import NamedTuple
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.gap import Gap, TagGap
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.ingest.opcua.events import event_loss
+from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
+from agent.ingest.opcua.events.event_fields import (
+    QUEUE_OVERFLOW,
+    REFRESH_END,
+    REFRESH_REQUIRED,
+    REFRESH_START,
+    Event,
+    EventPublication,
+    Field,
+    decode_events,
+)
+from agent.ingest.opcua.events.event_loss import QueueWatch
+from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
+from agent.ingest.opcua.events.event_service import EventService, standard_type_name
+from agent.ingest.opcua.plan import Created, ItemPlan
+from agent.ingest.opcua.publisher import Publisher, Route
+from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.session import Session
+from agent.ingest.recorder import Recorder
+from agent.ingest.settings import SERVER_OBJECT, OpcuaSourceSettings
+from agent.message import Message
+from agent.status_codes import status_name
+
+log = logging.getLogger(__name__)
+
+MS = 1_000_000  # nanoseconds
+TICK_S = 0.25  # how often time alone is looked at: parked nodes, refreshes, life
+BUFFER_PUBLICATIONS_MAX = 16  # of at most 1,000 events each
+STABLE_S = 10.0  # a subscription that has lived so long is replaced at once when it ends
+TYPES_MAX = 10_000  # event types whose names are kept; a server has hundreds
+BAD_REFRESH_IN_PROGRESS = 0x8097_0000
+
+BRACKETS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
+
+
+class _Arrived(NamedTuple):
+    """A publication with events, and the server's time of it."""
+
+    content: EventPublication
+    publish_ns: int
+
+
+class EventCollector:
+    """A companion of an OPC UA source. `recorder` is its own: events are recorded beside the values."""
+
+    def __init__(self, settings: OpcuaSourceSettings, recorder: Recorder) -> None:
+        self._settings, self._recorder = settings, recorder
+        self._notifiers = dict(enumerate(settings.event_notifiers, 1))
+        # The events about a refresh come from the Server object; it is monitored for them alone where it is not asked
+        # for anyway.
+        self._bracket_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
+        self._nodes = {**self._notifiers}
+        if self._bracket_handle:
+            self._nodes[self._bracket_handle] = SERVER_OBJECT
+        self._buffer: asyncio.Queue[_Arrived] = asyncio.Queue(maxsize=BUFFER_PUBLICATIONS_MAX)
+        self._unbuffered: _Arrived | None = None  # one that was waiting for room when the session ended
+        self._unrecorded: _Arrived | None = None  # one that was taken out of the buffer when the session ended
+        self._book, self._refresh = ConditionBook(), RefreshPlan()
+        self._told_retained: list[str] | None = None  # in the last fact about a refresh
+        self._type_names: dict[str, str] = {}
+        self._said: dict[str, str] = {}  # what was logged last about each matter
+        self._opened_s = 0.0
+        self._alive_ns = 0  # the server's time of the last publication; 0: none yet
+        self._last_event_ns = 0
+        self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
+        self._begin_subscription(0)
+
+    def _begin_subscription(self, subscription_id: int) -> None:
+        """Nothing of the subscription before this one stays, but the time since which events are missing."""
+        self._subscription_id = subscription_id
+        self._ended = ""  # why the server ended it
+        self._missing_since_ns = self._missing_since_ns or self._alive_ns
+        self._alive_s = time.monotonic()
+        self._has_items = False
+        self._fields: dict[int, Sequence[Field]] = {}
+        self._queue_sizes: dict[int, int] = {}
+        self._watch = QueueWatch(self._queue_sizes)
+        self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
+        self._book.abandon()
+
+    def note_gap(self, gap: TagGap) -> None:
+        """Gaps of values do not concern events."""
+
+    async def run(self, session: Session, publisher: Publisher) -> None:
+        """One life, in a session whose values are subscribed."""
+        self._begin_subscription(0)
+        service = EventService(session.ask)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drain(session, service), name=f"{self._settings.name} events drain")
+            group.create_task(self._tend(session, service, publisher), name=f"{self._settings.name} events tend")
+
+    async def finish(self) -> None:
+        """Record what had arrived before the session ended, and see it committed."""
+        if self._unrecorded is not None:
+            await self._record(self._unrecorded)
+        while not self._buffer.empty():
+            await self._record(self._buffer.get_nowait())
+        late, self._unbuffered = self._unbuffered, None
+        if late is not None:
+            await self._record(late)
+        await self._recorder.drain()
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    async def _take(self, header: Header, content: EventPublication) -> None:
+        """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
+        if header.subscription_id != self._subscription_id:
+            return
+        publish_ns = header.publish_time_ns or time.time_ns()
+        self._alive_s, self._alive_ns = time.monotonic(), publish_ns
+        if content.status_change is not None and quality.is_bad(content.status_change):
+            self._ended = status_name(content.status_change)
+        if self._missing_since_ns and self._has_items:
+            self._add_gap(event_loss.SUBSCRIPTION_LOST, self._missing_since_ns, publish_ns, 0)
+            self._missing_since_ns = 0
+        if not content.events and not content.unreadable:
+            return
+        try:
+            await self._buffer.put(_Arrived(content, publish_ns))
+        except asyncio.CancelledError:
+            self._unbuffered = _Arrived(content, publish_ns)
+            raise
+
+    async def _note_missing(self, missing: Missing) -> None:
+        """A publication was sent and never came, and the server does not hold it any more."""
+        if missing.subscription_id == self._subscription_id:
+            self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, time.time_ns(), 1)
+
+    async def _drain(self, session: Session, service: EventService) -> None:
+        """The one task that records."""
+        while True:
+            try:
+                async with asyncio.timeout(TICK_S):
+                    arrived = self._unrecorded = await self._buffer.get()
+            except TimeoutError:
+                await self._recorder.settle()
+                await self._recorder.flush_gaps()
+                continue
+            await self._learn_types(arrived.content.events, session, service)
+            await self._record(arrived)
+
+    async def _record(self, arrived: _Arrived) -> None:
+        self._unrecorded = None  # nothing is awaited before all of it is handed in
+        content, publish_ns = arrived
+        self._note_losses(content, publish_ns)
+        brackets = [one for one in content.events if one.is_of(*BRACKETS)]
+        events = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW) and self._is_wanted(one)]
+        taken = self._book.take(events, brackets, more=content.more)
+        for message, time_ns in self._messages(taken, publish_ns):
+            self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
+        self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in events)])
+        if taken.is_refresh_required:
+            self._refresh.want(time.monotonic())
+        if taken.is_complete:
+            self._refresh.complete()
+        await self._recorder.settle()
+
+    def _is_wanted(self, event: Event) -> bool:
+        """Whether an event is of a node that was asked for, and severe enough. A condition that is known is followed to
+        its end, however harmless that is."""
+        if event.handle == self._bracket_handle:
+            return False
+        severity = event.fields.get("severity", 1_000)
+        return severity >= self._settings.events_severity_min or self._book.knows(event)
+
+    def _messages(self, taken: Taken, publish_ns: int) -> list[tuple[Message, int]]:
+        source, zone, names = self._settings.name, self._recorder.zone, self._type_names
+        found = [
+            (event_message(one, source, zone, names, publish_ns, is_refreshed=index in taken.refreshed), one.time_ns)
+            for index, one in enumerate(taken.events)
+        ]
+        found += [(absent_message(one, source, zone, names, publish_ns), publish_ns) for one in taken.absent]
+        if taken.is_complete and (retained := condition_names(self._book.retained)) != self._told_retained:
+            self._told_retained = retained
+            found.append((refresh_message(retained, source, zone, publish_ns), publish_ns))
+        return [(message, time_ns or publish_ns) for message, time_ns in found]
+
+    async def _learn_types(self, events: Sequence[Event], session: Session, service: EventService) -> None:
+        """Ask for the names of event types that are met the first time."""
+        types = {str(one.fields["event_type"]) for one in events if "event_type" in one.fields}
+        new = sorted(types - self._type_names.keys())
+        if not new or len(self._type_names) > TYPES_MAX:
+            return
+        asked: list[tuple[str, NodeAddress, int]] = []
+        for text in new:
+            self._type_names[text] = ""
+            try:
+                node = parse_node_address(text)
+            except ValueError:  # of a namespace that is not in the server's table
+                continue
+            if node.namespace_uri == STANDARD_URI and isinstance(node.identifier, int):
+                self._type_names[text] = standard_type_name(node.identifier)
+            elif (index := node.index(session.reader.namespaces)) is not None:
+                asked.append((text, node, index))
+        if asked:
+            names = await service.type_names([(node, index) for _, node, index in asked])
+            self._type_names.update(zip((text for text, _, _ in asked), names, strict=True))
+
+    def _note_losses(self, content: EventPublication, publish_ns: int) -> None:
+        reason = self._watch.take(content.events, more=content.more)
+        if reason:
+            self._lose(
+                reason, self._last_event_ns or publish_ns, publish_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
+            )
+        if content.unreadable:
+            self._lose(event_loss.UNREADABLE, publish_ns, publish_ns, content.unreadable)
+
+    def _lose(self, reason: str, first_ns: int, last_ns: int, count: int) -> None:
+        """Note lost events, at least so many, and ask for the state of the conditions again: their changes may be among
+        them."""
+        self._add_gap(reason, first_ns, last_ns, count)
+        if self._book.is_refreshing:
+            self._book.spoil()
+            self._refresh.spoil(time.monotonic())
+        else:
+            self._refresh.want(time.monotonic())
+
+    def _add_gap(self, reason: str, first_ns: int, last_ns: int, count: int) -> None:
+        is_exact = reason == event_loss.UNREADABLE
+        gap = Gap(self._settings.name, reason, min(first_ns, last_ns), last_ns, count, count_exact=is_exact)
+        self._recorder.add_gap(gap)
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    async def _tend(self, session: Session, service: EventService, publisher: Publisher) -> None:
+        """Keep a subscription with its items, and ask for refreshes."""
+        pause_s = 0.0
+        while True:
+            if not self._subscription_id or self._ended or self._is_silent():
+                await asyncio.sleep(pause_s)
+                pause_s = min(max(TICK_S, pause_s * 2), self._settings.parked_retry_ms / 1000)
+                if not await self._open(session, publisher):
+                    continue
+            elif time.monotonic() - self._opened_s > STABLE_S:
+                pause_s = 0.0
+            await self._create_due(session, service)
+            await self._refresh_due(service)
+            await asyncio.sleep(TICK_S)
+
+    def _is_silent(self) -> bool:
+        """Whether the subscription gives no sign of life, keep-alives included, although nothing is held back here."""
+        if self._buffer.full():
+            self._alive_s = time.monotonic()
+        return (time.monotonic() - self._alive_s) * 1000 > self._settings.liveness_timeout_ms
+
+    async def _open(self, session: Session, publisher: Publisher) -> bool:
+        """A new subscription in the place of the one that ended. False if the server refuses it."""
+        if self._subscription_id:
+            self._say("subscription", "event_subscription_lost", self._ended or "it gave no sign of life")
+            publisher.forget(self._subscription_id)
+            self._begin_subscription(0)
+        try:
+            number, _ = await session.create_subscription()
+        except SourceLost as error:  # if the session is at its end, its other tasks say so
+            self._say("subscription", "events_refused", str(error))
+            return False
+        self._begin_subscription(number)
+        self._opened_s = time.monotonic()
+        publisher.begin(number, Route(lambda body: self._decode(body, session), self._take, self._note_missing))
+        await session.namespaces()
+        return True
+
+    async def _decode(self, body: bytes, session: Session) -> EventPublication:
+        return decode_events(body, self._fields, session.reader)
+
+    async def _create_due(self, session: Session, service: EventService) -> None:
+        """Monitor the nodes whose turn it is. One that is refused is tried again later."""
+        while handles := self._plan.next_call(time.monotonic_ns()):
+            (handle,) = handles
+            node = self._nodes[handle]
+            index = node.index(await session.namespaces())
+            status = quality.BAD_NODE_ID_UNKNOWN
+            if index is not None:
+                types = BRACKETS if handle == self._bracket_handle else ()
+                expect = partial(self._fields.__setitem__, handle)
+                found = await service.create_item(self._subscription_id, handle, node, index, expect, types)
+                status = found.status
+                if not quality.is_bad(status):
+                    self._queue_sizes[handle] = found.queue_size
+                    self._has_items = True
+                    self._refresh.begin(time.monotonic())
+                    if found.left_out and not types:
+                        self._say(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
+            refused = self._plan.answered([handle], [Created(status)], time.monotonic_ns())
+            if refused:
+                name = self._settings.events[handle - 1] if handle in self._notifiers else "Server"
+                self._say(f"node {handle}", "events_refused", f"{name}: {status_name(status)}")
+
+    async def _refresh_due(self, service: EventService) -> None:
+        """Have the server send the state of all conditions again, when that is due."""
+        now_s = time.monotonic()
+        if self._book.is_refreshing and self._refresh.is_overdue(now_s):
+            self._book.abandon()
+            self._say("refresh", "conditions_not_refreshed", "the server did not say that the refresh is over")
+        if self._book.is_refreshing or not self._has_items or not self._refresh.is_due(now_s):
+            return
+        self._refresh.asked(now_s)
+        self._book.ask()
+        status = await service.refresh(self._subscription_id)
+        if not quality.is_bad(status):
+            return
+        self._book.abandon()
+        if status == BAD_REFRESH_IN_PROGRESS:
+            self._refresh.want(now_s)
+        else:
+            self._refresh.refuse()
+            self._say("refresh", "conditions_not_refreshed", status_name(status))
+
+    def _say(self, matter: str, action: str, why: str) -> None:
+        """One log line for each reason."""
+        if self._said.get(matter) != why:
+            self._said[matter] = why
+            log.warning(_LINES[action], extra={"action": action, "source": self._settings.name, "why": why})
+
+
+_LINES = {
+    "events_refused": "the server refuses its events; values go on, and it is asked again later",
+    "event_fields_left_out": "the server does not have all fields of events; the others are recorded",
+    "event_subscription_lost": "the subscription to events ended and is created anew",
+    "conditions_not_refreshed": "the server does not send the state of its conditions again",
+}

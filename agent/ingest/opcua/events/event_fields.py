@@ -1,0 +1,218 @@
+"""Event notification bytes to events: which fields an event is asked for, and how they are read.
+
+An event arrives as a list of Variants in the order of the filter's select clauses (OPC 10000-4, 7.22.3). A field that
+an event does not have comes as null, or as a status in its place. Values are read by the session's ValueReader; times
+are read here, because their full resolution is kept and is needed as a number.
+
+Core: takes bytes, returns events. Malformed bytes raise DecodeError.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from agent.ingest.opcua.decode import DecodeError, Reader, extension_object, filetime_ns
+from agent.message import Json, parse_json
+
+EVENTS, STATUS_CHANGE = 916, 820  # node ids of the binary encodings, namespace 0
+EVENTS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
+DATE_TIME, STATUS_CODE, NODE_IDS = 13, 19, frozenset({17, 18})  # variant types
+NULL_NODE = "i=0"
+
+BASE_EVENT, CONDITION, ACKNOWLEDGEABLE_CONDITION, ALARM_CONDITION = 2041, 2782, 2881, 2915  # types, namespace 0
+REFRESH_START, REFRESH_END, REFRESH_REQUIRED, QUEUE_OVERFLOW = 2787, 2788, 2789, 3035
+
+_START, _MESSAGE, _LIST = struct.Struct("<Ii"), struct.Struct("<Iqi"), struct.Struct("<Ii")
+_I32, _U32, _I64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
+
+
+class Kind(Enum):
+    """What a field has to be. A value of another kind is not a value of this field and reads as null."""
+
+    BYTES = "bytes"
+    NODE = "node"
+    TEXT = "text"
+    TIME = "time"
+    NUMBER = "number"
+    TRUTH = "truth"
+    STATUS = "status"
+
+
+class Field(NamedTuple):
+    """A field of an event: its name here, the type that has it, and its path there. An empty path is the node id of the
+    condition itself (OPC 10000-9, 5.5.2)."""
+
+    name: str
+    type_id: int
+    path: tuple[str, ...]
+    kind: Kind
+
+
+BASE_FIELDS = (
+    Field("event_id", BASE_EVENT, ("EventId",), Kind.BYTES),
+    Field("event_type", BASE_EVENT, ("EventType",), Kind.NODE),
+    Field("source_node", BASE_EVENT, ("SourceNode",), Kind.NODE),
+    Field("source_name", BASE_EVENT, ("SourceName",), Kind.TEXT),
+    Field("time", BASE_EVENT, ("Time",), Kind.TIME),
+    Field("receive_time", BASE_EVENT, ("ReceiveTime",), Kind.TIME),
+    Field("message", BASE_EVENT, ("Message",), Kind.TEXT),
+    Field("severity", BASE_EVENT, ("Severity",), Kind.NUMBER),
+)
+CONDITION_FIELDS = (
+    Field("condition_id", CONDITION, (), Kind.NODE),
+    Field("condition_name", CONDITION, ("ConditionName",), Kind.TEXT),
+    Field("branch_id", CONDITION, ("BranchId",), Kind.NODE),
+    Field("retain", CONDITION, ("Retain",), Kind.TRUTH),
+    Field("quality", CONDITION, ("Quality",), Kind.STATUS),
+    Field("comment", CONDITION, ("Comment",), Kind.TEXT),
+    Field("client_user_id", CONDITION, ("ClientUserId",), Kind.TEXT),
+    Field("enabled_state", CONDITION, ("EnabledState",), Kind.TEXT),
+    Field("enabled", CONDITION, ("EnabledState", "Id"), Kind.TRUTH),
+    Field("acked_state", ACKNOWLEDGEABLE_CONDITION, ("AckedState",), Kind.TEXT),
+    Field("acked", ACKNOWLEDGEABLE_CONDITION, ("AckedState", "Id"), Kind.TRUTH),
+    Field("confirmed_state", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState",), Kind.TEXT),
+    Field("confirmed", ACKNOWLEDGEABLE_CONDITION, ("ConfirmedState", "Id"), Kind.TRUTH),
+    Field("active_state", ALARM_CONDITION, ("ActiveState",), Kind.TEXT),
+    Field("active", ALARM_CONDITION, ("ActiveState", "Id"), Kind.TRUTH),
+    Field("suppressed_or_shelved", ALARM_CONDITION, ("SuppressedOrShelved",), Kind.TRUTH),
+)
+ALL_FIELDS = BASE_FIELDS + CONDITION_FIELDS
+
+
+class Text(NamedTuple):
+    """A text, with its locale where it came as a LocalizedText that has one."""
+
+    text: str
+    locale: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event as notified. `handle` is the number that we gave the monitored item; a time of 0 was not sent. `fields`
+    has those that are not null, times not among them."""
+
+    handle: int
+    fields: Mapping[str, Any]
+    time_ns: int = 0
+    receive_time_ns: int = 0
+
+    def is_of(self, *type_ids: int) -> bool:
+        """Whether the event is of one of these standard types."""
+        return self.fields.get("event_type") in {f"i={type_id}" for type_id in type_ids}
+
+    @property
+    def is_condition(self) -> bool:
+        """Whether it is the state of a condition. Servers that leave out the node id have the other fields."""
+        return not self.fields.keys().isdisjoint(("condition_id", "condition_name", "retain"))
+
+
+@dataclass(frozen=True, slots=True)
+class EventPublication:
+    """The answer to one Publish of a subscription to events. `more`: the server has more to send at once. `unreadable`:
+    events behind malformed bytes, that one included."""
+
+    events: Sequence[Event]
+    more: bool = False
+    status_change: int | None = None
+    unreadable: int = 0
+
+
+def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
+    """The PublishResponse parameters in `data` (OPC 10000-4, 5.14.5). `fields_of` has the fields that each handle was
+    asked for; events of other handles are left out."""
+    try:
+        return _publication(data, fields_of, reader)
+    except (struct.error, IndexError, OverflowError) as error:
+        raise DecodeError(f"events are cut short or malformed: {error}") from error
+
+
+def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
+    _, available = _START.unpack_from(data, 0)
+    position = _START.size + 4 * max(0, available)
+    more = data[position] != 0
+    _, _, parts = _MESSAGE.unpack_from(data, position + 1)
+    position += 1 + _MESSAGE.size
+    events: list[Event] = []
+    status_change, unreadable = None, 0
+    for _ in range(max(0, parts)):
+        kind, body, position = extension_object(data, position)
+        if kind == EVENTS:
+            unreadable += _event_list(data[body:position], fields_of, reader, events)
+        elif kind == STATUS_CHANGE:
+            (status_change,) = _U32.unpack_from(data, body)
+    return EventPublication(events, more, status_change, unreadable)
+
+
+def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:
+    """Append the events of an EventNotificationList, which is all of `data`. Returns how many could not be read."""
+    (count,) = _I32.unpack_from(data, 0)
+    if count > EVENTS_MAX:
+        raise DecodeError(f"{count} events in one notification")
+    position = 4
+    for left in range(count, 0, -1):
+        try:
+            event, position = _event(data, position, fields_of, reader)
+        except (DecodeError, struct.error, IndexError, OverflowError):
+            return left  # the next one has no known beginning
+        if event is not None:
+            events.append(event)
+    return 0
+
+
+def _event(
+    data: bytes, position: int, fields_of: Mapping[int, Sequence[Field]], reader: Reader
+) -> tuple[Event | None, int]:
+    handle, length = _LIST.unpack_from(data, position)
+    position += _LIST.size
+    asked = fields_of.get(handle, ())
+    found: dict[str, Any] = {}
+    for index in range(max(0, length)):
+        variant_type = data[position]
+        value, position = _value(data, position, reader)
+        if index < len(asked) and (fitting := _fitting(asked[index].kind, variant_type, value)) is not None:
+            found[asked[index].name] = fitting
+    time_ns, receive_time_ns = found.pop("time", 0), found.pop("receive_time", 0)
+    return (Event(handle, found, time_ns, receive_time_ns) if asked else None), position
+
+
+def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:
+    if data[position] == DATE_TIME:
+        (filetime,) = _I64.unpack_from(data, position + 1)
+        return filetime_ns(filetime), position + 1 + _I64.size
+    return reader(data, position)
+
+
+def _fitting(kind: Kind, variant_type: int, value: Any) -> Any:
+    """The value of a field, None if it is of another kind: a status in the place of a value says why there is none."""
+    match kind:
+        case Kind.TEXT:
+            return _text(value)
+        case Kind.BYTES:
+            return value if isinstance(value, bytes) else None
+        case Kind.NODE:
+            return value if variant_type in NODE_IDS and isinstance(value, str) and value != NULL_NODE else None
+        case Kind.TRUTH:
+            return value if isinstance(value, bool) else None
+        case Kind.TIME:
+            return value if variant_type == DATE_TIME else None
+        case Kind.STATUS:
+            return value if variant_type == STATUS_CODE else None
+        case Kind.NUMBER:
+            is_number = type(value) is int and variant_type != STATUS_CODE
+            return value if is_number else None
+
+
+def _text(value: Any) -> Text | None:
+    if isinstance(value, str):
+        return Text(value)
+    if isinstance(value, bytes):
+        return Text(value.decode(errors="replace"))  # a String that is not UTF-8
+    if isinstance(value, Json):
+        found = parse_json("text", value.data)
+        if isinstance(found, dict) and isinstance(found.get("text"), str) and isinstance(found.get("locale"), str):
+            return Text(found["text"], found["locale"])
+    return None

@@ -1,0 +1,43 @@
+"""Signs that events were lost: what a server says of its queue, and what it does not say.
+
+A server whose queue for a monitored item runs over sends an event of type EventQueueOverflowEventType (OPC 10000-4,
+7.22.3). Some (node-opcua) discard without a word. Then the burst that empties the queue holds as many events as the
+queue has places: that many may be all there were, or those that were left. It is taken as a loss of unknown size.
+
+Core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from agent.ingest.opcua.events.event_fields import QUEUE_OVERFLOW, Event
+
+EVENTS_LOST = "events_lost"  # the predicate of the fact
+QUEUE_OVERFLOWED = "event_queue_overflow"  # the server says so
+QUEUE_FULL = "event_queue_full"  # the queue had no room left, so more events may have been discarded
+SUBSCRIPTION_LOST = "event_subscription_lost"  # no event was received between two subscriptions
+PUBLICATION_MISSING = "event_publication_missing"  # sent by the server, never received
+UNREADABLE = "events_unreadable"  # bytes that do not make an event, and what came behind them
+
+
+class QueueWatch:
+    """The queues of one subscription. `queue_sizes` by handle, as the server revised them; 0 or 1: not told."""
+
+    def __init__(self, queue_sizes: Mapping[int, int]) -> None:
+        self._sizes = queue_sizes
+        self._counts: Counter[int] = Counter()
+
+    def take(self, events: Iterable[Event], *, more: bool) -> str:
+        """Take in the events of a publication. Returns the reason of a loss, or nothing."""
+        reason = ""
+        for event in events:
+            self._counts[event.handle] += 1
+            if event.is_of(QUEUE_OVERFLOW):
+                reason = QUEUE_OVERFLOWED
+        if more:
+            return reason
+        counts, self._counts = self._counts, Counter()
+        is_full = any(1 < self._sizes.get(handle, 0) <= count for handle, count in counts.items())
+        return reason or (QUEUE_FULL if is_full else "")

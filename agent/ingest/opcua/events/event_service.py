@@ -1,0 +1,185 @@
+"""The service calls for events, through asyncua: monitored items with an EventFilter, ConditionRefresh, names of types.
+
+A server may refuse any of them, or the whole call, and the values go on all the same: every refusal comes back as a
+status, a time-out and an unreadable answer as well. Nothing is ever acknowledged, confirmed or commented here.
+
+Knows asyncua.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from asyncua import ua
+from asyncua.client.ua_session import UaSession
+from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.object_ids import ObjectIdNames, ObjectIds
+from asyncua.ua.uaerrors import UaError, UaStatusCodeError
+
+from agent.ingest import quality
+from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
+
+AnswerT = TypeVar("AnswerT")
+
+QUEUE_SIZE = 10_000  # events that a server is asked to keep for each node; about a minute of a bad alarm flood
+TYPES_PER_READ = 100  # far below what any server refuses
+_FILTER_REFUSED = frozenset(  # with these, fewer fields or no condition may be accepted
+    {
+        *(0x8043_0000, 0x8044_0000, 0x8045_0000),  # BadMonitoredItemFilterInvalid, ...Unsupported, BadFilterNotAllowed
+        *(0x8047_0000, 0x8048_0000),  # BadEventFilterInvalid, BadContentFilterInvalid
+        *(0x80C1_0000, 0x80C2_0000),  # BadFilterOperatorInvalid, BadFilterOperatorUnsupported
+        *(0x8001_0000, 0x8002_0000, quality.BAD_NOT_SUPPORTED, quality.BAD_DECODING_ERROR),
+    }
+)
+_UNREADABLE = (struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class EventItem:
+    """The answer for one monitored item: a status; if it is good, the server's number of the item, the fields that it
+    sends in this order, and the size of its queue. `left_out` names the fields for which the server refused the item; one
+    that it takes and does not have comes as null."""
+
+    status: int
+    item: int = 0
+    fields: Sequence[Field] = ()
+    queue_size: int = 0
+    left_out: tuple[str, ...] = ()
+
+
+class EventService:
+    """The calls of one session. `ask` makes a request with the library's session."""
+
+    def __init__(self, ask: Callable[[Callable[[UaSession], Awaitable[Any]]], Awaitable[Any]]) -> None:
+        self._ask = ask
+
+    async def create_item(
+        self,
+        subscription_id: int,
+        handle: int,
+        node: NodeAddress,
+        namespace: int,
+        expect: Callable[[Sequence[Field]], None],
+        type_ids: Sequence[int] = (),
+    ) -> EventItem:
+        """Monitor the events of a node, of these standard types or all. A server that refuses the filter is asked again
+        without the fields that it names, then with the fields that every event has, then without a condition on the
+        type: then events of all types come. `expect` is called with the fields before they are asked for, because an
+        event may come before the answer."""
+
+        async def attempt(fields: Sequence[Field], types: Sequence[int]) -> EventItem:
+            expect(fields)
+            return await self._create(subscription_id, handle, _node_id(node, namespace), fields, types)
+
+        if type_ids:
+            found = await attempt(BASE_FIELDS, type_ids)
+            return await attempt(BASE_FIELDS, ()) if _is_filter_refused(found) else found
+        found = await attempt(ALL_FIELDS, ())
+        if _is_filter_refused(found) and found.left_out:
+            found = await attempt([field for field in ALL_FIELDS if field.name not in found.left_out], ())
+        if _is_filter_refused(found):
+            found = await attempt(BASE_FIELDS, ())
+        return replace(found, left_out=tuple(field.name for field in ALL_FIELDS if field not in found.fields))
+
+    async def refresh(self, subscription_id: int) -> int:
+        """ConditionRefresh (OPC 10000-9, 5.5.7): has the server send the state of all retained conditions. The
+        status."""
+        request = ua.CallMethodRequest(
+            ObjectId=ua.NodeId(ObjectIds.ConditionType),  # type: ignore[arg-type]
+            MethodId=ua.NodeId(ObjectIds.ConditionType_ConditionRefresh),  # type: ignore[arg-type]
+            InputArguments=[ua.Variant(subscription_id, ua.VariantType.UInt32)],
+        )
+        found = await self._answer(lambda library: library.call([request]))
+        return found if isinstance(found, int) else int(found[0].StatusCode.value)
+
+    async def type_names(self, types: Sequence[tuple[NodeAddress, int]]) -> list[str]:
+        """The browse names of event types, given with their namespace index; empty where it cannot be read."""
+        nodes = [_node_id(*one) for one in types[:TYPES_PER_READ]]
+        parameters = ua.ReadParameters(
+            NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.BrowseName) for node in nodes]
+        )
+        found = await self._answer(lambda library: library.read(parameters))
+        if isinstance(found, int) or len(found) != len(nodes):
+            return [""] * len(types)
+        values = [one.Value.Value if one.Value is not None else None for one in found]
+        names = [one.Name or "" if isinstance(one, ua.QualifiedName) else "" for one in values]
+        return names + [""] * (len(types) - len(names))
+
+    async def _create(
+        self, subscription_id: int, handle: int, node: ua.NodeId, fields: Sequence[Field], type_ids: Sequence[int]
+    ) -> EventItem:
+        parameters = ua.CreateMonitoredItemsParameters(
+            SubscriptionId=subscription_id,
+            TimestampsToReturn=ua.TimestampsToReturn.Neither,
+            ItemsToCreate=[
+                ua.MonitoredItemCreateRequest(
+                    ItemToMonitor=ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.EventNotifier),
+                    MonitoringMode=ua.MonitoringMode.Reporting,
+                    RequestedParameters=ua.MonitoringParameters(
+                        ClientHandle=handle,
+                        SamplingInterval=0,
+                        Filter=event_filter(fields, type_ids),
+                        QueueSize=QUEUE_SIZE,
+                        DiscardOldest=True,
+                    ),
+                )
+            ],
+        )
+        found = await self._answer(lambda library: library.create_monitored_items(parameters))
+        if isinstance(found, int):
+            return EventItem(found)
+        result = found[0]
+        statuses = getattr(result.FilterResult, "SelectClauseResults", None) or ()
+        refused = tuple(field.name for field, one in zip(fields, statuses, strict=False) if not one.is_good())
+        return EventItem(result.StatusCode.value, result.MonitoredItemId, fields, result.RevisedQueueSize, refused)
+
+    async def _answer(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
+        """The answer, or the status with which the call as a whole was refused."""
+        try:
+            found = await self._ask(request)
+        except UaStatusCodeError as error:
+            return int(error.code)
+        except TimeoutError:
+            return quality.BAD_TIMEOUT
+        except (UaError, OSError):
+            return quality.BAD_COMMUNICATION_ERROR
+        except _UNREADABLE:
+            return quality.BAD_DECODING_ERROR
+        return found or quality.BAD_DECODING_ERROR
+
+
+def event_filter(fields: Sequence[Field], type_ids: Sequence[int] = ()) -> ua.EventFilter:
+    """These fields of events of these standard types; without types of all."""
+    found = ua.EventFilter(SelectClauses=[_operand(field.type_id, field.path) for field in fields])
+    if type_ids:
+        types = [ua.LiteralOperand(Value=ua.Variant(ua.NodeId(one), ua.VariantType.NodeId)) for one in type_ids]  # type: ignore[arg-type]
+        element = ua.ContentFilterElement(
+            FilterOperator=ua.FilterOperator.InList, FilterOperands=[_operand(BASE_EVENT, ("EventType",)), *types]
+        )
+        found.WhereClause = ua.ContentFilter(Elements=[element])
+    return found
+
+
+def standard_type_name(type_id: int) -> str:
+    """The name of an event type of namespace 0; empty for a number that is none."""
+    return str(ObjectIdNames.get(type_id, ""))
+
+
+def _is_filter_refused(found: EventItem) -> bool:
+    return found.status & quality.CODE_BITS in _FILTER_REFUSED
+
+
+def _operand(type_id: int, path: tuple[str, ...]) -> ua.SimpleAttributeOperand:
+    return ua.SimpleAttributeOperand(
+        TypeDefinitionId=ua.NodeId(type_id),  # type: ignore[arg-type]
+        BrowsePath=[ua.QualifiedName(name, 0) for name in path],
+        AttributeId=AttributeIds.Value if path else AttributeIds.NodeId,
+    )
+
+
+def _node_id(node: NodeAddress, namespace: int) -> ua.NodeId:
+    return ua.NodeId(node.identifier, namespace)  # type: ignore[arg-type]

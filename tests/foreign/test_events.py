@@ -1,0 +1,219 @@
+"""Events and alarms of a foreign server as messages: raised, changed, missed while away, and lost at the server."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.ingest.opcua.events import event_service
+from agent.message import Message
+from tests.foreign.plant import facts, opcua, storing
+from tests.foreign.server import ForeignServer, foreign_server
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import Running, ingesting
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+
+COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
+ALARM = "condition:plc/3:alarm_input/PressureAlarm"
+
+
+def said(message: Message) -> dict[str, Any]:
+    """The object of a message."""
+    return dict(json.loads(message.fact.object_json))
+
+
+def events(run: Running, predicate: str, subject: str = "") -> list[dict[str, Any]]:
+    """The objects of the messages of the stream with this predicate, in order."""
+    found = [m for m in run.store.events.values() if m.fact.predicate == predicate]
+    return [said(m) for m in found if subject in ("", m.fact.subject)]
+
+
+async def wait_refreshed(run: Running, times: int = 1) -> None:
+    """Until so many facts about refreshes are there: whatever happens now is seen live."""
+    await wait_until_async(lambda: len(events(run, "conditions_refreshed")) >= times, f"refresh {times}")
+
+
+def states(found: list[dict[str, Any]]) -> list[tuple[bool, bool]]:
+    """Active and acknowledged, one after the other."""
+    return [(one["active"], one["acked"]) for one in found]
+
+
+@in_loop
+async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path) -> None:
+    """Each event that the server raises is one message with its fields; values flow beside it."""
+    async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+        await wait_refreshed(run)
+        await server.raise_event("door open", severity=300)
+        await wait_until_async(lambda: events(run, "event_raised"), "the event")
+        (found,) = events(run, "event_raised", "event:plc/Server")
+        assert (found["message"], found["severity"]) == ("door open", 300)
+        assert (found["event_type_name"], found["source_node"]) == ("BaseEventType", "i=2253")
+        assert found["event_id"]
+        assert found["time"] == found["receive_time"]
+        await run.wait_good("f/count", len(run.store.good("f/count")))
+
+
+@in_loop
+async def test_events_less_severe_than_asked_for_are_left_out(tmp_path: Path) -> None:
+    """A condition that was severe enough once is followed to its end, however harmless that is. Its unacknowledged
+    occurrence, which this server keeps as a branch, is a state of its own."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        source = opcua(server, tmp_path, "count", events=("Server",), events_severity_min=140)
+        async with ingesting(source) as run:
+            await wait_refreshed(run)
+            await server.raise_event("mouse", severity=139)
+            await server.raise_event("cat", severity=140)
+            await server.set_alarm(active=True)  # severity 150
+            await server.set_alarm(active=False)  # severity 0
+            await wait_until_async(lambda: len(events(run, "condition_changed", ALARM)) >= 3, "the end of the alarm")
+        assert [one["message"] for one in events(run, "event_raised")] == ["cat"]
+        begun, branch, ended = events(run, "condition_changed", ALARM)
+        assert (begun["active"], begun["severity"]) == (True, 150)
+        assert (ended["active"], ended["severity"]) == (False, 0)
+        assert branch["branch_id"].startswith("nsu=")
+        assert "branch_id" not in begun.keys() | ended.keys()
+
+
+@in_loop
+async def test_the_life_of_an_alarm(tmp_path: Path) -> None:
+    """Active, acknowledged at the server with a comment, inactive: one message for each state, in order, with names."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+            await wait_refreshed(run)
+            await server.set_alarm(active=True)
+            await server.acknowledge("seen by Ann")
+            await server.set_alarm(active=False)
+            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "three states")
+        found = events(run, "condition_changed", ALARM)
+        assert states(found) == [(True, False), (True, True), (False, True)]
+        assert [one["active_state"] for one in found] == ["Active", "Active", "Inactive"]
+        assert (found[0]["condition_name"], found[0]["event_type_name"]) == ("PressureAlarm", "ExclusiveLimitAlarmType")
+        assert found[0]["condition_id"].startswith("nsu=urn:bsfg:foreign;")
+        assert found[1]["comment"] == "seen by Ann"
+        assert {one["quality"] for one in found} == {"Good"}
+        assert found[0]["retain"]
+
+
+@in_loop
+async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None:
+    """A state that is known is not stored again after a reconnect; one that was reached while the source was away is
+    stored once, marked, under the server's time; events are declared lost from the last sign of life on."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+            await wait_refreshed(run)
+            await server.set_alarm(active=True)
+            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+            await server.cut()
+            await wait_refreshed(run, 2)  # the alarm is among the retained conditions now
+            assert states(events(run, "condition_changed")) == [(True, False)]
+            await server.listen(on=False)
+            await server.cut()
+            await wait_until_async(lambda: not run.source("plc").connected, "the source away")
+            await server.acknowledge("while you were away")
+            await server.listen(on=True)
+            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the missed state")
+            await server.cut()
+            lives = run.source("plc").connects_total
+            await wait_until_async(lambda: run.source("plc").connects_total > lives, "another life")
+            await server.set_alarm(active=False)
+            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "inactive")
+        assert states(events(run, "condition_changed")) == [(True, False), (True, True), (False, True)]
+        changed = [m for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
+        assert [dict(m.envelope.labels) for m in changed[:2]] == [{}, {"refreshed": "true"}]
+        (*_, missed) = [said(m) for m in run.store.messages.values() if m.fact.predicate == "events_lost"]
+        assert missed["reason"] == "event_subscription_lost"
+
+
+@in_loop
+async def test_the_store_holds_each_state_once_over_restarts(tmp_path: Path) -> None:
+    """A new process of ours knows nothing of the conditions; the server restarts no alarm. The refresh brings the state
+    again, and the store has it."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        source = opcua(server, tmp_path, "count", events=("Server",), events_stream="alarms")
+        async with storing(source, tmp_path) as run:
+            await wait_refreshed(run)
+            await server.set_alarm(active=True)
+            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+        async with storing(source, tmp_path) as run:
+            await wait_refreshed(run)
+        found = facts(tmp_path, "alarms")
+    assert [one["predicate"] for one in found] == ["conditions_refreshed", "condition_changed", "conditions_refreshed"]
+    assert [one["object"]["count"] for one in found[::2]] == [0, 1]
+    assert found[2]["object"]["conditions"] == [found[1]["object"]["condition_id"]]
+
+
+@in_loop
+async def test_a_condition_that_ended_while_we_were_away_is_absent(tmp_path: Path) -> None:
+    """A server that was restarted has forgotten the alarm: the refresh does not name it, and a message says so."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+            await wait_refreshed(run)
+            await server.set_alarm(active=True)
+            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+            server.kill()
+            await server.start()
+            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the end of the alarm")
+        _, absent = events(run, "condition_changed", ALARM)
+        assert (absent["retain"], absent["reason"]) == (False, "absent_at_refresh")
+        assert "active" not in absent
+
+
+@in_loop
+async def test_events_of_one_area(tmp_path: Path) -> None:
+    """Only what is reported to this node comes, and a refresh is recognised although its beginning and end are events
+    of the Server object."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        area = f"nsu={server.namespace};s=plant"
+        async with ingesting(opcua(server, tmp_path, "count", events=(area,))) as run:
+            await wait_refreshed(run)
+            await server.raise_event("not ours")
+            await server.set_alarm(active=True)
+            await wait_until_async(lambda: events(run, "condition_changed", ALARM), "the alarm")
+            await server.cut()
+            await wait_refreshed(run, 2)
+            assert [one["count"] for one in events(run, "conditions_refreshed")] == [0, 1]
+        assert states(events(run, "condition_changed")) == [(True, False)]
+        assert not events(run, "event_raised")
+
+
+@in_loop
+async def test_what_the_servers_queue_discards_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server raises more events than its queue holds and says nothing: a fact says that events may be missing. A
+    server that does say so with an event gives the same fact, and the event itself is no message."""
+    monkeypatch.setattr(event_service, "QUEUE_SIZE", 100)
+    async with (
+        foreign_server(tmp_path / "server", variables=[COUNT]) as server,
+        storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run,
+    ):
+        await wait_refreshed(run)
+        await server.raise_event("flood", count=150)
+        await wait_until_async(lambda: len(events(run, "event_raised")) >= 100, "what the queue held")
+        await server.raise_event("told", type_name="EventQueueOverflowEventType")
+        await server.raise_event("after")
+        await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
+    texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
+    assert texts == [*(f"flood {n}" for n in range(50, 150)), "after"]
+    lost = [one["object"] for one in facts(tmp_path, "facts.operational") if one["predicate"] == "events_lost"]
+    assert [(one["reason"], one["count"], one["count_exact"]) for one in lost] == [
+        ("event_queue_full", 0, False),
+        ("event_queue_overflow", 1, False),
+    ]
+
+
+@in_loop
+async def test_a_node_that_is_refused_costs_nothing_else(
+    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node that does not exist is named in the log; the events of the other come, and the values."""
+    ghost = server.address("ghost")
+    async with ingesting(opcua(server, tmp_path, "count", events=(ghost, "Server"))) as run:
+        await wait_refreshed(run)
+        await server.raise_event("door open")
+        await wait_until_async(lambda: events(run, "event_raised"), "the event")
+        await run.wait_good("f/count", len(run.store.good("f/count")))
+        assert run.source("plc").connects_total == 1
+    refused = [record.why for record in caplog.records if getattr(record, "action", "") == "events_refused"]  # type: ignore[attr-defined]
+    assert refused == [f"{ghost}: BadNodeIdUnknown"]

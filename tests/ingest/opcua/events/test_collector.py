@@ -1,0 +1,302 @@
+"""The collector against a server that the test plays, call by call."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asyncua import ua
+from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
+from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
+from agent.ingest.opcua.publisher import Route
+from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.values.variant import ValueReader
+from agent.ingest.recorder import Recorder
+from agent.ingest.settings import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.ingest.opcua.events.events import S, condition, event, notification, publication
+from tests.waiting import wait_until_async
+
+BAD_EVENT_FILTER_INVALID, BAD_METHOD_INVALID, BAD_TIMEOUT = 0x8047_0000, 0x8075_0000, 0x800A_0000
+NAMESPACES = ["http://opcfoundation.org/UA/", "urn:x"]
+
+
+class Server:
+    """Satisfies what a collector asks of a session, of its library, and of a publisher."""
+
+    def __init__(self) -> None:
+        self.reader = ValueReader(NAMESPACES)
+        self.routes: dict[int, Route] = {}
+        self.asked: list[tuple[int, list[str]]] = []  # (handle, fields) of each item that was asked for
+        self.item_statuses: list[int] = []  # of the next items; then they are good
+        self.bad_fields: set[str] = set()
+        self.item_error: Exception | None = None
+        self.refreshes: list[int] = []
+        self.refresh_status = 0
+        self.subscription_errors = 0
+        self.types_read: list[str] = []
+        self._number = 0
+
+    async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
+        return await request(self)
+
+    async def namespaces(self) -> list[str]:
+        return NAMESPACES
+
+    async def create_subscription(self) -> tuple[int, float]:
+        if self.subscription_errors:
+            self.subscription_errors -= 1
+            raise SourceLost("opc.tcp://plc does not answer as it should: BadTooManySubscriptions")
+        self._number += 1
+        return self._number, 500.0
+
+    async def create_monitored_items(self, parameters: ua.CreateMonitoredItemsParameters) -> list[Any]:
+        if self.item_error is not None:
+            raise self.item_error
+        (item,) = parameters.ItemsToCreate
+        clauses = item.RequestedParameters.Filter.SelectClauses
+        names = [".".join(str(step.Name) for step in clause.BrowsePath) for clause in clauses]
+        self.asked.append((item.RequestedParameters.ClientHandle, names))
+        status = self.item_statuses.pop(0) if self.item_statuses else 0
+        results = [ua.StatusCode(BAD_EVENT_FILTER_INVALID if name in self.bad_fields else 0) for name in names]  # type: ignore[arg-type]
+        return [
+            SimpleNamespace(
+                StatusCode=ua.StatusCode(status),  # type: ignore[arg-type]
+                MonitoredItemId=7,
+                RevisedQueueSize=100,
+                FilterResult=SimpleNamespace(SelectClauseResults=results),
+            )
+        ]
+
+    async def call(self, methods: Sequence[ua.CallMethodRequest]) -> list[Any]:
+        (method,) = methods
+        assert (method.ObjectId, method.MethodId) == (ua.NodeId(2782), ua.NodeId(3875))  # type: ignore[arg-type]
+        self.refreshes.append(method.InputArguments[0].Value)
+        return [SimpleNamespace(StatusCode=ua.StatusCode(self.refresh_status))]  # type: ignore[arg-type]
+
+    async def read(self, parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
+        return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
+
+    def begin(self, number: int, route: Route) -> None:
+        self.routes[number] = route
+
+    def forget(self, number: int) -> None:
+        del self.routes[number]
+
+    async def publish(self, content: EventPublication, number: int = 0) -> None:
+        """Hand a publication on, by default of the newest subscription."""
+        number = number or self._number
+        await self.routes[number].take(Header(number, 1, 8 * S, has_data=True), content)
+
+
+class Collecting:
+    """A collector at work."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.store, self.server = FakeStore(), Server()
+        recorder = Recorder("plc", "plant-a", self.store, (Busy,), "facts.operational")
+        known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
+        self.collector = EventCollector(
+            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.beside(EVENTS_LOST)
+        )
+
+    @asynccontextmanager
+    async def life(self) -> Any:
+        """A session, until the end of the block."""
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.collector.run(self.server, self.server), name="life")  # type: ignore[arg-type]
+            yield
+            task.cancel()
+        await self.collector.finish()
+
+    def said(self) -> list[Any]:
+        """The texts of the events that were recorded."""
+        return [json.loads(m.fact.object_json).get("message") for m in self.store.events.values()]
+
+    def lost(self) -> list[tuple[str, int, str]]:
+        """Reason, count and first time of each loss that was declared."""
+        found = [json.loads(m.fact.object_json) for m in self.store.messages.values()]
+        assert all(m.fact.predicate == "events_lost" for m in self.store.messages.values())
+        return [(one["reason"], one["count"], one["first_time"]) for one in found]
+
+
+def of(*events: Event, more: bool = False, unreadable: int = 0, status: int | None = None) -> EventPublication:
+    """A publication."""
+    return EventPublication(events, more, status, unreadable)
+
+
+def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
+    """The reasons that the log gives."""
+    return [record.why for record in caplog.records if getattr(record, "action", "") == action]  # type: ignore[attr-defined]
+
+
+@in_loop
+async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
+    """The item has all fields; the refresh comes after it, with the number of the subscription. Bytes are decoded by the
+    fields that were asked for."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        ((handle, names),) = run.server.asked
+        assert handle == 1
+        assert names == [".".join(field.path) for field in ALL_FIELDS]
+        body = publication(notification(1, [ua.Variant(b"\x01", ua.VariantType.ByteString)]))
+        content = await run.server.routes[1].decode(body)
+        assert content.events[0].fields == {"event_id": b"\x01"}
+
+
+@in_loop
+async def test_a_server_that_refuses_fields_gets_fewer(caplog: pytest.LogCaptureFixture) -> None:
+    """Those that it names are left out, and named in the log; where it names none, only those of every event are
+    asked for."""
+    run = Collecting()
+    run.server.item_statuses = [BAD_EVENT_FILTER_INVALID]
+    run.server.bad_fields = {"ClientUserId"}
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+    assert len(run.server.asked[1][1]) == len(ALL_FIELDS) - 1
+    assert logged(caplog, "event_fields_left_out") == ["client_user_id"]
+    run = Collecting()
+    run.server.item_statuses = [BAD_EVENT_FILTER_INVALID]
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        fields = run.collector._fields[1]
+    assert [len(names) for _, names in run.server.asked] == [len(ALL_FIELDS), len(BASE_FIELDS)]
+    assert list(fields) == list(BASE_FIELDS)
+
+
+@in_loop
+async def test_a_server_that_refuses_events_is_named_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it refuses, an item, the whole call or the subscription: one line for each reason, and no end of the
+    session. When it takes them, events come."""
+    run = Collecting()
+    run.server.subscription_errors = 2
+    run.server.item_error = BadFilterNotAllowed()  # type: ignore[no-untyped-call]
+    async with run.life():
+        await wait_until_async(lambda: "Server: BadFilterNotAllowed" in logged(caplog, "events_refused"), "a refusal")
+        run.server.item_error = BadServiceUnsupported()  # type: ignore[no-untyped-call]
+        await wait_until_async(lambda: "Server: BadServiceUnsupported" in logged(caplog, "events_refused"), "another")
+        run.server.item_error = None
+        await wait_until_async(lambda: run.server.refreshes, "events")
+        await run.server.publish(of(event(message="x")))
+        await wait_until_async(lambda: run.said() == ["x"], "the event")
+    assert len(logged(caplog, "events_refused")) == 3
+
+
+@in_loop
+async def test_a_server_without_conditions_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not asked again in this subscription, not even after a loss; events come all the same."""
+    run = Collecting()
+    run.server.refresh_status = BAD_METHOD_INVALID
+    async with run.life():
+        await wait_until_async(lambda: logged(caplog, "conditions_not_refreshed"), "the refusal")
+        await run.server.publish(of(event(message="x"), unreadable=3))
+        await wait_until_async(lambda: run.said() == ["x"], "the event")
+        assert not run.collector._refresh.is_due(1e12)
+    assert logged(caplog, "conditions_not_refreshed") == ["BadMethodInvalid"]
+    assert run.lost() == [("events_unreadable", 3, "1970-01-01T00:00:08Z")]
+
+
+@in_loop
+async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Events are missing from its last sign of life to the first one of the next, and the conditions are asked for
+    again. What still comes of the old one is dropped."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        old = run.server.routes[1]
+        await run.server.publish(of(status=BAD_TIMEOUT))
+        await wait_until_async(lambda: run.server.refreshes == [1, 2], "another refresh")
+        await old.take(Header(1, 9, 9 * S, has_data=True), of(event(message="late")))
+        await run.server.publish(of(event(message="x")))
+        await wait_until_async(lambda: run.said() == ["x"], "the event")
+    assert logged(caplog, "event_subscription_lost") == ["BadTimeout"]
+    assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+
+
+@in_loop
+async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """Not even keep-alives come: the server has forgotten it."""
+    run = Collecting(liveness_timeout_ms=300)
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes[:2] == [1, 2], "another subscription")
+    assert logged(caplog, "event_subscription_lost")[0] == "it gave no sign of life"
+
+
+@in_loop
+async def test_a_store_that_refuses_holds_the_next_publish() -> None:
+    """Publications fill the buffer, then the hand-over waits, and so does the server. The end of the session in that
+    moment loses nothing."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        run.store.refusing = True
+        async with asyncio.TaskGroup() as group:
+            publishing = group.create_task(self_publishing(run, 30), name="publish")
+            buffer = run.collector._buffer
+            await wait_until_async(lambda: bool(buffer._putters), "a waiting publish")  # type: ignore[attr-defined]
+            assert not publishing.done()
+            assert run.said() == []
+            publishing.cancel()
+        held = buffer.qsize() + 2  # one is being recorded, one waits for room
+        run.store.refusing = False
+    assert run.said() == [str(n) for n in range(held)]
+    assert len(run.said()) < 30
+
+
+async def self_publishing(run: Collecting, count: int) -> None:
+    """So many publications, one after the other, as the publisher hands them on."""
+    for n in range(count):
+        await run.server.publish(of(event(message=str(n))))
+
+
+@in_loop
+async def test_a_publication_that_never_came_is_a_loss() -> None:
+    """Of this subscription only. A change of a condition may have been in it, so a refresh is wanted."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        await run.server.publish(of())
+        missing = run.server.routes[1].missing
+        assert missing is not None
+        await missing(Missing(99, 4, 4))
+        run.collector._book.abandon()
+        await missing(Missing(1, 4, 4))
+        assert run.collector._refresh.is_due(1e12)
+    assert run.lost() == [("event_publication_missing", 1, "1970-01-01T00:00:08Z")]
+
+
+@in_loop
+async def test_types_are_named() -> None:
+    """A type of the vendor is asked for when it is met the first time, once; one of a namespace without a place in the
+    server's table stays without a name."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        vendor = [Event(1, {"event_type": "nsu=urn:x;i=5", "event_id": bytes([n])}, S) for n in range(2)]
+        await run.server.publish(of(*vendor, Event(1, {"event_type": "ns=9;i=1"}, S)))
+        await run.server.publish(of(Event(1, {"event_type": "nsu=urn:x;i=5", "event_id": b"3"}, S), condition("High")))
+        await wait_until_async(lambda: len(run.store.events) == 5, "five events")
+    found = [json.loads(m.fact.object_json).get("event_type_name") for m in run.store.events.values()]
+    assert found == ["PumpEventType", "PumpEventType", None, "PumpEventType", "AlarmConditionType"]
+    assert run.server.types_read == ["ns=1;i=5"]
+
+
+@in_loop
+async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
+    """Where only an area is asked for: its item has a filter on the type, and whatever else comes of it is dropped."""
+    run = Collecting(events=("nsu=urn:x;s=Area",))
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        assert [handle for handle, _ in run.server.asked] == [1, 2]
+        await run.server.publish(of(event(handle=2, message="other area"), event(handle=1, message="ours")))
+        await wait_until_async(run.said, "the event")
+    assert run.said() == ["ours"]

@@ -1,0 +1,169 @@
+from agent.ingest.opcua.events.condition_book import (
+    CONDITIONS_MAX,
+    REFRESH_MAX_S,
+    REFRESH_PAUSE_MAX_S,
+    REFRESH_PAUSE_S,
+    ConditionBook,
+    RefreshPlan,
+    Taken,
+)
+from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
+from tests.ingest.opcua.events.events import condition, event
+
+HIGH, LOW = condition("High", 1, active=True), condition("Low", 2, active=True)
+
+
+def start(at_s: float) -> Event:
+    """RefreshStart at this time."""
+    return event(REFRESH_START, at_s)
+
+
+END = event(REFRESH_END, 99)
+
+
+def known(*events: Event) -> ConditionBook:
+    """A book that has seen these."""
+    book = ConditionBook()
+    book.take(events, [], more=False)
+    return book
+
+
+def names(events: object) -> list[object]:
+    """The conditions of events."""
+    return [one.fields["condition_id"] for one in events]  # type: ignore[attr-defined]
+
+
+def test_live_events_pass() -> None:
+    """Outside a refresh every event is recorded as it comes, unmarked, and a condition that is not retained any more is
+    forgotten."""
+    book = ConditionBook()
+    plain = event(message="x")
+    ended = condition("High", 3, retain=False)
+    assert book.take([HIGH, plain, LOW], [], more=False) == Taken([HIGH, plain, LOW])
+    assert book.knows(condition("Low", 9))
+    assert book.take([ended], [], more=False).events == [ended]
+    assert book.retained == [LOW]
+
+
+def test_a_refresh_tells_known_from_new_and_absent() -> None:
+    """A state that is known is passed over, also under another EventId; a new one is taken and marked; a condition that
+    the refresh does not name is absent."""
+    book = known(HIGH, LOW)
+    book.ask()
+    again = condition("High", 1, active=True, event_id=b"another")
+    new = condition("Third", 5, active=True)
+    found = book.take([again, new], [start(10), END], more=False)
+    assert found == Taken([new], frozenset({0}), [LOW], is_complete=True)
+    assert names(book.retained) == ["i=High", "i=Third"]
+    assert not book.is_refreshing
+
+
+def test_a_change_while_nobody_listened_is_new() -> None:
+    """Ended and begun again in between: the state is the same, its time is not."""
+    book = known(HIGH)
+    book.ask()
+    later = condition("High", 5, active=True)
+    assert book.take([later], [start(10), END], more=False).events == [later]
+
+
+def test_a_live_event_within_a_refresh_is_not_marked() -> None:
+    """It has a time after RefreshStart; it counts as seen all the same. Plain events are never marked."""
+    book = known(HIGH)
+    book.ask()
+    live, plain = condition("High", 11, active=False), event(at_s=3, message="x")
+    found = book.take([live, plain], [start(10), END], more=False)
+    assert (found.events, found.refreshed, found.absent) == ([live, plain], frozenset(), [])
+
+
+def test_a_refresh_ends_with_its_burst() -> None:
+    """The events of several items come in no order: states before RefreshStart and behind RefreshEnd belong to the
+    refresh as well, as long as the server has more to send at once."""
+    book = known(HIGH, LOW)
+    book.ask()
+    assert not book.take([HIGH], [], more=True).is_complete
+    assert not book.take([], [start(10), END], more=True).is_complete
+    found = book.take([LOW], [], more=False)
+    assert (found.events, found.absent, found.is_complete) == ([], [], True)
+
+
+def test_a_refresh_that_another_client_asked_for_counts() -> None:
+    """Some servers send it to everybody. What came earlier in its burst is part of it, what came before is not."""
+    book = known(HIGH, LOW)
+    assert book.take([HIGH], [], more=True).events == [HIGH]
+    assert book.take([], [start(10), END], more=False).absent == [LOW]
+    assert not known(HIGH).take([], [END], more=False).is_complete
+
+
+def test_a_refresh_that_lost_events_proves_no_absence() -> None:
+    """The states may be among what was lost. Nor does one that was abandoned, or is not over."""
+    book = known(HIGH)
+    book.ask()
+    book.spoil()
+    found = book.take([], [start(10), END], more=False)
+    assert (found.absent, found.is_complete) == ([], False)
+    book.ask()
+    book.abandon()
+    assert not book.take([], [END], more=False).is_complete
+    book.ask()
+    assert not book.take([], [start(10)], more=False).is_complete
+    assert book.is_refreshing
+    assert book.retained == [HIGH]
+
+
+def test_branches_are_conditions_of_their_own() -> None:
+    """An earlier occurrence that nobody has acknowledged is retained beside the present state."""
+    branch = condition("High", 1, branch_id="i=77")
+    book = known(HIGH, branch)
+    book.take([condition("High", 4, retain=False, branch_id="i=77")], [], more=False)
+    assert book.retained == [HIGH]
+
+
+def test_a_server_may_require_a_refresh() -> None:
+    """RefreshRequired is told to the caller."""
+    assert ConditionBook().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
+
+
+def test_the_number_of_known_conditions_is_limited() -> None:
+    """Beyond it conditions are recorded and not followed."""
+    book = known(*(condition(str(n)) for n in range(CONDITIONS_MAX + 5)))
+    assert len(book.retained) == CONDITIONS_MAX
+    changed = condition("0", 7)
+    book.take([changed], [], more=False)
+    assert changed in book.retained
+
+
+def test_refreshes_keep_a_distance() -> None:
+    """The first at once, the next after a pause that doubles while refreshes lose events themselves."""
+    plan = RefreshPlan()
+    assert not plan.is_due(5)
+    plan.begin(5)
+    assert plan.is_due(5)
+    plan.asked(5)
+    plan.want(6)
+    assert not plan.is_due(5 + REFRESH_PAUSE_S - 1)
+    assert plan.is_due(5 + REFRESH_PAUSE_S)
+    plan.asked(20)
+    plan.spoil(21)
+    assert not plan.is_due(20 + REFRESH_PAUSE_S)
+    assert plan.is_due(20 + 2 * REFRESH_PAUSE_S)
+    for _ in range(20):
+        plan.spoil(21)
+    plan.asked(100)
+    plan.want(100)
+    assert plan.is_due(100 + REFRESH_PAUSE_MAX_S)
+    plan.complete()
+    plan.asked(2000)
+    plan.want(2001)
+    assert plan.is_due(2000 + REFRESH_PAUSE_S)
+    assert plan.is_overdue(2001 + REFRESH_MAX_S)
+
+
+def test_a_server_without_refresh_is_asked_once_a_subscription() -> None:
+    """A refusal holds until there is a new subscription."""
+    plan = RefreshPlan()
+    plan.begin(1)
+    plan.refuse()
+    plan.want(100)
+    assert not plan.is_due(1000)
+    plan.begin(1000)
+    assert plan.is_due(1000)

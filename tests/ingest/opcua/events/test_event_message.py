@@ -1,0 +1,117 @@
+import json
+
+import pytest
+
+from agent.ingest.opcua.events.event_fields import Event, Text
+from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
+from agent.message import Message, check_message
+from tests.ingest.opcua.events.events import S, condition, event
+
+NAMES = {"i=2041": "BaseEventType", "i=2915": "AlarmConditionType"}
+
+
+def made(one: Event, *, is_refreshed: bool = False) -> Message:
+    """The message of an event, which the store would take."""
+    message = event_message(one, "plc", "plant-a", NAMES, 9 * S, is_refreshed=is_refreshed)
+    check_message(message)
+    return message
+
+
+def content(message: Message) -> dict[str, object]:
+    """The object of a message."""
+    found = json.loads(message.fact.object_json)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_an_event_as_a_message() -> None:
+    """Named texts, hexadecimal bytes, the name of the type, the time with its full resolution; no field that the event
+    does not have."""
+    one = Event(1, event(source_name="Line 1", event_id=b"\xab", severity=5).fields, 1_000_000_100)
+    found = made(one)
+    assert (found.fact.subject, found.fact.predicate) == ("event:plc/Line%201", "event_raised")
+    assert content(found) == {
+        "event_id": "ab",
+        "event_type": "i=2041",
+        "event_type_name": "BaseEventType",
+        "severity": 5,
+        "source_name": "Line 1",
+        "time": "1970-01-01T00:00:01.0000001Z",
+    }
+    assert found.envelope.produced_at_unix_ms == 1000
+
+
+def test_a_condition_as_a_message() -> None:
+    """Its states as truth and as text, its quality as a name, a comment with its locale."""
+    one = condition("High", active=True, active_state="Active", quality=0x8000_0000)
+    one = Event(1, {**one.fields, "comment": Text("gesehen", "de")}, one.time_ns)
+    found = made(one)
+    assert (found.fact.subject, found.fact.predicate) == ("condition:plc/Tank/High", "condition_changed")
+    said = content(found)
+    assert (said["active"], said["active_state"], said["quality"]) == (True, "Active", "Bad")
+    assert (said["comment"], said["comment_locale"]) == ("gesehen", "de")
+
+
+def test_the_same_event_is_the_same_message() -> None:
+    """Also by another item, with another time of receipt, by a refresh, or before the name of its type is known. Any
+    other difference makes another message, even under one EventId."""
+    one = condition("High", active=True)
+    again = Event(2, one.fields, one.time_ns, receive_time_ns=7 * S)
+    same = {made(one).envelope.message_id, made(again, is_refreshed=True).envelope.message_id}
+    same.add(event_message(one, "plc", "plant-a", {}, 9 * S).envelope.message_id)
+    assert len(same) == 1
+    others = [
+        Event(1, {**one.fields, "active": False}, one.time_ns),
+        Event(1, {**one.fields, "event_id": b"other"}, one.time_ns),
+        Event(1, one.fields, one.time_ns + 100),
+    ]
+    assert len({made(other).envelope.message_id for other in others} - same) == 3
+
+
+def test_a_refresh_marks_the_envelope_and_leaves_the_fact() -> None:
+    """So the store takes it for the one it has."""
+    one = condition("High")
+    assert made(one, is_refreshed=True).envelope.labels == {"refreshed": "true"}
+    assert made(one, is_refreshed=True).fact == made(one).fact
+
+
+@pytest.mark.parametrize(
+    "name, escaped",
+    [("a/b c", "a%2Fb%20c"), ("100%", "100%25"), ("Öl", "%C3%96l"), ("", "server"), ("x" * 400, "x" * 200)],
+)
+def test_any_name_makes_a_subject(name: str, escaped: str) -> None:
+    """Subjects have few characters and a length; names of servers have neither."""
+    assert made(event(source_name=name)).fact.subject == f"event:plc/{escaped}"
+
+
+def test_an_event_longer_than_a_fact_is_shortened_and_says_so() -> None:
+    """Otherwise the store refuses it for ever."""
+    said = content(made(event(message="ä\0" * 200_000, source_name="Tank")))
+    assert said["message"] == "ä\0" * 500
+    assert said["shortened"] == ["message"]
+
+
+def test_an_event_without_a_time_is_dated_by_its_publication() -> None:
+    """Its object then has no time."""
+    found = made(event(at_s=0))
+    assert found.envelope.produced_at_unix_ms == 9000
+    assert "time" not in content(found)
+
+
+def test_what_a_refresh_says_besides() -> None:
+    """An absent condition is not retained any more, and nothing else is claimed; the fact about the refresh names what
+    is retained."""
+    one = condition("High", active=True, acked=False, event_id=b"1")
+    absent = absent_message(one, "plc", "plant-a", NAMES, 9 * S)
+    check_message(absent)
+    said = content(absent)
+    assert said["retain"] is False
+    assert (said["reason"], said["time"]) == ("absent_at_refresh", "1970-01-01T00:00:09Z")
+    assert not {"active", "acked", "event_id"} & said.keys()
+    assert absent.fact.subject == made(one).fact.subject
+    nameless = Event(1, {"retain": True, "source_name": Text("Tank"), "condition_name": Text("Low")})
+    names = condition_names([one, one, nameless])
+    refreshed = refresh_message(names, "plc", "plant-a", 9 * S)
+    check_message(refreshed)
+    assert refreshed.fact.subject == "source:plc"
+    assert content(refreshed) == {"conditions": ["Tank/Low", "i=High"], "count": 2, "time": "1970-01-01T00:00:09Z"}
