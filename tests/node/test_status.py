@@ -21,6 +21,7 @@ from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
+from agent.replication.serving.server import ServerStatistics
 from agent.telemetry import Telemetry
 
 STREAM = "facts.operational"
@@ -220,3 +221,26 @@ def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
             assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
     asyncio.run(scenario())
+
+
+class Counted:
+    """A server that has counted these requests and the facts of their answers."""
+
+    def __init__(self, facts_sent: int, **requests: int) -> None:
+        self._counted = ServerStatistics(requests, {"fenced": 1}, {}, facts_sent, 10 * facts_sent, parked=1)
+
+    def statistics(self) -> ServerStatistics:
+        """What it has counted."""
+        return self._counted
+
+
+def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None:
+    """Fetches, facts and refusals of a node with two brokers are sums; other requests are not fetches."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path)
+        collector._servers = (Counted(5, FetchFacts=3, GetBounds=7), Counted(2, FetchFacts=4))  # type: ignore[assignment]
+        snapshot = collector.snapshot()
+    assert snapshot.requests.fetches_total == 7
+    assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
+    assert (snapshot.serving.refusals, snapshot.serving.drops) == ({"fenced": 2}, {})
+    assert (snapshot.serving.facts_sent_total, snapshot.serving.bytes_sent_total, snapshot.serving.waiting) == (7, 70, 2)

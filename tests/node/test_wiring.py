@@ -64,6 +64,30 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
         assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
 
 
+def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> None:
+    """systemd starts what depends on this node once its brokers are reached; an optional one does not count."""
+    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    brokers = tuple(BrokerSettings(name, "host", *files, optional=name == "may") for name in ("first", "may", "last"))
+    seen: list[str] = []
+
+    class Reached:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def wait_up(self) -> None:
+            seen.append(self.name)
+
+    async def scenario(store: FactStore) -> None:
+        node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
+        node._links = {name: Reached(name) for name in node._links}  # type: ignore[misc, assignment]
+        node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
+        await node._report_ready()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
+    assert seen == ["first", "last", "ready"]
+
+
 def test_a_source_waits_out_what_passes() -> None:
     """A store that is full or busy; any other trouble of it ends the life of a source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
