@@ -292,7 +292,7 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
 class LongAnswers(local_socket.RequestHandler):
     """Answers that fill the buffers of a client that does not read them."""
 
-    async def answer(self, request: local_socket.Request) -> local_socket.Answer:
+    async def answer(self, request: local_socket.Request) -> local_socket.Answer:  # noqa: ARG002 the handler's signature
         """A megabyte."""
         return local_socket.Refused("x" * 1_000_000)
 

@@ -243,4 +243,8 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
     assert (snapshot.serving.refusals, snapshot.serving.drops) == ({"fenced": 2}, {})
-    assert (snapshot.serving.facts_sent_total, snapshot.serving.bytes_sent_total, snapshot.serving.waiting) == (7, 70, 2)
+    assert (snapshot.serving.facts_sent_total, snapshot.serving.bytes_sent_total, snapshot.serving.waiting) == (
+        7,
+        70,
+        2,
+    )
