@@ -79,7 +79,7 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
     async def scenario(store: FactStore) -> None:
         node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
-        node._links = {name: Reached(name) for name in node._links}  # type: ignore[misc, assignment]
+        node._links = {name: Reached(name) for name in node._links}  # type: ignore[misc]
         node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
         await node._report_ready()
 
