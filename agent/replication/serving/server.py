@@ -19,28 +19,12 @@ from typing import Any
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.messages import (
-    AcquireLease,
-    AppendFact,
-    ConfirmReceipt,
-    FetchFacts,
-    FetchRange,
-    FetchSequences,
-    GetBounds,
-    GetCursor,
-    GetDigests,
-    GetLatest,
-    GetObject,
-    ListStreams,
-    PutObject,
-    Request,
-    operation_of,
-)
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, GetLatest, Request, operation_of
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import Appends, Consumers, Context, Digests, Latest, Objects, Ranges, Streams
+from agent.replication.serving.operations import STATELESS, Consumers, Context, Latest
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.telemetry import Side, Span, Telemetry
 
@@ -90,23 +74,13 @@ class Server:
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
-        self._context = Context(link, store, exported, self._telemetry)
+        self._context = Context(link, store, exported, self._telemetry, appends or {})
         self._consumers = Consumers(self._context)
-        streams, appending = Streams(self._context), Appends(self._context, appends or {})
-        ranges, objects = Ranges(self._context), Objects(self._context, appends or {})
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._consumers.fetch,
-            FetchRange: ranges.fetch_range,
-            FetchSequences: ranges.fetch_sequences,
-            GetDigests: Digests(self._context).get_digests,
             ConfirmReceipt: self._consumers.confirm,
             GetCursor: self._consumers.get_cursor,
-            GetBounds: streams.get_bounds,
-            ListStreams: streams.list_streams,
-            AppendFact: appending.append,
-            AcquireLease: appending.acquire_lease,
-            GetObject: objects.get_object,
-            PutObject: objects.put_object,
+            **{kind: partial(operation, self._context) for kind, operation in STATELESS.items()},
         }
         if look_up is not None:
             self._handlers[GetLatest] = Latest(self._context, look_up).get_latest

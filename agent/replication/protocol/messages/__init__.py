@@ -7,7 +7,7 @@ carries requests out. docs/reference/protocol.md specifies the same for a second
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import msgspec
 
@@ -156,19 +156,7 @@ Request = (
     | GetObject
     | PutObject
 )
-REQUESTS: tuple[type[Request], ...] = (
-    FetchFacts,
-    *(FetchRange, FetchSequences, GetDigests),
-    ConfirmReceipt,
-    GetCursor,
-    GetBounds,
-    ListStreams,
-    AppendFact,
-    AcquireLease,
-    GetLatest,
-    GetObject,
-    PutObject,
-)
+REQUESTS: tuple[type[Request], ...] = get_args(Request)
 
 
 class ErrorBody(Part, frozen=True):
@@ -202,16 +190,4 @@ Answer = (
     | ObjectAnswer
     | PutAnswer
 )
-ANSWERS: tuple[type[Answer], ...] = (
-    FetchAnswer,
-    *(RangeAnswer, SequencesAnswer, DigestsAnswer),
-    ConfirmAnswer,
-    CursorAnswer,
-    BoundsAnswer,
-    StreamsAnswer,
-    AppendAnswer,
-    LeaseAnswer,
-    LatestAnswer,
-    ObjectAnswer,
-    PutAnswer,
-)
+ANSWERS: tuple[type[Answer], ...] = get_args(Answer)

@@ -15,31 +15,10 @@ from typing import Any
 from agent.pages import Consumer
 from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.consumer_effects import (
-    AnnounceLease,
-    AwaitConfirm,
-    BeginServing,
-    CheckConfirm,
-    CompareHistory,
-    CountConsumers,
-    Effect,
-    ExplainNeverServed,
-    FindConsumer,
-    HasServed,
-    HoldLease,
-    LookAtStream,
-    Park,
-    Parked,
-    ReadPage,
-    RecordServed,
-    RegisterConsumer,
-    ReportPeerAhead,
-    StartConfirm,
-    Steps,
-    StreamNow,
-)
+from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamNow
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.reading import PageQuery
@@ -102,48 +81,47 @@ class Consumers:
         """The result of an effect. Raises the store's errors."""
         context, store = self._context, self._context.store
         match effect:
-            case FindConsumer(name):
+            case effects.FindConsumer(name):
                 return store.consumers.get(name)
-            case CountConsumers(zone):
+            case effects.CountConsumers(zone):
                 return sum(1 for each in store.consumers.all() if each.zone == zone)
-            case LookAtStream(stream, zone):
+            case effects.LookAtStream(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
                 return StreamNow(store.end_offset(stream), self._waiters.count(zone), now_ms)
-            case ReportPeerAhead(zone, why):
+            case effects.ReportPeerAhead(zone, why):
                 return store.peer_is_ahead(zone, why)
-            case ExplainNeverServed(stream, zone, offset):
+            case effects.ExplainNeverServed(stream, zone, offset):
                 return store.consumers.why_not_served(stream, zone, offset)
-            case HasServed(stream, zone, end):
+            case effects.HasServed(stream, zone, end):
                 return store.consumers.has_served(stream, zone, end)
-            case CompareHistory(stream, taken, held):
+            case effects.CompareHistory(stream, taken, held):
                 return await context.in_thread(store.contradiction, stream, taken, held)
-            case RegisterConsumer():
+            case effects.RegisterConsumer():
                 return await self._register(effect)
-            case HoldLease(name, shown):
+            case effects.HoldLease(name, shown):
                 return await context.wrap(store.consumers.hold_lease(name, shown))
-            case AnnounceLease(name, zone, before, lease):
+            case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
                 return self._waiters.supersede((zone, name))  # the parked instance learns at once that it is fenced
-            case StartConfirm():
+            case effects.StartConfirm():
                 return self._start_confirm(effect)
-            case AwaitConfirm(confirming):
+            case effects.AwaitConfirm(confirming):
                 return await confirming
-            case CheckConfirm(confirming):
+            case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case BeginServing(stream, zone):
+            case effects.BeginServing(stream, zone):
                 beginning = store.consumers.begin_serving(stream, zone)
                 return None if beginning is None else await context.wrap(beginning)
-            case Park():
+            case effects.Park():
                 return await self._park(effect)
-            case ReadPage(plan, zone, known):
-                packet_bytes_max = context.link.require().packet_bytes_max  # of the connection at this moment
-                return await context.page(PageQuery(plan, zone, known, packet_bytes_max))
-            case RecordServed():
+            case effects.ReadPage(plan, zone, known):
+                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
+            case effects.RecordServed():
                 return self._record_served(effect)
         raise AssertionError(effect)
 
-    async def _register(self, effect: RegisterConsumer) -> Consumer:
+    async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
         registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
         consumer = await self._context.wrap(registering)
         self._bootstraps.began(effect.name, effect.zone, effect.stream)
@@ -151,7 +129,7 @@ class Consumers:
         _log.info("consumer_registered", extra=fields)
         return consumer
 
-    def _start_confirm(self, effect: StartConfirm) -> asyncio.Future[int]:
+    def _start_confirm(self, effect: effects.StartConfirm) -> asyncio.Future[int]:
         confirm, telemetry = effect.confirm, self._context.telemetry
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
@@ -165,7 +143,7 @@ class Consumers:
         confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
         return confirming
 
-    async def _park(self, effect: Park) -> Parked:
+    async def _park(self, effect: effects.Park) -> Parked:
         context, store, waiters = self._context, self._context.store, self._waiters
         key, began_ns = (effect.zone, effect.name), context.now_ns()
         wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
@@ -183,7 +161,7 @@ class Consumers:
             waiters.remove(key, ended)
         return Parked(is_superseded, context.now_ns() - began_ns)
 
-    def _record_served(self, effect: RecordServed) -> None:
+    def _record_served(self, effect: effects.RecordServed) -> None:
         store = self._context.store
         store.consumers.record_served(effect.stream, effect.zone, effect.last_offset, effect.end)
         store.consumers.seen(effect.name, is_at_end=effect.is_at_end)

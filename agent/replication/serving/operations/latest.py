@@ -43,7 +43,7 @@ class Latest:
         try:
             async with self._turn:
                 searched = await self._searched(request)
-                room = context.link.require().packet_bytes_max - HEAD_BYTES
+                room = context.packet_bytes_max - HEAD_BYTES
                 values, more = await context.in_thread(_page, searched, request, min(request.bytes_max, room))
         finally:
             self._waiting -= 1
