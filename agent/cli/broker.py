@@ -24,7 +24,6 @@ from agent.replication.broker import (
     USER,
     BrokerPlan,
     Diagnostic,
-    Outcome,
     PeerLink,
     TopologyError,
     parse_link,
@@ -198,7 +197,7 @@ def _tell(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
     """Print each diagnostic as it is made; exit status 1 when one is bad."""
     bad = 0
     for diagnostic in diagnostics:
-        bad += diagnostic.outcome is Outcome.BAD
+        bad += diagnostic.is_bad
         if as_json:
             click.echo(
                 json.dumps({"outcome": diagnostic.outcome.value, "what": diagnostic.what, "hint": diagnostic.hint})

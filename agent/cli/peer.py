@@ -72,15 +72,14 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
             click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
         asks_us, is_asked = bool(each.exports or each.appends), bool(each.pulls or each.asks)
         for step in check_peer(access, Peer(each.zone, asks_us, each.pulls, is_asked)):
-            diagnostic = step.diagnostic
-            bad += diagnostic.outcome is Outcome.BAD
+            bad += step.is_bad
             if as_json:
-                printed = {"broker": at.name, "step": step.name, "outcome": diagnostic.outcome.value}
-                click.echo(json.dumps({**printed, "what": diagnostic.what, "hint": diagnostic.hint, **step.figures}))
+                printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
+                click.echo(json.dumps({**printed, "what": step.what, "hint": step.hint, **step.figures}))
                 continue
-            hint = f"\n{'':23}-> {diagnostic.hint}" if diagnostic.hint else ""
-            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[diagnostic.outcome]
-            click.echo(f"  {word:<7} {step.name:<13} {diagnostic.what}{hint}")
+            hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
+            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
+            click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
     if bad:
         sys.exit(1)
 
