@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-# --- how a field becomes a metric
-# ---------------------------------------------------------------------------------------
+# --- how a field becomes a metric -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +83,7 @@ class Latency:
         return None
 
 
-# --- the status
-# ---------------------------------------------------------------------------------------------------------
+# --- the status -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

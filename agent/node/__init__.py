@@ -6,8 +6,8 @@ latest values.
 codes.
 """
 
-from agent.node.compare import compare_alone
+from agent.node.compare import access_of, compare_alone, identity_of
 from agent.node.node import run_node
 from agent.node.peer_latest_cache import peer_latest, record_of
 
-__all__ = ["compare_alone", "peer_latest", "record_of", "run_node"]
+__all__ = ["access_of", "compare_alone", "identity_of", "peer_latest", "record_of", "run_node"]

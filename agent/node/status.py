@@ -237,8 +237,7 @@ class StatusCollector:
             artifact_bytes_max=self._store.artifacts.bytes_max,
         )
 
-    # ---------------------------------------------------------------------------------------------- in a thread, from
-    # disk
+    # ------------------------------------------------------------------------------------------ in a thread, from disk
 
     def _read_from_disk(self) -> StoreSpace | None:
         try:
