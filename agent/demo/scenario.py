@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.demo import layout
+from agent.demo.layout import TELEMETRY
 from agent.demo.mosquitto import Mosquitto
-from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.demo.processes import Child, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent, ask_health
 
-TELEMETRY, OPERATIONAL = layout.STREAMS
 _POLL_S = 0.25
 _SPARK_S_MAX = 150.0
 _COMMAND_S_MAX = 30.0
@@ -270,16 +270,3 @@ def _wait_for_interrupt(zones: RunningZones) -> None:
 def new_folder() -> Path:
     """A temporary folder with a short name: a Unix socket will lie in it."""
     return Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
-
-
-__all__ = [
-    "DemoFailed",
-    "Outcome",
-    "ProcessFailed",
-    "RunningZones",
-    "Timing",
-    "new_folder",
-    "rollup",
-    "run_demo",
-    "run_zones",
-]
