@@ -83,7 +83,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
-    "agent.replication.protocol",  # a module each subject; `messages` has a face
+    "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.

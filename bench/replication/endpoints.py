@@ -28,6 +28,7 @@ from agent.replication.pki import client_context
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.serving import Server
 from bench.common.data_sets import definitions, runs, samples
+from bench.common.measuring import results
 from bench.common.testbed import ASKING, SERVING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
 from bench.replication.bare_loop import insert_blobs, open_blobs
@@ -38,9 +39,8 @@ IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue h
 PAGE_BYTES = 4096 * 1024
 PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
-SETTINGS = StoreSettings(
-    commit_interval_ms=0, ballast_bytes=0
-)  # samples are committed at once; an empty file is no fact
+# Samples are committed at once; an empty file is no fact.
+SETTINGS = StoreSettings(commit_interval_ms=0, ballast_bytes=0)
 STORE_ERRORS = (StoreError, BatchError)
 
 
@@ -84,16 +84,9 @@ def _fill(options: Options) -> dict[str, Any]:
     facts = 0
     with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
         store.appends.define(definitions()).result()
-        pending: list[Future[Any]] = []
-        for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
-            pending.append(store.appends.append_samples(STREAM, run))
-            facts += len(run)
-            if len(pending) == IN_FLIGHT:
-                for future in pending:
-                    future.result()
-                pending.clear()
-        for future in pending:
-            future.result()
+        backlog = _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts)
+        for appended in results((store.appends.append_samples(STREAM, run) for run in backlog), IN_FLIGHT):
+            facts += appended.last_offset - appended.first_offset + 1
     count = size = 0
     with closing(open_blobs(Path(options["blobs"]))) as database:
         source = batches(file)

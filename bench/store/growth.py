@@ -22,7 +22,7 @@ from pathlib import Path
 from agent.fact_store import FactStore
 from agent.message import Sample
 from bench.common.data_sets import runs
-from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.measuring import Report, files_bytes, machine, median, open_file, peak_rss_mib, rounded
 from bench.common.testbed import SERVING, scratch_folder, start_worker
 from bench.common.worker_io import Options, emit
 from bench.store.append import (
@@ -34,7 +34,6 @@ from bench.store.append import (
     append_sustained,
     new_store,
     one_message,
-    open_file,
 )
 
 STRETCH_BATCHES = 100
