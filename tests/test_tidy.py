@@ -84,7 +84,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject
-    *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
     *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags"),
