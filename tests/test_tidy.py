@@ -205,7 +205,6 @@ CORES: tuple[str, ...] = (
             "errors",
             "pacing",
             "page_check",
-            "page_size",
             "pull_events",
             "topics",
         )

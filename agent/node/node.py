@@ -25,8 +25,7 @@ from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest import Ingest, TagMap, load_tag_maps
 from agent.node import compare
-from agent.node.latest import latest_lookup
-from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest
+from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt import Link, Requester

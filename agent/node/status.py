@@ -192,7 +192,7 @@ class StatusCollector:
         lag_s = now_s - lag.level_s
         lag.lag_s_max = max(lag.lag_s_max, lag_s)
         return _status(
-            *(PeerStatus, pull),
+            *(PeerStatus, pull, pull.counters),
             zone=pull.peer_zone,
             connected=connected,
             position=pull.offset,

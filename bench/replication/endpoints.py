@@ -218,7 +218,7 @@ async def _pull(options: Options, store: FactStore) -> None:
             {
                 "started_ns": started_ns,
                 "facts_stored": sum(one.facts_stored for one in found),
-                "pages": sum(one.pages for one in found),
+                "pages": sum(one.counters.pages for one in found),
                 **usage(since_ns, broker.port),
             },
         )

@@ -51,6 +51,7 @@ from agent.replication.pki.crl import (
 )
 from agent.replication.pki.files import (
     FILE_BYTES_MAX,
+    disk_errors,
     load_certificates,
     load_crl,
     load_crls,
@@ -87,6 +88,7 @@ __all__ = [
     "create_authority",
     "describe",
     "describe_crl",
+    "disk_errors",
     "import_identity",
     "is_crl_of",
     "issue_broker",

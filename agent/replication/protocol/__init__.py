@@ -6,10 +6,9 @@ Import from the module that is named after the subject:
     codec           messages to bytes and back
     topics          MQTT topics, zone names
     errors          the table of error codes, the exception tree
-    pacing          back-off between tries, lowest rate of a peer
+    pacing          back-off between tries, lowest rate of a peer, size of a page
     ports           what serving and pulling need of a store
     pull_events     states, events and effects of the receiver
     page_check      checks of a received page
-    page_size       how large a page to ask for
     digest_diff     how two stores differ, computed from digests
 """

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from agent.pages import LastBatch
-from agent.replication.protocol.page_size import BYTES_MAX
+from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
 """What goes with a page from where it was received to the store. The receiver's core does not look at it."""

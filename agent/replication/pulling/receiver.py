@@ -29,8 +29,7 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
 from agent.pages import LastBatch
-from agent.replication.protocol.pacing import backoff_ms
-from agent.replication.protocol.page_size import PageSize
+from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,

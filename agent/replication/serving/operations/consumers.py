@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -22,10 +23,12 @@ from agent.replication.serving.consumer_effects import Effect, Parked, Steps, St
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.reading import PageQuery
-from agent.replication.serving.waiters import Waiters, end_wait
 from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""Zone and consumer."""
 
 
 class Consumers:
@@ -167,6 +170,56 @@ class Consumers:
         store.consumers.seen(effect.name, is_at_end=effect.is_at_end)
         if effect.is_at_end:
             self._bootstraps.reached_end(effect.name)
+
+
+class Waiters:
+    """The parked fetches of one server: which wait for which stream to grow. Belongs to the event loop's thread.
+
+    A consumer waits once: a newer fetch takes the place of an earlier one, which then ends without an answer. The
+    result of a wait is True in that case. How many fetches may wait is decided in `admission`.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[Key, tuple[str, asyncio.Future[bool]]] = {}
+        self._by_zone: Counter[str] = Counter()
+
+    def count(self, zone: str | None = None) -> int:
+        """How many wait, in all or of one zone."""
+        return len(self._waits) if zone is None else self._by_zone[zone]
+
+    def has_any(self) -> bool:
+        """Whether any fetch waits. May be called from any thread."""
+        return bool(self._waits)
+
+    def add(self, key: Key, stream: str, ended: asyncio.Future[bool]) -> None:
+        """A consumer waits for a stream; `ended` is resolved when the wait is over."""
+        self.supersede(key)
+        self._waits[key] = stream, ended
+        self._by_zone[key[0]] += 1
+
+    def wake(self, ends: Mapping[str, int]) -> None:
+        """These streams have grown."""
+        for stream, ended in self._waits.values():
+            if stream in ends:
+                end_wait(ended)
+
+    def supersede(self, key: Key) -> None:
+        """A newer fetch of this consumer, or another instance, has come: an earlier wait ends without an answer."""
+        if (wait := self._waits.get(key)) is not None:
+            end_wait(wait[1], is_superseded=True)
+            self.remove(key, wait[1])
+
+    def remove(self, key: Key, ended: asyncio.Future[bool]) -> None:
+        """Forget a wait, unless another has taken its place."""
+        if key in self._waits and self._waits[key][1] is ended:
+            del self._waits[key]
+            self._by_zone[key[0]] -= 1
+
+
+def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> None:
+    """Resolve a wait once."""
+    if not ended.done():
+        ended.set_result(is_superseded)
 
 
 class BootstrapSpans:
