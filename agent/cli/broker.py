@@ -114,7 +114,7 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
     """
     from agent.replication.broker import reload_broker
 
-    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+    _print(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
 
 @broker.command()
@@ -137,7 +137,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
     acl_file = deny_zones(config_file, zones)
     if not as_json:
         click.echo(f"{acl_file}: no rights for {', '.join(zones)}")
-    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+    _print(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
 
 @broker.command()
@@ -177,7 +177,7 @@ def check(
     if config_file is not None:
         diagnostics.append(check_broker_files(config_file))
     if zone is None:
-        _tell(chain.from_iterable(diagnostics), as_json=as_json)
+        _print(chain.from_iterable(diagnostics), as_json=as_json)
         return
     if not is_zone(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
@@ -190,10 +190,10 @@ def check(
         key_file or pki_folder / "zones" / f"{zone}.key",
     )
     diagnostics.append(check_broker(access, links))
-    _tell(chain.from_iterable(diagnostics), as_json=as_json)
+    _print(chain.from_iterable(diagnostics), as_json=as_json)
 
 
-def _tell(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
+def _print(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
     """Print each diagnostic as it is made; exit status 1 when one is bad."""
     bad = 0
     for diagnostic in diagnostics:

@@ -23,7 +23,7 @@ _DOWNSTREAM = {PLANT: IDMZ, IDMZ: ENTERPRISE}
 
 @dataclass(frozen=True, slots=True)
 class PlantAddress:
-    """Where the simulated plant listens, and its tag maps."""
+    """The ports of the simulated plant, and its tag maps."""
 
     opcua_port: int
     modbus_port: int

@@ -114,7 +114,7 @@ class Child:
         return self._process.returncode
 
     def kill(self) -> None:
-        """SIGKILL to the process and whatever it started."""
+        """SIGKILL to the process and its children."""
         if self.running:
             os.killpg(self.pid, signal.SIGKILL)
             assert self._process is not None

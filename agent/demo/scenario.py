@@ -148,7 +148,7 @@ def run_demo(
         view.say("an application at the plant appends a message: " + _append_message(zones))
         _watch_for(zones, view, timing.run_s / 2)
         view.say(
-            f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording"
+            f"the IDMZ's broker is frozen: no zone reaches another for {timing.cut_s:.0f} s, the plant keeps recording"
         )
         zones.broker.freeze()
         _watch_for(zones, view, timing.cut_s)
@@ -160,7 +160,7 @@ def run_demo(
         _watch_for(zones, view, timing.after_kill_s / 2)
         zones.nodes[layout.IDMZ].start()
         _watch_for(zones, view, timing.after_kill_s)
-        view.say("the plant falls silent")
+        view.say("the plant stops")
         for child in zones.plant:
             child.stop()
         facts, messages = _settled(zones, view, timing)
@@ -205,7 +205,7 @@ def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
 
 
 def _append_message(zones: RunningZones) -> str:
-    """Run `bsfg append` as an application of the plant would; what it says."""
+    """Run `bsfg append` as an application of the plant would; the first part of its output."""
     command = [sys.executable, "-m", "agent.cli", "append", "--config", str(zones.configs[layout.PLANT])]
     command += ["batch:B-1042", "step_completed", '{"result":"ok","step":"mash"}']
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S_MAX, check=False)
@@ -215,18 +215,18 @@ def _append_message(zones: RunningZones) -> str:
 
 
 def _level(zones: RunningZones, slack: int = 0) -> bool:
-    """Whether the zone at the top holds what the plant holds, give or take what is under way."""
+    """Whether the enterprise zone holds what the plant holds, up to `slack` facts."""
     return zones.facts(layout.PLANT, TELEMETRY) - zones.facts(layout.ENTERPRISE, TELEMETRY) <= slack
 
 
 def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts per zone once nothing moves any more: equal, or different for good."""
+    """Counts per zone, once they are equal and have not changed for two seconds."""
     seen: list[tuple[dict[str, int], dict[str, int]]] = []
 
     def still() -> bool:
         counts = tuple({zone: zones.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
         seen.append((counts[0], counts[1]))
-        recent = seen[-8:]  # two seconds
+        recent = seen[-8:]
         return len(recent) == 8 and all(entry == recent[0] for entry in recent) and _all_equal(recent[0])
 
     _watch(zones, view, still, timing.converge_s_max)

@@ -64,7 +64,7 @@ class Latency:
     bounds_s: tuple[float, ...] = LATENCY_BOUNDS_S
 
     def __post_init__(self) -> None:
-        assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for what lies above"
+        assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for durations above them"
         assert list(self.bounds_s) == sorted(set(self.bounds_s)), "bounds rise"
 
     @property

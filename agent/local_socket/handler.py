@@ -58,7 +58,7 @@ class RequestHandler:
         match request:
             case messages.AppendFact():
                 message = Message(request.envelope, request.fact)
-                check_from_zone(message, store.zone)  # a program here speaks for this zone alone (decision 0023)
+                check_from_zone(message, store.zone)  # a local program acts for this zone only (decision 0023)
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked

@@ -2,7 +2,7 @@
 asks, and what peers sent it.
 
 A search reads the store as any reader does, so it blocks no writer. Tags without a value are left out, because a peer
-that may read one stream must not learn the tags of others.
+that may read one stream must not see the tags of others.
 
 When a pull of a stream begins at its end, the peer sends its latest values. They are kept in the state folder, never in
 the store: a fact is in the log, in a batch that proves its origin, and these values have no such proof. They are shown

@@ -1,7 +1,7 @@
 """One node: the only place where the parts are put together, started in order, and stopped in order.
 
 The store is opened first, then everything else starts at once in one TaskGroup; only the report "ready" waits for
-brokers. At a stop end first the sources (stop reading, drain, wait for the commit), then the pulls, then the servers,
+brokers. At a stop the sources end first (stop reading, drain, wait for the commit), then the pulls, then the servers,
 then the store. A part that ends by itself ends the node, and systemd restarts it; a source may fail alone, because it
 has its own supervisor.
 
@@ -181,17 +181,17 @@ class Node:
 
 
 def _first_assertion(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Fails with the first AssertionError of a callback. asyncio only logs it, and the part that failed would stand
-    still."""
+    """Fails with the first AssertionError of a callback. asyncio only logs it, and the part that failed would do
+    nothing more."""
     failed_assertion: asyncio.Future[None] = loop.create_future()
 
-    def noticed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
         error = context.get("exception")
         if isinstance(error, AssertionError) and not failed_assertion.done():
             failed_assertion.set_exception(error)
 
-    loop.set_exception_handler(noticed)
+    loop.set_exception_handler(on_error)
     return failed_assertion
 
 

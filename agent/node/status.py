@@ -269,8 +269,8 @@ class StatusCollector:
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
     """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of
-    the first part that has one (a counter's without `_total`). While a part says nothing (None), a field that only it
-    has keeps its default."""
+    the first part that has one (a counter's without `_total`). While a part is missing (None), a field that only it has
+    keeps its default."""
     found = dict[str, Any](given)
     for field in fields(kind):  # type: ignore[arg-type]
         names = (field.name, field.name.removesuffix("_total"))

@@ -154,10 +154,10 @@ def serve(options: Options) -> None:
             done.set()
 
     with opened(Path(options["file"]), SERVING) as store:
-        asyncio.run(serve_while(options, store, confirmed, partial(_tell_result, options, done, noted)))
+        asyncio.run(serve_while(options, store, confirmed, partial(_emit_result, options, done, noted)))
 
 
-def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
+def _emit_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
     since_ns = time.process_time_ns()
     emit("READY")
     while not done.wait(0.02):
@@ -173,13 +173,13 @@ async def serve_while(
     on_confirmed: OnConfirmed,
     work: Callable[[threading.Event], None],
 ) -> None:
-    """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
+    """A server that runs while `work` does, in a thread of its own, until the process is stopped."""
     streams = options.get("streams", [STREAM])
     for stream in streams:
         with suppress(StoreError):  # no earlier round: no consumer
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
-    watched: Any = WatchedStore(store, on_confirmed)  # hands on what it does not know
+    watched: Any = WatchedStore(store, on_confirmed)  # passes everything else to the store
     server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with _running(link.run(), server.run()) as stopped:
         await link.wait_up()

@@ -3,7 +3,7 @@
 A process appends messages with random ids in batches of 1000, a few in flight, to one store, stretch after stretch;
 messages are made outside of the timed part. The first million is compared with the last (or the first and last fifth of
 a shorter run). Each stretch takes turns with one of the *limit*: the same kind of messages into a store that is new for
-each stretch. The ratio shows what the earlier millions cost, whatever the machine does meanwhile.
+each stretch. The ratio shows what the earlier millions cost, independent of other load on the machine.
 
 Then messages of the first and of the last stretches are offered again; each must be answered with its first offset. At
 the end the process is killed with -9 and the store is opened, cold and warm.

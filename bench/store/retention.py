@@ -71,10 +71,10 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     }
     share = f"{100 * released / sum(forgot.facts):.0f} % as many"
     lines = (
-        f"retention  {rates[1] / 1e6:6.2f} M facts/s while {share} are forgotten; ratio {values['ratio']}",
+        f"retention  {rates[1] / 1e6:6.2f} M facts/s while {share} are deleted; ratio {values['ratio']}",
         f"limit      {rates[0] / 1e6:6.2f} M facts/s into a store that keeps everything",
         f"one fact   {single_forgot} while a backlog is deleted; {single_kept} when nothing is",
-        f"files      {forgetting_bytes / 1e6:6.2f} MB of the store that forgets; {at_rest:.2f} bytes a fact where it is kept",
+        f"files      {forgetting_bytes / 1e6:6.2f} MB of the store that deletes; {at_rest:.2f} bytes a fact where it is kept",
     )
     return Report("retention", values, lines, described)
 

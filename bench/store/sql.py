@@ -102,8 +102,8 @@ def _in_turns(
 ) -> tuple[list[int], list[int], list[int], tuple[int, int]]:
     """Durations of the question to batches, to the flat table without its index, and with it; heads and batches
     opened."""
-    told: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
-    plain, without_index = QUESTION.format(plus="", **told), QUESTION.format(plus="+", **told)
+    named: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
+    plain, without_index = QUESTION.format(plus="", **named), QUESTION.format(plus="+", **named)
     durations: tuple[list[int], list[int], list[int]] = ([], [], [])
     counters = 0, 0
     with closing(sqlite3.connect(flat)) as connection:

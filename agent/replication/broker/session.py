@@ -1,6 +1,6 @@
 """One short connection to a broker for checks, step by step, so that the step that fails is named.
 
-`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks
+`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
 MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
 not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
 """

@@ -271,12 +271,7 @@ class Connection:
                 return
             try:
                 self._client.loop_read()
-            except (
-                ValueError,
-                LookupError,
-                struct.error,
-                MQTTException,
-            ) as error:  # raised by paho for a malformed packet
+            except (ValueError, LookupError, struct.error, MQTTException) as error:  # a malformed packet
                 self._end(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
                 return
             self._deliver_arrived()

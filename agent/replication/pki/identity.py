@@ -176,4 +176,4 @@ class IdentityWatcher:
 
 
 def _no_listener() -> None:
-    """Stands for `on_offer` until a link sets it."""
+    """The value of `on_offer` until a link sets it."""

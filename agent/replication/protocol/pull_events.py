@@ -114,7 +114,7 @@ class ArrivedPage(Generic[Content]):
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The broker connection stands, and our response topic is subscribed."""
+    """The broker is connected, and our response topic is subscribed."""
 
 
 @dataclass(frozen=True, slots=True)

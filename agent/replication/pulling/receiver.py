@@ -178,9 +178,7 @@ class Receiver(Generic[Content]):
         self._store_next()
         self._ask_next(now_ms)
         effects, self._effects = self._effects, []
-        effects.sort(
-            key=lambda effect: isinstance(effect, Append)
-        )  # so that the request travels while the page is stored
+        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
         return effects
 
     # ----------------------------------------------------------------------------------------------------------- asking
@@ -311,9 +309,7 @@ class Receiver(Generic[Content]):
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
-            self._accepted_offset = self.stored_offset = (
-                page.frontier
-            )  # the peer has registered the consumer at its end
+            self._accepted_offset = self.stored_offset = page.frontier  # the peer has registered us at its end
         if page.definitions:
             self._keep_definitions(page, now_ms)
             return
@@ -446,9 +442,8 @@ class Receiver(Generic[Content]):
         """Note once why no facts come, and again only when a final reason replaces a passing one."""
         self._is_proven = False
         if self.asking is Asking.FENCED:
-            self._effects.append(
-                Note(kind, reason)
-            )  # of a page on its way to the store; the reason why we stopped stays
+            # Of a page on its way to the store; the reason why we stopped stays.
+            self._effects.append(Note(kind, reason))
             return
         if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))

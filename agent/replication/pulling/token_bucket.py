@@ -52,9 +52,8 @@ class TokenBucket:
 
     def __init__(self, bytes_per_second_max: int) -> None:
         assert bytes_per_second_max >= BYTES_PER_SECOND_MIN, bytes_per_second_max
-        self._rate = (
-            bytes_per_second_max  # bytes a second, which are thousandths of a byte a ms: all below are whole numbers
-        )
+        # Bytes a second, which are thousandths of a byte a ms: all below are whole numbers.
+        self._rate = bytes_per_second_max
         self._saved = bytes_per_second_max * SAVED_MS_MAX
         self._now_ms: int | None = None
         self._waited_off = 0

@@ -50,7 +50,7 @@ class ConsumerCore:
     epoch: str
 
     def fetch(self, request: FetchFacts, arrived_ms: int) -> Steps:
-        """FetchFacts: a page, once there is one or the caller's patience has ended."""
+        """FetchFacts: a page, once there is one or `wait_ms` has passed."""
         zone, name = self.caller.zone, request.consumer_name
         consumer = yield from effects.FindConsumer(name)
         owned = 0 if consumer else (yield from effects.CountConsumers(zone))
@@ -211,7 +211,7 @@ class ConsumerCore:
     def _read_when_due(
         self, request: FetchFacts, stream: str, position: int, until_ms: int
     ) -> _Some[tuple[PageRead | Refuse | Drop, int]]:
-        """The page once there is one or the patience ends, and how long it was waited for, in ns."""
+        """The page once there is one or the wait is over, and the time waited, in ns."""
         zone, waited_ns = self.caller.zone, 0
         while True:
             now = yield from effects.LookAtStream(stream, zone)

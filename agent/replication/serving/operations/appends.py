@@ -1,8 +1,8 @@
 """AppendFact and AcquireLease: facts of producers in other zones, stored once, answered when they are durable.
 
-A request is one append of the store: its messages share a commit and lie one after the other, and one that breaks a
-rule has all of them refused, so that an error means that nothing was stored. An answer that is lost costs nothing but a
-question more: the same messages again are answered with where they lie.
+A request is one append of the store: its messages share a commit and have consecutive offsets. If one breaks a rule all
+are refused, so an error means that nothing was stored. After a lost answer the requester sends the same messages again
+and gets their offsets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 async def append(context: Context, caller: Caller, request: AppendFact) -> Outcome:
-    """What became of each message, once it is where `acks` promises it, or its time is over."""
+    """The outcome of each message, once `acks` is reached or its time-out has passed."""
     if not _may(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
     parsed = parse_append(request, caller.zone)
@@ -38,7 +38,7 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
 
 
 async def acquire_lease(context: Context, caller: Caller, request: AcquireLease) -> Outcome:
-    """A lease epoch higher than every one before, or which is in force, where the caller names another."""
+    """A new lease epoch; or the one in force, if the caller named another as the one before."""
     if not _may(context, caller, request.stream):
         return not_allowed(request.stream, caller.zone)
     try:

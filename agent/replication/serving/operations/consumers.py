@@ -1,7 +1,7 @@
 """FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
 
-A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer
-takes its place.
+A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
+consumer replaces it.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Consumers:
             case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
-                return self._waiters.supersede((zone, name))  # the parked instance learns at once that it is fenced
+                return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
             case effects.StartConfirm():
                 return self._start_confirm(effect)
             case effects.AwaitConfirm(confirming):
@@ -210,7 +210,7 @@ class Waiters:
             self.remove(key, wait[1])
 
     def remove(self, key: Key, ended: asyncio.Future[bool]) -> None:
-        """Forget a wait, unless another has taken its place."""
+        """Remove a wait, unless another has replaced it."""
         if key in self._waits and self._waits[key][1] is ended:
             del self._waits[key]
             self._by_zone[key[0]] -= 1

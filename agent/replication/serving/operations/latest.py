@@ -1,7 +1,7 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
-One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to
-ask later. The next pages of a question are told from the search that answered the first, for as long as it is kept.
+One search runs at a time, because it opens batches, which nothing else in serving does; a few requests may wait for it,
+more are refused as busy. The later pages of a question come from the search that answered the first, while it is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 WAITING_MAX = 8
-"""Searches that wait for the one before, some tenths of a second each: all are answered before their askers give up."""
+"""Searches that wait for the one before, some tenths of a second each: all are answered before their requests time out."""
 
 HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
@@ -38,7 +38,7 @@ class Latest:
         if request.stream not in context.exports[caller.zone]:
             return not_exported(request.stream, caller.zone)
         if self._waiting > WAITING_MAX:
-            return Refuse("busy", f"{self._waiting} searches for last values are waiting already")
+            return Refuse("busy", f"{self._waiting} searches for latest values are waiting already")
         self._waiting += 1
         try:
             async with self._turn:
@@ -59,8 +59,7 @@ class Latest:
         return Reply(answer, [])
 
     async def _searched(self, request: GetLatest) -> Search:
-        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no
-        more."""
+        """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, question = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(question, _now_ms())
         if searched is None:

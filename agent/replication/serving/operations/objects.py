@@ -1,6 +1,6 @@
 """GetObject and PutObject: artifacts, chunk by chunk, in the reader threads.
 
-Who may read the facts that refer to an artifact may read it, and learns of no others; who may append may put. The
+A zone that may read a fact that refers to an artifact may read the artifact; a zone that may append may put one. The
 side that receives the last bytes compares the digest: the requester of a read, the store of a write.
 """
 
@@ -30,7 +30,7 @@ def _read(context: Context, request: GetObject, length: int, exports: frozenset[
 
 
 async def put_object(context: Context, caller: Caller, request: PutObject) -> Outcome:
-    """How much is here, once the bytes of the request are."""
+    """Store the bytes of the request; returns how many are here."""
     if not context.appends.get(caller.zone):
         return Refuse(
             "append_not_allowed", f"{caller.zone} may not append here, so it has nothing to refer to artifacts"

@@ -56,7 +56,7 @@ def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
 
 
 async def get_digests(context: Context, caller: Caller, request: GetDigests) -> Outcome:
-    """What is held, or what lies inside a range."""
+    """Digests of what is held, or of batches in a range."""
     stream = request.stream
     if stream not in context.exports[caller.zone]:
         return not_exported(stream, caller.zone)
@@ -72,7 +72,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
 
 
 def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
-    """Whole origins, in the order of their names. The end is read last, so every range named lies before it."""
+    """Whole origins, in the order of their names. The end is read last, so every range is before it."""
     held = {str(origin): ranges for origin, ranges in context.store.held(stream).items()}
     ranges, more = list[tuple[str, int, int, str, str]](), False
     for name in sorted(name for name in held if name > after_origin):
