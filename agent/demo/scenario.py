@@ -227,14 +227,12 @@ def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str,
         counts = tuple({zone: zones.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
         seen.append((counts[0], counts[1]))
         recent = seen[-8:]
-        return len(recent) == 8 and all(entry == recent[0] for entry in recent) and _all_equal(recent[0])
+        return (
+            len(recent) == 8 and recent.count(recent[0]) == 8 and all(len(set(one.values())) == 1 for one in recent[0])
+        )
 
     _watch(zones, view, still, timing.converge_s_max)
     return seen[-1]
-
-
-def _all_equal(counts: tuple[dict[str, int], dict[str, int]]) -> bool:
-    return all(len(set(count.values())) == 1 for count in counts)
 
 
 def _watch_for(zones: RunningZones, view: View, seconds: float) -> None:

@@ -30,10 +30,6 @@ FOLDER = "peer_latest"
 _DECODER = msgspec.json.Decoder(PeerLatest)
 
 
-def _nothing(_: str) -> Sequence[LatestRecord]:
-    return ()
-
-
 def _tag(row: LatestRecord) -> TagKey:
     return row["zone"], row["subject"], row["predicate"]
 
@@ -41,7 +37,7 @@ def _tag(row: LatestRecord) -> TagKey:
 def latest_lookup(
     reader: StoreReader,
     queue_depth: Callable[[str], int],
-    from_peers: Callable[[str], Sequence[LatestRecord]] = _nothing,
+    from_peers: Callable[[str], Sequence[LatestRecord]] = lambda _: (),
 ) -> LookUp:
     """How the server looks latest values up. `queue_depth`: facts of a stream that are known to be at peers and not yet
     here; `from_peers`: values of a stream that peers sent. Searches share what they have read of tags, so only one may

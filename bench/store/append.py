@@ -155,12 +155,12 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
         appended = store.appends.append_samples(STREAM, batch).result()
         awaited_ns += time.perf_counter_ns() - start_ns
         awaited_cpu_ns += time.process_time_ns() - cpu_ns
-        (sealed,) = _sealed(store, appended.first_offset - 1)
+        (stored,) = store.read(STREAM, appended.first_offset - 1, facts_max=2**40, bytes_max=2**40).batches
         start_ns = time.perf_counter_ns()
-        os.write(file, sealed)
+        os.write(file, stored.sealed)
         os.fdatasync(file)
         raw_ns += time.perf_counter_ns() - start_ns
-        found.sealed_bytes += len(sealed)
+        found.sealed_bytes += len(stored.sealed)
     found.awaited_ns.append(awaited_ns)
     found.awaited_cpu_ns.append(awaited_cpu_ns)
     found.raw_ns.append(raw_ns)
@@ -212,9 +212,3 @@ def new_store(folder: Path, *streams: StreamSettings, has_tags: bool = True) -> 
         if has_tags:
             store.appends.define(definitions()).result()
         yield store
-
-
-def _sealed(store: FactStore, after_offset: int) -> list[bytes]:
-    """The batches beyond an offset, as they were sealed."""
-    page = store.read(STREAM, after_offset, facts_max=2**40, bytes_max=2**40)
-    return [batch.sealed for batch in page.batches]

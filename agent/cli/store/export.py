@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import click
@@ -59,7 +58,7 @@ def export(
             streams=scanner.check_streams(streams) if streams else None,
             time_min_ns=parse_moment_ns(since, now_ns) if since else INT64_MIN,
             time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
-            subject_tests=(partial(_matches, tags),) if tags else (),
+            subject_tests=(lambda subject: matches_glob(subject, tags),) if tags else (),
         )
         is_watched = sys.stderr.isatty()
         progress = _progress(scanner) if is_watched else lambda *_: None
@@ -70,10 +69,6 @@ def export(
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
         sys.exit(report_holes(scanner.counters))
-
-
-def _matches(globs: tuple[str, ...], subject: str) -> bool:
-    return matches_glob(subject, globs)
 
 
 def _progress(scanner: Scanner) -> Callable[[int, str, int], None]:

@@ -21,8 +21,8 @@ from agent.fact_store import Damage, Progress, VerifyCounts, verify_store
 PROGRESS_S = 0.2
 SHOWN_MAX = 100
 WHAT_TO_DO = (
-    "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg, SMART),"
-    " and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
+    "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg,"
+    " SMART), and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
 )
 
 
@@ -37,7 +37,7 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
     """Compare every batch with its digest, its predecessor and the tables."""
     path = store_file or load(config_file).store_file
     done, damages, began_s = VerifyCounts(), list[Damage](), time.monotonic()
-    for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else _silent, is_quick=quick):
+    for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else lambda *_: None, is_quick=quick):
         damages.append(damage)
         if not as_json and len(damages) <= SHOWN_MAX:
             click.echo(f"damaged: {damage}")
@@ -68,10 +68,6 @@ def _figures(path: Path, done: VerifyCounts, damages: list[Damage], took_s: floa
         "seconds": round(took_s, 3),
         "damages": [one._asdict() for one in damages],
     }
-
-
-def _silent(stream: str, offset: int, end_offset: int) -> None:
-    """No progress: standard error is not a terminal."""
 
 
 def _progress() -> Progress:

@@ -11,7 +11,6 @@ first.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,6 +34,7 @@ from agent.replication.pki.files import (
     pem_of,
     read_file,
     refuse_existing,
+    sync_folder,
     write_file,
 )
 from agent.replication.pki.problem import PkiError, Problem
@@ -94,11 +94,7 @@ class IdentityFiles:
     def _rename(source: Path, target: Path) -> None:
         source.replace(target)
         for folder in {source.parent, target.parent}:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(folder)
 
 
 def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:

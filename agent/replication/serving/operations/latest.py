@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry
+from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.operations.context import Context
@@ -44,7 +44,9 @@ class Latest:
             async with self._turn:
                 searched = await self._searched(request)
                 room = context.packet_bytes_max - HEAD_BYTES
-                values, more = await context.in_thread(_page, searched, request, min(request.bytes_max, room))
+                after = None if request.after is None else request.after.order
+                page = searched.found, after, request.limit, min(request.bytes_max, room)
+                values, more = await context.in_thread(page_of, *page)
         finally:
             self._waiting -= 1
         answer = LatestAnswer(
@@ -69,11 +71,6 @@ class Latest:
             self._kept.put(question, searched)
             asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
         return searched
-
-
-def _page(searched: Search, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
-    after = None if request.after is None else request.after.order
-    return page_of(searched.found, after, request.limit, bytes_max)
 
 
 def _now_ms() -> int:
