@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -61,7 +62,7 @@ class Node:
     def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
         self._settings = settings
         self._store = store
-        self._notifier = notify.notifier()
+        self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
         self._identities = IdentityWatcher(identities)
         self._links = {

@@ -1,7 +1,7 @@
 """The product's two ends of a benchmark: real stores, links, servers and pullers, put together as in a node.
 
 Settings are the defaults: synchronous=FULL, every batch verified by its receiver, pages of the default size. The
-server's store is wrapped to record when a confirmation becomes durable.
+server's store reports when a confirmation becomes durable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 from agent.batch import BatchError
 from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
-from agent.lease import LeaseClaim
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
@@ -109,38 +108,20 @@ OnConfirmed = Callable[[str, int, int], None]
 """(consumer, frontier, now_ns), in the writer's thread."""
 
 
-class WatchedStore:
-    """A store that reports when a confirmation becomes durable; everything else is passed to the store."""
+def _watch_confirmations(store: FactStore, on_confirmed: OnConfirmed) -> None:
+    """Report when a confirmation of this store becomes durable."""
+    confirm = store.consumers.confirm
 
-    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
-        self._store = store
-        self.consumers = WatchedConsumers(store, on_confirmed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-class WatchedConsumers:
-    """The consumers of such a store."""
-
-    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
-        self._store = store
-        self._on_confirmed = on_confirmed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store.consumers, name)
-
-    def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
-    ) -> Future[int]:
-        """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
-        confirmed = self._store.consumers.confirm(consumer, last_offset, first_offset, shown=shown)
-        confirmed.add_done_callback(partial(self._confirmed, consumer))
+    def watched(consumer: str, *range_: Any, **shown: Any) -> Future[int]:
+        confirmed = confirm(consumer, *range_, **shown)
+        confirmed.add_done_callback(partial(report, consumer))
         return confirmed
 
-    def _confirmed(self, consumer: str, future: Future[int]) -> None:
+    def report(consumer: str, future: Future[int]) -> None:
         if future.exception() is None:
-            self._on_confirmed(consumer, future.result(), time.monotonic_ns())
+            on_confirmed(consumer, future.result(), time.monotonic_ns())
+
+    store.consumers.confirm = watched  # type: ignore[method-assign]
 
 
 def serve(options: Options) -> None:
@@ -179,8 +160,8 @@ async def serve_while(
         with suppress(StoreError):  # no earlier round: no consumer
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
-    watched: Any = WatchedStore(store, on_confirmed)  # passes everything else to the store
-    server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
+    _watch_confirmations(store, on_confirmed)
+    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with _running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)

@@ -173,9 +173,9 @@ class Session:
         self._client.connect_timeout = WAIT_S
         self._client.on_socket_open = _send_at_once
         self._client.on_connect = self._on_connect
-        self._client.on_disconnect = self._on_disconnect
-        self._client.on_publish = self._on_publish
-        self._client.on_subscribe = self._on_subscribe
+        self._client.on_disconnect = lambda *_: _offer(self._connected, None)
+        self._client.on_publish = lambda *of: _offer(self._acknowledged, (of[2], of[3].value))  # identifier, reason
+        self._client.on_subscribe = lambda *_: self._subscribed.release()
         self._client.on_message = self._on_message
 
     def connect(self) -> Iterator[Diagnostic]:
@@ -242,15 +242,6 @@ class Session:
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         self.connack = properties
         _offer(self._connected, reason.value)
-
-    def _on_disconnect(self, *_arguments: Any) -> None:
-        _offer(self._connected, None)
-
-    def _on_publish(self, _client: Any, _data: Any, identifier: int, reason: Any, _properties: Any) -> None:
-        _offer(self._acknowledged, (identifier, reason.value))
-
-    def _on_subscribe(self, *_arguments: Any) -> None:
-        self._subscribed.release()
 
     def _on_message(self, _client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
         at_s = time.monotonic()

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.replication.pki.authority import LEAF_DAYS, Issued, check_zone, load_authority, record, sign
-from agent.replication.pki.certificates import describe, extension_of, key_matches
+from agent.replication.pki.certificates import common_name_of_broker, describe, extension_of, key_matches, key_pem
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked
 from agent.replication.pki.files import (
@@ -38,7 +38,6 @@ from agent.replication.pki.files import (
     write_file,
 )
 from agent.replication.pki.problem import PkiError, Problem
-from agent.replication.pki.signing import common_name_of_broker, key_pem
 
 
 @dataclass(frozen=True, slots=True)

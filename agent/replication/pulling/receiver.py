@@ -2,22 +2,13 @@
 
 A core: events and the time in, effects out. `pull_runner` carries the effects out in their order and reports their
 outcomes. The loop: ask for a page; when it arrives, hand it to the store and, if the peer has more, ask for the next
-one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request. At the
-end of the log nothing is read ahead: the request that confirms the last page is the one that waits at the peer for new
-facts, so the waiting never delays a confirmation.
+one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request.
 
-A page is accepted when it starts where the accepted ones end, whichever request it answers, also an older one. Any
-other page is dropped and counted. Nothing is skipped: a page that the store refuses for now is offered again, and one
-that it refuses for good is asked for again, rarely, until an operator acts.
-
-A peer whose store was restored from an old copy and has grown since offers other facts at the same offsets, and cannot
-notice. So after a silence each request shows what is held here: the last batch taken from its log, and the last of its
-own facts (0041).
-
-Each life of a receiver asks the peer for a lease with its first fetches, and shows it from then on. It asks for the
-lease after the one in force, so that its own late request takes nothing from its successor (0036). When another
-instance has a newer lease, it stores what it has accepted and asks no more: two instances that took the place from each
-other would never end.
+A page is accepted when it starts where the accepted ones end, whichever request it answers; any other is dropped and
+counted. Nothing is skipped: a page that the store refuses for now is offered again, and one that it refuses for good is
+asked for again, rarely, until an operator acts. After a silence each request shows what is held here of the peer, so
+that a restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a newer
+one (0036). DESIGN.md has the reasons.
 
 Two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Chance is an argument
 (`jitter`, 0 to 1).

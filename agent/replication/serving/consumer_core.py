@@ -33,7 +33,7 @@ from agent.replication.serving.admission import (
     decide_fetch,
 )
 from agent.replication.serving.consumer_effects import BatchEnd, Confirming, Effect, Steps
-from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply
+from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply, StoreName
 from agent.replication.serving.reading import PageRead
 
 _T = TypeVar("_T")
@@ -115,10 +115,7 @@ class ConsumerCore:
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown)
         frontier = yield from effects.AwaitConfirm(confirming)
-        answer = ConfirmAnswer(
-            store_zone=self.store_zone, epoch=self.epoch, cursor_advanced_to=frontier, lease=shown.epoch
-        )
-        return Reply(answer, [])
+        return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
         """GetCursor: a consumer's stream and frontier, and the end of the stream."""
@@ -127,8 +124,7 @@ class ConsumerCore:
             return consumer
         now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
@@ -137,6 +133,11 @@ class ConsumerCore:
         return Reply(answer, [])
 
     # --------------------------------------------------------------------------------------------------------- internal
+
+    @property
+    def _own(self) -> StoreName:
+        """The first fields of every answer."""
+        return {"store_zone": self.store_zone, "epoch": self.epoch}
 
     def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
         """The consumer, if the caller's zone may use it."""
@@ -198,8 +199,7 @@ class ConsumerCore:
         now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             stream=consumer.stream,
             frontier=consumer.frontier,
             end_offset=now.end_offset,
@@ -227,8 +227,7 @@ class ConsumerCore:
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
         answer = FetchAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             stream=stream,
             frontier=frontier,
             end_offset=read.end_offset,

@@ -8,22 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
-
-
-class StoreName(TypedDict):
-    """The fields of every answer that say which store it comes from."""
-
-    store_zone: str
-    epoch: str
 
 
 @dataclass
