@@ -3,8 +3,8 @@ minutes.
 
 Source times do not give it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
 that were old when they came, and a device's clock may be hours off. What counts is how long a fact has been in this
-store unconfirmed. The store's own marks give it to the minute (`fact_store`'s forecast), samples of the end of each stream
-to the second.
+store unconfirmed. The store's own marks give it to the minute (`fact_store`'s forecast), samples of the end of each
+stream to the second.
 
 A consumer catches up if its backlog shrank over the last minute. One that confirms in bursts appears to have stopped
 between them.

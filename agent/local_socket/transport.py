@@ -42,7 +42,7 @@ class StateFolderUnusable(BsfgError):
 
 @contextlib.contextmanager
 def socket_address(state_dir: Path) -> Iterator[str]:
-    """A path to the socket that fits the kernel's limit of 108 bytes, however long the path of the state folder is. Raises
+    """A path to the socket that fits the kernel's limit of 108 bytes for any path of the state folder. Raises
     OSError."""
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,7 +58,7 @@ class Latency:
         return cls(round(p50, 4), round(p99, 4), round(most, 4), len(ordered))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"p50_ms": self.p50_ms, "p99_ms": self.p99_ms, "max_ms": self.max_ms, "count": self.count}
+        return asdict(self)
 
     def __str__(self) -> str:
         return f"p50 {self.p50_ms:.2f}  p99 {self.p99_ms:.2f}  max {self.max_ms:.2f} ms"

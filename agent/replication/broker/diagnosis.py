@@ -101,8 +101,8 @@ def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Diagnostic:
     """The broker delivered a request, but no answer came within `wait_s` seconds."""
     what = f"{zone} is connected but did not answer within {wait_s:g} s"
     hint = (
-        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} read the answers "
-        f"(bsfg broker config)? The log of {zone} names dropped requests"
+        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} "
+        f"read the answers (bsfg broker config)? The log of {zone} names dropped requests"
     )
     return bad(what, hint, step="answer")
 

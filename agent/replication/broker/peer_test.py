@@ -136,7 +136,8 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
     reason = session.publish(request, payload, responses, correlation)
     if reason == NO_MATCHING_SUBSCRIBERS:
         what = f"may send requests to {peer.zone}, but no node of {peer.zone} is connected to this broker"
-        hint = f"is it running, and is this broker in its node.toml (bsfg status there)? the way back to {own_zone} was not tested"
+        hint = "is it running, and is this broker in its node.toml (bsfg status there)? "
+        hint += f"the way back to {own_zone} was not tested"
         yield bad(what, hint, step="rights")
         return
     if reason != SUCCESS:

@@ -89,7 +89,8 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
                 yield _handshake_done(channel)
                 yield _certificate_accepted(access, channel)
     except ssl.SSLCertVerificationError as error:
-        hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
+        hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; "
+        hint += "is our clock right?"
         yield bad(f"{where} is not trusted: {explain_untrusted(error)}", hint)
     except ssl.SSLError as error:
         hint = "is this the TLS port, and can the broker read its certificate? see its log"

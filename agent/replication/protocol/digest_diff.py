@@ -4,7 +4,7 @@ Each store lists the sequences of an origin that it holds, as ranges with the ch
 such lists follow
 
     missing     held there and not here: gaps of ours, to be fetched
-    shared      held by both: to be compared, and equal as a whole where the digest at the last sequence of both is equal
+    shared      held by both: to be compared, and equal as a whole if the digest at the last common sequence is equal
 
 A shared span whose last digests differ is a fork: one history was changed. Where it begins is found by `narrow`, with
 the digests of batches spread over the rest, until no batch ends between the last that is equal and the first that is

@@ -3,10 +3,10 @@
 `ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; `FactStore` satisfies
 both. What the ports demand of it:
 
-- Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
+- Methods that return a `Future` return at once; the result is set when the change is durable. They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
 - `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
-  small page in the event loop's.  Everything else that returns a plain value reads memory only, and is called from the
+  small page in the event loop's. Everything else that returns a plain value reads memory only, and is called from the
   event loop.
 - A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
@@ -140,12 +140,12 @@ class Consumers(Protocol):
         ...
 
     def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
-        """Whether one of the last pages served to a zone ended with this batch.  From memory."""
+        """Whether one of the last pages served to a zone ended with this batch. From memory."""
         ...
 
     def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
         """Why this store cannot have served a zone everything up to an offset of this epoch, as text; None where it can
-        have.  From memory."""
+        have. From memory."""
         ...
 
 
@@ -198,7 +198,7 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def end_offset(self, stream: str) -> int:
-        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
+        """Last committed offset of a stream, 0 for one that holds nothing or does not exist. From memory."""
         ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
@@ -209,8 +209,8 @@ class ServingStore(ComparedStore, Protocol):
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
     ) -> str | None:
         """How a peer's claims about a stream contradict this store; None where they do not. The claims: the last offset
-        of a batch that it took and the batch's digest, and the last sequence of this epoch that it holds with the digest
-        there. Reads the disk."""
+        of a batch that it took and the batch's digest; the last sequence of this epoch that it holds, with the digest.
+        Reads the disk."""
         ...
 
     def read(
@@ -275,8 +275,8 @@ class Inbound(Protocol):
         ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, the pull is blocked
-        until an operator acts."""
+        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, the pull is
+        blocked until an operator acts."""
         ...
 
 

@@ -318,12 +318,9 @@ class AntiEntropy:
             found.unavailable_facts += span[1] - span[0] + 1
 
     async def _their_ends(self, found: Comparison, origin: Origin, span: Sequences, ends_max: int) -> dict[int, bytes]:
+        first, last = span
         request = GetDigests(
-            stream=found.stream,
-            origin=str(origin),
-            first_sequence=span[0],
-            last_sequence=span[1],
-            ends_max=ends_max,
+            stream=found.stream, origin=str(origin), first_sequence=first, last_sequence=last, ends_max=ends_max
         )
         return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
 

@@ -92,8 +92,8 @@ class PullStatistics:
 
 
 class Puller:
-    """One stream of one peer. Made before the requester's link runs; the pullers of one peer share its `bandwidth`, if it
-    is limited."""
+    """One stream of one peer. Made before the requester's link runs. The pullers of one peer share its `bandwidth`, if
+    it is limited."""
 
     def __init__(
         self,

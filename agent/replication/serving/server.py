@@ -1,8 +1,7 @@
 """The serving shell: receives the requests of peers from the broker and answers each in a task of its own.
 
 A request with a wrong response topic, or from a zone that is no peer, gets no answer and is counted; any other gets an
-answer, which may be an error of the table. `operations` decides the answer. The server keeps nothing that a restart would
-lose.
+answer, which may be an error of the table. `operations` decides the answer. A restart of the server loses nothing.
 """
 
 from __future__ import annotations

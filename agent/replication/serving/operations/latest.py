@@ -16,7 +16,7 @@ from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 WAITING_MAX = 8
-"""Searches that wait for the one before, some tenths of a second each: all are answered before their requests time out."""
+"""Searches that wait for the one before, some tenths of a second each: all end before their requests time out."""
 
 HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
