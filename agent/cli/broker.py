@@ -68,7 +68,7 @@ def broker() -> None:
 @click.option("--host", default="", help="Address to listen on; by default all.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--user", default=USER, show_default=True, help="The user the broker runs as.")
-@click.option("--installed-in", default="", help="Where FOLDER will lie on the broker's machine, if elsewhere.")
+@click.option("--installed-in", default="", help="Path of FOLDER on the broker's machine, if it is another.")
 @pki_option
 @json_option
 def config(
