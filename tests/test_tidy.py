@@ -91,8 +91,8 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
-    "agent.replication.protocol",  # a module each subject; `messages` has a face
-    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.pki", "agent.cli.store"),
+    "agent.replication.protocol",  # a module each subject
+    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
     *(
@@ -244,7 +244,6 @@ CORES: tuple[str, ...] = (
             "errors",
             "pacing",
             "page_check",
-            "page_size",
             "pull_events",
             "topics",
         )

@@ -7,10 +7,11 @@ an otherwise idle machine. The ratio to the limit can be compared between machin
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,26 +20,7 @@ from agent.cli import json_option
 if TYPE_CHECKING:
     from bench.common.measuring import Report
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_folder_option = click.option(
-    "--folder",
-    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
-    help="Measure the disk that this folder is on.  [default: /var/tmp]",
-)
-_seed_option = click.option("--seed", type=int, default=1, show_default=True, help="Seed of the data.")
-
-
-def _facts_option(default: int) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--facts", type=click.IntRange(min=2000), default=default, show_default=True, help="Size of the run, in facts."
-    )
-
-
-def _seconds_option(default: float) -> Callable[[_Command], _Command]:
-    return click.option(
-        "--seconds", type=click.FloatRange(min=0.1), default=default, show_default=True, help="Length of each part."
-    )
+_Option = Callable[[Callable[..., None]], Callable[..., None]]
 
 
 @click.group()
@@ -46,153 +28,102 @@ def bench() -> None:
     """Measure this machine; each benchmark is compared with a limit."""
 
 
-@bench.command()
-@_facts_option(2_000_000)
-@_seconds_option(3.0)
-@_seed_option
-@_folder_option
-@json_option
-def append(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Durable appends in batches of 1000 samples, beside raw file appends with fdatasync."""
-    from bench.store import append as benchmark
-
-    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
+def _option(name: str, kind: click.ParamType[Any], default: float, text: str) -> _Option:
+    return click.option(name, type=kind, default=default, show_default=True, help=text)
 
 
-@bench.command()
-@_facts_option(8_000_000)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Rounds; the medians are printed."
+def _facts(default: int) -> _Option:
+    return _option("--facts", click.IntRange(min=2000), default, "Size of the run, in facts.")
+
+
+def _seconds(default: float) -> _Option:
+    return _option("--seconds", click.FloatRange(min=0.1), default, "Length of each part.")
+
+
+def _repeats(default: int) -> _Option:
+    return _option("--repeats", click.IntRange(min=1), default, "Rounds; the medians are printed.")
+
+
+_SEED = _option("--seed", click.INT, 1, "Seed of the data.")
+_FOLDER = click.option(
+    *("--folder", "below"),
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    help="Measure the disk that this folder is on.  [default: /var/tmp]",
 )
-@click.option(
-    "--batch-facts", type=click.IntRange(1, 16_384), default=2000, show_default=True, help="Facts of a batch."
+
+
+def _benchmark(module: str, text: str, options: Sequence[_Option]) -> None:
+    """Add the command that passes its options, by name, to `run` of a module of bench, imported when it is called."""
+
+    def command(*, as_json: bool, **chosen: Any) -> None:
+        _print(importlib.import_module(f"bench.{module}").run(**chosen), as_json=as_json)
+
+    called: Callable[..., None] = command
+    decorators: list[_Option] = [*options, _FOLDER, json_option]
+    for decorated in reversed(decorators):
+        called = decorated(called)
+    bench.command(module.rpartition(".")[2], help=text)(called)
+
+
+_benchmark(
+    "store.append",
+    "Durable appends in batches of 1000 samples, beside raw file appends with fdatasync.",
+    [_facts(2_000_000), _seconds(3.0), _SEED],
 )
-@_seed_option
-@_folder_option
-@json_option
-def replicate(
-    facts: int,
-    repeats: int,
-    batch_facts: int,
-    seed: int,
-    folder: Path | None,
-    as_json: bool,  # noqa: FBT001 click's way
-) -> None:
-    """A backlog from store to store through a broker, beside a bare loop that moves the same bytes."""
-    from bench.replication import replicate as benchmark
-
-    _print(benchmark.run(facts, repeats, seed, folder, batch_facts), as_json=as_json)
-
-
-@bench.command()
-@_seconds_option(10.0)
-@_seed_option
-@_folder_option
-@json_option
-def lag(seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """A fact every 10 ms, from its append to its confirmation, alone and among 100,000 facts/s."""
-    from bench.replication import lag as benchmark
-
-    _print(benchmark.run(seconds, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@_facts_option(1_000_000)
-@_seconds_option(5.0)
-@_seed_option
-@_folder_option
-@json_option
-def fetch(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes."""
-    from bench.replication import fetch as benchmark
-
-    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@_facts_option(86_400_000)
-@_seconds_option(5.0)
-@_seed_option
-@_folder_option
-@json_option
-def drain(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """A day's backlog is drained while live facts keep coming, beside a bare loop that moves the same bytes."""
-    from bench.replication import drain as benchmark
-
-    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@_facts_option(2_000_000)
-@_seconds_option(5.0)
-@_seed_option
-@_folder_option
-@json_option
-def retention(facts: int, seconds: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Appends while as many facts are forgotten, beside a store that keeps everything."""
-    from bench.store import retention as benchmark
-
-    _print(benchmark.run(facts, seconds, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@_facts_option(5_000_000)
-@click.option(
-    "--gigabytes",
-    type=click.FloatRange(min=0),
-    default=0,
-    show_default=True,
-    help="Fill up to this size before opening.",
+_benchmark(
+    "replication.replicate",
+    "A backlog from store to store through a broker, beside a bare loop that moves the same bytes.",
+    [
+        _facts(8_000_000),
+        _repeats(3),
+        _option("--batch-facts", click.IntRange(1, 16_384), 2000, "Facts of a batch."),
+        _SEED,
+    ],
 )
-@_seed_option
-@_folder_option
-@json_option
-def growth(facts: int, gigabytes: float, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """A store that grows: the rate at its end beside that at its start; then kill -9, and opening it."""
-    from bench.store import growth as benchmark
-
-    _print(benchmark.run(facts, gigabytes, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@click.option(
-    "--ids", "count", type=click.IntRange(min=40_000), default=1_000_000, show_default=True, help="Messages to append."
+_benchmark(
+    "replication.lag",
+    "A fact every 10 ms, from its append to its confirmation, alone and among 100,000 facts/s.",
+    [_seconds(10.0), _SEED],
 )
-@_seed_option
-@_folder_option
-@json_option
-def ids(count: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Messages with random ids: the rate at the end of millions, beside that of a store that is new."""
-    from bench.store import ids as benchmark
-
-    _print(benchmark.run(count, seed, folder), as_json=as_json)
-
-
-@bench.command()
-@click.option("--producers", "count", type=click.IntRange(min=1), default=1000, show_default=True, help="Tasks.")
-@_seconds_option(10.0)
-@_folder_option
-@json_option
-def producers(count: int, seconds: float, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """A thousand producers that each await their own message, beside as many bare futures and one fsync for all."""
-    from bench.store import producers as benchmark
-
-    _print(benchmark.run(count, seconds, folder), as_json=as_json)
-
-
-@bench.command()
-@_facts_option(2_000_000)
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=5, show_default=True, help="Rounds; the medians are printed."
+_benchmark(
+    "replication.fetch",
+    "FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes.",
+    [_facts(1_000_000), _seconds(5.0), _SEED],
 )
-@_seed_option
-@_folder_option
-@json_option
-def sql(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite."""
-    from bench.store import sql as benchmark
-
-    _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
+_benchmark(
+    "replication.drain",
+    "A day's backlog is drained while live facts keep coming, beside a bare loop that moves the same bytes.",
+    [_facts(86_400_000), _seconds(5.0), _SEED],
+)
+_benchmark(
+    "store.retention",
+    "Appends while as many facts are deleted, beside a store that keeps everything.",
+    [_facts(2_000_000), _seconds(5.0), _SEED],
+)
+_benchmark(
+    "store.growth",
+    "A store that grows: the rate at its end beside that at its start; then kill -9, and opening it.",
+    [
+        _facts(5_000_000),
+        _option("--gigabytes", click.FloatRange(min=0), 0, "Fill up to this size before opening."),
+        _SEED,
+    ],
+)
+_benchmark(
+    "store.ids",
+    "Messages with random ids: the rate at the end of millions, beside that of a store that is new.",
+    [_option("--ids", click.IntRange(min=40_000), 1_000_000, "Messages to append."), _SEED],
+)
+_benchmark(
+    "store.producers",
+    "A thousand producers that each await their own message, beside as many bare futures and one fsync for all.",
+    [_option("--producers", click.IntRange(min=1), 1000, "Tasks."), _seconds(10.0)],
+)
+_benchmark(
+    "store.sql",
+    "An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite.",
+    [_facts(2_000_000), _repeats(5), _SEED],
+)
 
 
 @bench.command()

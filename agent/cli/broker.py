@@ -17,14 +17,13 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki.commands import pki_option
+from agent.cli.pki import pki_option
 from agent.replication.broker import (
     CONFIG_NAME,
     PORT,
     USER,
     BrokerPlan,
     Diagnostic,
-    Outcome,
     PeerLink,
     TopologyError,
     parse_link,
@@ -69,7 +68,7 @@ def broker() -> None:
 @click.option("--host", default="", help="Address to listen on; by default all.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--user", default=USER, show_default=True, help="The user the broker runs as.")
-@click.option("--installed-in", default="", help="Where FOLDER will lie on the broker's machine, if elsewhere.")
+@click.option("--installed-in", default="", help="Path of FOLDER on the broker's machine, if it is another.")
 @pki_option
 @json_option
 def config(
@@ -115,7 +114,7 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
     """
     from agent.replication.broker import reload_broker
 
-    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+    _print(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
 
 @broker.command()
@@ -138,7 +137,7 @@ def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bo
     acl_file = deny_zones(config_file, zones)
     if not as_json:
         click.echo(f"{acl_file}: no rights for {', '.join(zones)}")
-    _tell(reload_broker(config_file, pid, time.sleep), as_json=as_json)
+    _print(reload_broker(config_file, pid, time.sleep), as_json=as_json)
 
 
 @broker.command()
@@ -178,7 +177,7 @@ def check(
     if config_file is not None:
         diagnostics.append(check_broker_files(config_file))
     if zone is None:
-        _tell(chain.from_iterable(diagnostics), as_json=as_json)
+        _print(chain.from_iterable(diagnostics), as_json=as_json)
         return
     if not is_zone(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
@@ -191,14 +190,14 @@ def check(
         key_file or pki_folder / "zones" / f"{zone}.key",
     )
     diagnostics.append(check_broker(access, links))
-    _tell(chain.from_iterable(diagnostics), as_json=as_json)
+    _print(chain.from_iterable(diagnostics), as_json=as_json)
 
 
-def _tell(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
+def _print(diagnostics: Iterable[Diagnostic], *, as_json: bool) -> None:
     """Print each diagnostic as it is made; exit status 1 when one is bad."""
     bad = 0
     for diagnostic in diagnostics:
-        bad += diagnostic.outcome is Outcome.BAD
+        bad += diagnostic.is_bad
         if as_json:
             click.echo(
                 json.dumps({"outcome": diagnostic.outcome.value, "what": diagnostic.what, "hint": diagnostic.hint})

@@ -93,15 +93,12 @@ def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) 
 
 def _row(one: local_socket.ConsumerEntry) -> tuple[object, ...]:
     hours = "" if one.held_hours is None else f"{one.held_hours:.1f}"
-    seen = "never" if one.seen_unix_ms is None else _time(one.seen_unix_ms)
+    at_s = None if one.seen_unix_ms is None else one.seen_unix_ms // 1000
+    seen = "never" if at_s is None else datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     state = f"{one.state}, in sync" if one.in_sync else one.state
     lease = f"{one.lease_epoch} {one.lease_holder}" if one.lease_epoch else ""
     held = _size(one.held_bytes) if one.held_bytes else ""
     return (one.name, one.stream, one.zone, state, one.frontier, one.behind_facts, held, hours, seen, lease)
-
-
-def _time(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _size(count: int) -> str:

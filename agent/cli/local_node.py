@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import click
 
@@ -12,6 +14,9 @@ from agent import local_socket
 from agent.config import NodeSettings
 from agent.fact_store import Start
 from agent.query.scan import TimeUnreadable, parse_moment_ns
+
+_RequestT = TypeVar("_RequestT", bound=local_socket.Request)
+Alone = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
 
@@ -48,20 +53,23 @@ answer_s_option = click.option(
 )
 
 
-def ask(settings: NodeSettings, request: local_socket.Request, waits_ms: int = 0) -> local_socket.Answer:
-    """Send a request to the running node, or answer it from the store. Raises LocalError when it is refused.
+async def answer_from_store(settings: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
+    """Answer a request while no node runs."""
+    with local_socket.open_store(settings) as store:
+        return await local_socket.RequestHandler(store).answer(request)
+
+
+def ask(
+    settings: NodeSettings, request: _RequestT, waits_ms: int = 0, alone: Alone[_RequestT] = answer_from_store
+) -> local_socket.Answer:
+    """Send a request to the running node; without one, answer it with `alone`. Raises LocalError when it is refused.
 
     `waits_ms` is how long the store may wait for acknowledgements before it answers.
     """
-
-    async def answer_from_store() -> local_socket.Answer:
-        with local_socket.open_store(settings) as store:
-            return await local_socket.RequestHandler(store).answer(request)
-
     try:
         answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))
     except (FileNotFoundError, ConnectionRefusedError):
-        answer = asyncio.run(answer_from_store())
+        answer = asyncio.run(alone(settings, request))
     if isinstance(answer, local_socket.Refused):
         raise local_socket.LocalError(answer.message, answer.hint)
     return answer

@@ -7,7 +7,6 @@ rights, protocol, round trip, clocks, streams. It works with and without a runni
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option
+from agent.cli.local_node import ask
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
 from agent.health.client import ask_health
@@ -72,15 +72,14 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
             click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
         asks_us, is_asked = bool(each.exports or each.appends), bool(each.pulls or each.asks)
         for step in check_peer(access, Peer(each.zone, asks_us, each.pulls, is_asked)):
-            diagnostic = step.diagnostic
-            bad += diagnostic.outcome is Outcome.BAD
+            bad += step.is_bad
             if as_json:
-                printed = {"broker": at.name, "step": step.name, "outcome": diagnostic.outcome.value}
-                click.echo(json.dumps({**printed, "what": diagnostic.what, "hint": diagnostic.hint, **step.figures}))
+                printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
+                click.echo(json.dumps({**printed, "what": step.what, "hint": step.hint, **step.figures}))
                 continue
-            hint = f"\n{'':23}-> {diagnostic.hint}" if diagnostic.hint else ""
-            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[diagnostic.outcome]
-            click.echo(f"  {word:<7} {step.name:<13} {diagnostic.what}{hint}")
+            hint = f"\n{'':23}-> {step.hint}" if step.hint else ""
+            word = {Outcome.GOOD: "ok", Outcome.NOTE: "note", Outcome.BAD: "failed"}[step.outcome]
+            click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
     if bad:
         sys.exit(1)
 
@@ -98,24 +97,19 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
 
     settings = load(config_file)
     request = local_socket.ComparePeer(name, repair, scan)
-    try:
-        answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, COMPARE_MS_MAX))
-    except (FileNotFoundError, ConnectionRefusedError):
-        answer = asyncio.run(compare_alone(settings, request))
-    if isinstance(answer, local_socket.Refused):
-        raise local_socket.LocalError(answer.message, answer.hint)
+    answer = ask(settings, request, COMPARE_MS_MAX, compare_alone)
     assert isinstance(answer, local_socket.Compared)
     for one in answer.streams:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(one)))
             continue
-        for line in _told(name, one):
+        for line in _lines(name, one):
             click.echo(line)
     if any(one.repaired_ranges < one.divergent_ranges or one.missing_artifacts for one in answer.streams):
         sys.exit(1)
 
 
-def _told(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
+def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
     """The comparison of one stream as lines for people."""
     equal = "equal" if not one.divergent_ranges else f"{one.divergent_ranges} ranges differ"
     cost = f"{one.exchanges} exchanges, {one.bytes:,} bytes"
@@ -147,8 +141,9 @@ def _state(settings: NodeSettings) -> dict[str, str]:
         found = ask_health(settings.health.listen_host, settings.health.listen_port)
     except BsfgError:
         return {}
-    said: dict[str, str] = {}
+    states: dict[str, str] = {}
     for each in found["peers"]:
         link = "connected" if each["connected"] else f"not connected {each['trouble']}".rstrip()
-        said[each["zone"]] = link if each["connected"] or each["zone"] not in said else said[each["zone"]]
-    return said
+        if each["connected"] or each["zone"] not in states:
+            states[each["zone"]] = link
+    return states

@@ -77,7 +77,7 @@ def _width(text: str) -> int:
 
 def _csv(row: Sequence[Any]) -> str:
     text = io.StringIO()
-    csv.writer(text).writerow(row)  # with its own line ends, for it quotes what could be taken for one
+    csv.writer(text).writerow(row)  # with its own line end; it quotes values that contain one
     return text.getvalue().removesuffix("\r\n")
 
 

@@ -3,11 +3,4 @@
 It starts the programs that an operator would start (`bsfg run`, Mosquitto, an OPC UA server, a Modbus device) in a
 temporary folder, on free loopback ports, and stops them by process id. A gateway does not use this package; benchmarks
 and tests do.
-
-    processes       one child process: start, wait, freeze, kill, stop
-    mosquitto       a private broker
-    layout          the folder: certificates, broker configuration, one node.toml per zone
-    plant/          the simulated OPC UA server and Modbus device
-    scenario        the steps of the demonstration, and the comparison of counts at the end
-    view            the table on the terminal
 """

@@ -1,8 +1,7 @@
 """The folder of a demonstration: one node.toml per zone, and the tag maps of the plant.
 
 Zones and links are the specification's chain, enterprise <- idmz <- plant-a, with the broker standing in the IDMZ.
-Texts are made here and written by `write`; everything in them could have been typed by an operator, and `bsfg check`
-accepts it.
+An operator could have typed everything in these texts, and `bsfg check` accepts it.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.demo.mosquitto import Identity
+from agent.replication.pki import Issued
 
 PLANT, IDMZ, ENTERPRISE = "plant-a", "idmz", "enterprise"
 ZONES = (PLANT, IDMZ, ENTERPRISE)
 LINKS = (f"{PLANT}:{IDMZ}", f"{IDMZ}:{ENTERPRISE}")
-STREAMS = ("facts.telemetry", "facts.operational")
+STREAMS = TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
-_UPSTREAM = {
-    IDMZ: (PLANT, ()),
-    ENTERPRISE: (IDMZ, (PLANT,)),
-}  # zone -> whom it pulls from, and whose facts that one relays
+# The zone that each pulls from, and the zones whose facts that one relays.
+_UPSTREAM: dict[str, tuple[str, tuple[str, ...]]] = {IDMZ: (PLANT, ()), ENTERPRISE: (IDMZ, (PLANT,))}
 _DOWNSTREAM = {PLANT: IDMZ, IDMZ: ENTERPRISE}
 
 
 @dataclass(frozen=True, slots=True)
 class PlantAddress:
-    """Where the simulated plant listens, and its tag maps."""
+    """The ports of the simulated plant, and its tag maps."""
 
     opcua_port: int
     modbus_port: int
@@ -57,7 +54,7 @@ reconnect_delay_max_ms = 5000
 """
 
 
-def node_toml(zone: str, identity: Identity, broker_port: int, health_port: int, plant: PlantAddress | None) -> str:
+def node_toml(zone: str, identity: Issued, broker_port: int, health_port: int, plant: PlantAddress | None) -> str:
     """The configuration of one zone; `plant` where it has sources."""
     sections = [
         f'[node]\nzone = "{zone}"\n',

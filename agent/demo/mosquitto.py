@@ -15,9 +15,8 @@ import contextlib
 import os
 import pwd
 import shutil
-import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,22 +28,12 @@ HOST = "127.0.0.1"
 START_ATTEMPTS = 5  # another program may take the free port between finding and using it
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """The files with which one zone connects."""
-
-    zone: str
-    cert_file: Path
-    key_file: Path
-    ca_file: Path
-
-
 class Mosquitto(Child):
     """One broker process and the certificates that go with it."""
 
     host = HOST
 
-    def __init__(self, pki_folder: Path, files: BrokerFolder, port: int, identities: dict[str, Identity]) -> None:
+    def __init__(self, pki_folder: Path, files: BrokerFolder, port: int, identities: dict[str, pki.Issued]) -> None:
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if program is None:
             raise ProcessFailed("mosquitto is not installed; apt-get install mosquitto")
@@ -68,10 +57,7 @@ class Mosquitto(Child):
         pki_folder = folder / "pki"
         pki.create_authority(pki_folder, now)
         pki.issue_broker(pki_folder, "private", [HOST, "localhost"], now)
-        identities = {}
-        for zone in zones:
-            issued = pki.issue_zone(pki_folder, zone, now)
-            identities[zone] = Identity(zone, issued.cert_file, issued.key_file, issued.ca_file)
+        identities = {zone: pki.issue_zone(pki_folder, zone, now) for zone in zones}
         plan = BrokerPlan(
             links=tuple(parse_link(link) for link in links),
             folder="",
@@ -87,7 +73,7 @@ class Mosquitto(Child):
 
     @classmethod
     def _start_on_a_free_port(
-        cls, folder: Path, pki_folder: Path, plan: BrokerPlan, identities: dict[str, Identity]
+        cls, folder: Path, pki_folder: Path, plan: BrokerPlan, identities: dict[str, pki.Issued]
     ) -> Mosquitto:
         for attempt in range(1, START_ATTEMPTS + 1):
             port = free_port()
@@ -107,7 +93,7 @@ class Mosquitto(Child):
         """The authority that signed the broker and every zone."""
         return self.pki_folder / "ca.pem"
 
-    def identity(self, zone: str) -> Identity:
+    def identity(self, zone: str) -> pki.Issued:
         """The certificate, key and authority of `zone`."""
         return self._identities[zone]
 
@@ -125,9 +111,3 @@ class Mosquitto(Child):
         """Stop the broker if it runs, and start it on the same port."""
         self.stop()
         self.start()
-
-    def reload(self) -> None:
-        """Make the broker read certificates, lists and access rules again; returns when it says it has."""
-        before = self.log_text().count("Reloading config.")
-        os.kill(self.pid, signal.SIGHUP)
-        self.wait_ready(lambda: self.log_text().count("Reloading config.") > before)

@@ -40,9 +40,6 @@ class Child:
         self.name = name
         self.arguments = [str(argument) for argument in arguments]
         self.log = log
-        self.outlives_us = (
-            False  # unless said otherwise, the kernel ends the child when its starter dies in whatever way
-        )
         self._environment = dict(os.environ, **(environment or {}))
         self._process: subprocess.Popen[bytes] | None = None
         self._log_from = 0
@@ -71,9 +68,8 @@ class Child:
         assert not self.running, self.name
         with self.log.open("ab") as log:
             self._log_from = log.tell()
-            guard = [] if self.outlives_us else ["setpriv", "--pdeathsig", "KILL"]
             self._process = subprocess.Popen(
-                guard + self.arguments,
+                ["setpriv", "--pdeathsig", "KILL", *self.arguments],  # the kernel ends it when its starter dies
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -89,7 +85,7 @@ class Child:
                 raise ProcessFailed(f"{self.name} ended at its start:\n{self.log_tail()}")
             if time.monotonic() > deadline:
                 raise ProcessFailed(f"{self.name} is not ready after {limit_s:.0f} s:\n{self.log_tail()}")
-            _pause()
+            time.sleep(_STEP_S)
 
     def wait_line(self, start: str, limit_s: float = READY_S_MAX) -> str:
         """The first whole line of this start's log that begins with `start`."""
@@ -118,7 +114,7 @@ class Child:
         return self._process.returncode
 
     def kill(self) -> None:
-        """SIGKILL to the process and whatever it started."""
+        """SIGKILL to the process and its children."""
         if self.running:
             os.killpg(self.pid, signal.SIGKILL)
             assert self._process is not None
@@ -144,10 +140,10 @@ class Child:
         return "\n".join(f"    {line}" for line in lines) or "    (it printed nothing)"
 
 
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 
@@ -157,7 +153,3 @@ def accepts(port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _pause() -> None:
-    time.sleep(_STEP_S)

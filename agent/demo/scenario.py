@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from agent.demo import layout
+from agent.demo.layout import TELEMETRY
 from agent.demo.mosquitto import Mosquitto
-from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.demo.processes import Child, free_port
 from agent.demo.view import View
 from agent.errors import BsfgError
 from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent, ask_health
 
-TELEMETRY, OPERATIONAL = layout.STREAMS
 _POLL_S = 0.25
 _SPARK_S_MAX = 150.0
 _COMMAND_S_MAX = 30.0
@@ -148,7 +148,7 @@ def run_demo(
         view.say("an application at the plant appends a message: " + _append_message(zones))
         _watch_for(zones, view, timing.run_s / 2)
         view.say(
-            f"the IDMZ's broker stands still: every zone is alone for {timing.cut_s:.0f} s, the plant goes on recording"
+            f"the IDMZ's broker is frozen: no zone reaches another for {timing.cut_s:.0f} s, the plant keeps recording"
         )
         zones.broker.freeze()
         _watch_for(zones, view, timing.cut_s)
@@ -160,7 +160,7 @@ def run_demo(
         _watch_for(zones, view, timing.after_kill_s / 2)
         zones.nodes[layout.IDMZ].start()
         _watch_for(zones, view, timing.after_kill_s)
-        view.say("the plant falls silent")
+        view.say("the plant stops")
         for child in zones.plant:
             child.stop()
         facts, messages = _settled(zones, view, timing)
@@ -205,7 +205,7 @@ def _plant(folder: Path) -> tuple[tuple[Child, ...], layout.PlantAddress]:
 
 
 def _append_message(zones: RunningZones) -> str:
-    """Run `bsfg append` as an application of the plant would; what it says."""
+    """Run `bsfg append` as an application of the plant would; the first part of its output."""
     command = [sys.executable, "-m", "agent.cli", "append", "--config", str(zones.configs[layout.PLANT])]
     command += ["batch:B-1042", "step_completed", '{"result":"ok","step":"mash"}']
     done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_S_MAX, check=False)
@@ -215,26 +215,24 @@ def _append_message(zones: RunningZones) -> str:
 
 
 def _level(zones: RunningZones, slack: int = 0) -> bool:
-    """Whether the zone at the top holds what the plant holds, give or take what is under way."""
+    """Whether the enterprise zone holds what the plant holds, up to `slack` facts."""
     return zones.facts(layout.PLANT, TELEMETRY) - zones.facts(layout.ENTERPRISE, TELEMETRY) <= slack
 
 
 def _settled(zones: RunningZones, view: View, timing: Timing) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts per zone once nothing moves any more: equal, or different for good."""
+    """Counts per zone, once they are equal and have not changed for two seconds."""
     seen: list[tuple[dict[str, int], dict[str, int]]] = []
 
     def still() -> bool:
         counts = tuple({zone: zones.facts(zone, stream) for zone in layout.ZONES} for stream in layout.STREAMS)
         seen.append((counts[0], counts[1]))
-        recent = seen[-8:]  # two seconds
-        return len(recent) == 8 and all(entry == recent[0] for entry in recent) and _all_equal(recent[0])
+        recent = seen[-8:]
+        return (
+            len(recent) == 8 and recent.count(recent[0]) == 8 and all(len(set(one.values())) == 1 for one in recent[0])
+        )
 
     _watch(zones, view, still, timing.converge_s_max)
     return seen[-1]
-
-
-def _all_equal(counts: tuple[dict[str, int], dict[str, int]]) -> bool:
-    return all(len(set(count.values())) == 1 for count in counts)
 
 
 def _watch_for(zones: RunningZones, view: View, seconds: float) -> None:
@@ -270,16 +268,3 @@ def _wait_for_interrupt(zones: RunningZones) -> None:
 def new_folder() -> Path:
     """A temporary folder with a short name: a Unix socket will lie in it."""
     return Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
-
-
-__all__ = [
-    "DemoFailed",
-    "Outcome",
-    "ProcessFailed",
-    "RunningZones",
-    "Timing",
-    "new_folder",
-    "rollup",
-    "run_demo",
-    "run_zones",
-]

@@ -1,7 +1,6 @@
 """What the demonstration shows while it runs: one table, redrawn on a terminal, a line every few seconds in a pipe.
 
-The figures are what each node says of itself at /healthz; a node that does not answer is shown as such, with its last
-figures.
+The figures are each node's own at /healthz. A node that does not answer is marked, with its last figures.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Status = Mapping[str, Any]
 
 @dataclass(slots=True)
 class ZoneLine:
-    """One row: what a zone holds, how fast it grows, what the zone above has not confirmed yet."""
+    """One row: the facts of a zone, their rate, and those that the zone above has not confirmed yet."""
 
     zone: str
     facts: int = 0
@@ -35,7 +34,7 @@ class ZoneLine:
     _seen_at: float = field(default=0.0, repr=False)
 
     def update(self, status: Status | None, now: float) -> None:
-        """Take in what the node says now, or that it says nothing."""
+        """Update from the node's status; None if it does not answer."""
         self.answers = status is not None
         if status is None:
             self.link = "does not answer"
@@ -59,7 +58,7 @@ class ZoneLine:
 
 
 class View:
-    """The table, and a headline that says what is happening."""
+    """The table, and a headline with the present step."""
 
     def __init__(self, console: Console, zones: Sequence[str]) -> None:
         self.console = console
@@ -78,19 +77,19 @@ class View:
         self.end()
 
     def end(self) -> None:
-        """Leave the table as it stands; what is printed from now on comes below it."""
+        """Stop updating the table; later output is printed below it."""
         if self._live is not None:
             self._live.update(self._picture())
             self._live.stop()
             self._live = None
 
     def say(self, headline: str) -> None:
-        """What is happening now."""
+        """Set the headline."""
         self._headline = headline
         (self._live.console if self._live else self.console).print(f"[bold]{self._elapsed()}[/bold] {headline}")
 
     def show(self, statuses: Mapping[str, Status | None]) -> None:
-        """Redraw with what the nodes say now."""
+        """Redraw with the present status of the nodes."""
         now = time.monotonic()
         for zone, status in statuses.items():
             self.lines[zone].update(status, now)

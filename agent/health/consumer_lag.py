@@ -1,12 +1,12 @@
 """Core: how far the consumers of a store are behind in time, and which of them catch up, from samples of the last
 minutes.
 
-Source times do not say it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
+Source times do not give it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
 that were old when they came, and a device's clock may be hours off. What counts is how long a fact has been in this
-store unconfirmed. The store's own marks say that to the minute (`fact_store`'s forecast); samples of where each stream
-ended say it to the second.
+store unconfirmed. The store's own marks give it to the minute (`fact_store`'s forecast), samples of the end of each
+stream to the second.
 
-A consumer catches up if its backlog shrank over the last minute. One that confirms in bursts appears to stand still
+A consumer catches up if its backlog shrank over the last minute. One that confirms in bursts appears to have stopped
 between them.
 """
 
@@ -59,7 +59,7 @@ class LagSamples:
         return None
 
     def rate(self, name: str) -> ReadRate | None:
-        """A consumer's rate since it last stood still. None while it stands still, or while there are too few
+        """A consumer's rate since it last confirmed nothing. None while it confirms nothing, or while there are too few
         samples."""
         samples = self._consumers.get(name)
         if not samples:

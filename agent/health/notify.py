@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -78,11 +77,6 @@ class Notifier:
             return False
         self._failing = False
         return True
-
-
-def notifier() -> Notifier:
-    """For this process."""
-    return Notifier.from_environment(os.environ, os.getpid())
 
 
 async def watch(

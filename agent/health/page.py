@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from enum import Enum
 from http import HTTPStatus
 
 from agent.errors import BsfgError
@@ -39,7 +38,9 @@ def answer(request: bytes, snapshot: Callable[[], NodeSnapshot]) -> bytes:
         taken = snapshot()
     except BsfgError as error:
         return _plain(HTTPStatus.SERVICE_UNAVAILABLE, f"the node's status cannot be read: {error}\n")
-    return _metrics(taken) if path == "/metrics" else _healthz(taken)
+    return (
+        _answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(taken)) if path == "/metrics" else _healthz(taken)
+    )
 
 
 def _healthz(snapshot: NodeSnapshot) -> bytes:
@@ -51,17 +52,9 @@ def _healthz(snapshot: NodeSnapshot) -> bytes:
 
 def health_json(snapshot: NodeSnapshot, verdict: Verdict) -> dict[str, object]:
     """The body of /healthz: the verdict, then the snapshot."""
-    reasons = [{name: _plain_value(value) for name, value in asdict(reason).items()} for reason in verdict.reasons]
+    reasons = [{**asdict(reason), "level": reason.level.value} for reason in verdict.reasons]
     judged = {"verdict": verdict.level.value, "alert": verdict.alert, "summary": verdict.summary(), "reasons": reasons}
     return judged | snapshot.to_json()
-
-
-def _plain_value(value: object) -> object:
-    return value.value if isinstance(value, Enum) else value
-
-
-def _metrics(snapshot: NodeSnapshot) -> bytes:
-    return _answer(HTTPStatus.OK, metrics.CONTENT_TYPE, metrics.render(snapshot))
 
 
 def _plain(status: HTTPStatus, text: str, headers: str = "") -> bytes:

@@ -73,9 +73,8 @@ async def _exchange(
             except asyncio.IncompleteReadError as error:
                 request = error.partial
             except asyncio.LimitOverrunError:
-                request = await reader.read(REQUEST_BYTES_MAX) + bytes(
-                    REQUEST_BYTES_MAX
-                )  # above the limit, so the answer says that it is too long
+                # Above the limit, so the answer says that it is too long.
+                request = await reader.read(REQUEST_BYTES_MAX) + bytes(REQUEST_BYTES_MAX)
             if request:
                 writer.write(answer(request, snapshot))
                 await writer.drain()

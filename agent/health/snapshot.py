@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
-# --- how a field becomes a metric
-# ---------------------------------------------------------------------------------------
+# --- how a field becomes a metric -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Latency:
     bounds_s: tuple[float, ...] = LATENCY_BOUNDS_S
 
     def __post_init__(self) -> None:
-        assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for what lies above"
+        assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for durations above them"
         assert list(self.bounds_s) == sorted(set(self.bounds_s)), "bounds rise"
 
     @property
@@ -84,8 +83,7 @@ class Latency:
         return None
 
 
-# --- the status
-# ---------------------------------------------------------------------------------------------------------
+# --- the status -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,22 +55,20 @@ class Threshold:
         return False if sign * value > sign * self.warn else None
 
 
-# fmt: off  (a table is read by rows)
+# A table is read by rows.
+# fmt: off
 THRESHOLDS = {
     # The specification's runbook calls 100 ms healthy, its page on observability 1 s and a high watermark of 5 s. A
     # group commit every 250 ms at each hop makes 100 ms a false alarm, so the second applies.
     "peer_lag": Threshold("s", 1, 5, Level.LATE, "healthy below 1 s, its high watermark below 5 s"),
-    "consumer_age": Threshold(
-        "s", 60, 86_400, Level.LATE, "a minute without a confirmation is unusual; a day is an outage"
-    ),
+    "consumer_age": Threshold("s", 60, 86_400, Level.LATE,
+                              "a minute without a confirmation is unusual; a day is an outage"),
     # The warning leaves a weekend and the alert a working day. Neither is raised for streams whose consumers keep up: a
     # store sized for twenty hours never has more than twenty hours left.
-    "hours_until_ttl_loss": Threshold(
-        *("h", 72, 24, Level.LATE, "unconfirmed facts are dropped at the end of their time to live"), low_is_bad=True
-    ),
-    "hours_until_full": Threshold(
-        *("h", 72, 24, Level.FULL, "a full store refuses appends or drops the oldest facts"), low_is_bad=True
-    ),
+    "hours_until_ttl_loss": Threshold("h", 72, 24, Level.LATE,
+                              "unconfirmed facts are dropped at the end of their time to live", low_is_bad=True),
+    "hours_until_full": Threshold("h", 72, 24, Level.FULL,
+                              "a full store refuses appends or drops the oldest facts", low_is_bad=True),
     "store_fill": Threshold("%", 50, 80, Level.FULL, "at 80 % back-pressure is near, at 100 % appends are refused"),
     "append_p99": Threshold("s", 0.1, 0.5, Level.LATE, "an append that takes over 100 ms points at the disk"),
     "append_failures": Threshold("%", 0.1, 1, Level.BROKEN, "appends normally do not fail"),

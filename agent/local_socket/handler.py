@@ -17,32 +17,8 @@ from agent.append_contract import Precondition, append_answer, check_from_zone
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError, UnknownConsumer, is_in_sync
-from agent.local_socket.messages import (
-    AcquireLease,
-    Answer,
-    Appended,
-    AppendFact,
-    BackfillQueued,
-    BackfillSource,
-    Compared,
-    ComparePeer,
-    Confirmed,
-    ConfirmReceipt,
-    ConsumerEntry,
-    Consumers,
-    LeaseAcquired,
-    ListConsumers,
-    ObjectPut,
-    PutObject,
-    Refused,
-    RegisterConsumer,
-    Registered,
-    RemoveConsumer,
-    Removed,
-    Request,
-    RetrySource,
-    SourceRetried,
-)
+from agent.local_socket import messages
+from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
 from agent.message import CONSUMER, Message, check_name
 
@@ -87,60 +63,62 @@ class RequestHandler:
         try:
             return await self._carry_out(request)
         except BsfgError as error:
-            return Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
+            return messages.Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
 
     async def _carry_out(self, request: Request) -> Answer:
         store = self._store
         match request:
-            case AppendFact():
+            case messages.AppendFact():
                 message = Message(request.envelope, request.fact)
-                check_from_zone(message, store.zone)  # a program here speaks for this zone alone (decision 0023)
+                check_from_zone(message, store.zone)  # a local program acts for this zone only (decision 0023)
                 asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked
                 )
-                return Appended(**append_answer(outcome))
-            case AcquireLease():
-                return LeaseAcquired(
-                    await asyncio.wrap_future(store.appends.acquire_lease(request.stream, request.producer))
-                )
-            case PutObject(digest, size, offset, data):
+                return messages.Appended(**append_answer(outcome))
+            case messages.AcquireLease():
+                acquiring = store.appends.acquire_lease(request.stream, request.producer)
+                return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))
+            case messages.PutObject(digest, size, offset, data):
                 held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
-                return ObjectPut(held.received, held.is_complete)
-            case RegisterConsumer():
+                return messages.ObjectPut(held.received, held.is_complete)
+            case messages.RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)
                 name, zone = request.consumer_name, request.zone or store.zone
                 registering = store.consumers.register(name, zone, request.stream, request.start)
                 state = await asyncio.wrap_future(registering)
                 if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
                     store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
-                return Registered(state.stream, state.frontier)
-            case ListConsumers():
-                return Consumers(await asyncio.to_thread(consumer_entries, store))
-            case RemoveConsumer():
+                return messages.Registered(state.stream, state.frontier)
+            case messages.ListConsumers():
+                return messages.Consumers(await asyncio.to_thread(consumer_entries, store))
+            case messages.RemoveConsumer():
                 entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
                 if request.consumer_name not in entries:
                     raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
                 removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
-                return Removed(state_after.value, entries[request.consumer_name])
-            case ComparePeer():
+                return messages.Removed(state_after.value, entries[request.consumer_name])
+            case messages.ComparePeer():
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
-            case RetrySource() | BackfillSource():
+            case messages.RetrySource() | messages.BackfillSource():
                 if self._sources is None:
                     raise LocalError("no node runs here, so no source is read", "start it: bsfg run")
-                if isinstance(request, RetrySource):
-                    return SourceRetried(self._sources.retry(request.source))
-                return BackfillQueued(self._sources.backfill(request.source, request.first_ns, request.last_ns))
-            case ConfirmReceipt():
+                if isinstance(request, messages.RetrySource):
+                    return messages.SourceRetried(self._sources.retry(request.source))
+                return messages.BackfillQueued(
+                    self._sources.backfill(request.source, request.first_ns, request.last_ns)
+                )
+            case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
                 # Another zone confirms at its own request: otherwise facts that it lacks would be released.
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
                 confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
-                return Confirmed(await asyncio.wrap_future(confirming))  # the frontier is durable before it is answered
+                frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
+                return messages.Confirmed(frontier)
 
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:

@@ -16,9 +16,8 @@ from agent.local_socket.messages import Answer, Refused, Request
 from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
 
 CONNECTIONS_MAX = 32
-IDLE_S = (
-    15.0  # below the client's ANSWER_S_MAX: when silent clients hold all places, the next is still answered in time
-)
+# Below the client's ANSWER_S_MAX: when silent clients hold all places, the next is still answered in time.
+IDLE_S = 15.0
 _REQUEST = msgspec.json.Decoder(Request)
 
 
@@ -62,7 +61,7 @@ async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S
 async def _answer_one(
     handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float
 ) -> bool:
-    """One request and its answer. False when the bytes that follow cannot be told apart from another request."""
+    """One request and its answer. False when the bytes that follow cannot be read as another request."""
     async with asyncio.timeout(idle_s):
         length = await read_length(reader)
         is_readable = length <= REQUEST_BYTES_MAX

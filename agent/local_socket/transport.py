@@ -1,7 +1,7 @@
-"""Where the local socket lies, and how a message is framed on it: a little-endian u32 length and that many bytes of
+"""The path of the local socket, and how a message is framed on it: a little-endian u32 length and that many bytes of
 JSON.
 
-The socket lies in the state folder and only its owner may open it, so the operating system decides who may append.
+The socket is in the state folder and only its owner may open it, so the operating system decides who may append.
 
     LocalError              the node refused the request, or the socket broke
     StateFolderUnusable     the state folder cannot be made or entered (the operator's)
@@ -42,7 +42,7 @@ class StateFolderUnusable(BsfgError):
 
 @contextlib.contextmanager
 def socket_address(state_dir: Path) -> Iterator[str]:
-    """A path to the socket that fits the kernel's limit of 108 bytes, however deep the state folder lies. Raises
+    """A path to the socket that fits the kernel's limit of 108 bytes for any path of the state folder. Raises
     OSError."""
     folder = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -2,12 +2,11 @@
 latest values.
 
 `node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons,
-`latest` and `peer_latest_cache` join query and replication, `store_errors` maps the store's errors to the protocol's
-codes.
+`latest` joins query and replication, `store_errors` maps the store's errors to the protocol's codes.
 """
 
-from agent.node.compare import compare_alone
+from agent.node.compare import access_of, compare_alone, identity_of
+from agent.node.latest import peer_latest, record_of
 from agent.node.node import run_node
-from agent.node.peer_latest_cache import peer_latest, record_of
 
-__all__ = ["compare_alone", "peer_latest", "record_of", "run_node"]
+__all__ = ["access_of", "compare_alone", "identity_of", "peer_latest", "record_of", "run_node"]

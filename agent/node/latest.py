@@ -1,24 +1,33 @@
-"""Answers a peer that asks for latest values: searches them with `query`, in the form that `replication` sends.
+"""Latest values between `query` and `replication`, which do not import each other: what this node answers a peer that
+asks, and what peers sent it.
 
-`query` and `replication` do not import each other; here they meet. A search reads the store as any reader does, so it
-blocks no writer. Tags without a value are left out, because a peer that may read one stream must not learn the tags of
-others.
+A search reads the store as any reader does, so it blocks no writer. Tags without a value are left out, because a peer
+that may read one stream must not see the tags of others.
+
+When a pull of a stream begins at its end, the peer sends its latest values. They are kept in the state folder, never in
+the store: a fact is in the log, in a batch that proves its origin, and these values have no such proof. They are shown
+until the log has a value of the tag itself, and each names the peer and its staleness. There is one file for each peer
+and stream, replaced atomically. A file that cannot be read counts as missing, and the values are asked for again when
+the node starts.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
 
 from agent.fact_store import StoreReader
-from agent.node.peer_latest_cache import entry_of
 from agent.query.latest import AbsentTags, LatestRecord, find_latest_in_stream, latest_record, merge_peer_records
 from agent.query.scan import Dictionary, Scanner
+from agent.replication.protocol.messages import LatestEntry, PeerLatest
 from agent.replication.serving import LatestValues, LookUp, TagFilter, TagKey
 
-
-def _nothing(_: str) -> Sequence[LatestRecord]:
-    return ()
+FOLDER = "peer_latest"
+_DECODER = msgspec.json.Decoder(PeerLatest)
 
 
 def _tag(row: LatestRecord) -> TagKey:
@@ -28,7 +37,7 @@ def _tag(row: LatestRecord) -> TagKey:
 def latest_lookup(
     reader: StoreReader,
     queue_depth: Callable[[str], int],
-    from_peers: Callable[[str], Sequence[LatestRecord]] = _nothing,
+    from_peers: Callable[[str], Sequence[LatestRecord]] = lambda _: (),
 ) -> LookUp:
     """How the server looks latest values up. `queue_depth`: facts of a stream that are known to be at peers and not yet
     here; `from_peers`: values of a stream that peers sent. Searches share what they have read of tags, so only one may
@@ -51,3 +60,59 @@ def latest_lookup(
         return LatestValues(tags, lambda at: entry_of(latest_record(known[at])), depth_facts, queue_depth(stream))
 
     return look_up
+
+
+def save_peer_latest(state_dir: Path, sent: PeerLatest) -> None:
+    """Keep what a peer sent, durably, in place of what it sent before. Raises OSError."""
+    file = _file(state_dir, sent.peer, sent.stream)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    part = file.with_suffix(".part")
+    with part.open("wb") as written:
+        written.write(msgspec.json.encode(sent))
+        written.flush()
+        os.fsync(written.fileno())
+    part.replace(file)
+
+
+def has_peer_latest(state_dir: Path, peer: str, stream: str) -> bool:
+    """Whether values of this peer and stream are kept."""
+    return _read(_file(state_dir, peer, stream)) is not None
+
+
+def peer_latest(state_dir: Path, stream: str | None = None) -> list[LatestRecord]:
+    """The values that peers sent, of one stream or of all. `via` names the peer; `offset` is None, because it was the
+    peer's."""
+    records = list[LatestRecord]()
+    for file in sorted((state_dir / FOLDER).glob("*.json")):
+        sent = _read(file)
+        if sent is not None and stream in {None, sent.stream}:
+            records += [record_of(each, sent.stream, sent.peer) for each in sent.values]
+    return records
+
+
+def record_of(entry: LatestEntry, stream: str, via: str | None = None) -> LatestRecord:
+    """A value as a node sent it, in the form of our own. `via` is the peer, for a value that is kept here."""
+    fields = msgspec.structs.asdict(entry)
+    fields["value"] = msgspec.json.decode(bytes(entry.value))
+    if via is not None:
+        fields["offset"] = None
+    record: LatestRecord = {**fields, "stream": stream, "via": via or entry.via}  # type: ignore[typeddict-item]
+    return record
+
+
+def entry_of(record: LatestRecord) -> LatestEntry:
+    """A value as it is sent to another node."""
+    known = {name: record[name] for name in record if name not in {"stream", "value"}}  # type: ignore[literal-required]
+    return LatestEntry(value=msgspec.Raw(msgspec.json.encode(record["value"])), **known)
+
+
+def _file(state_dir: Path, peer: str, stream: str) -> Path:
+    """Zones have no dot, and neither name holds a character that is special in a path."""
+    return state_dir / FOLDER / f"{peer}.{stream}.json"
+
+
+def _read(file: Path) -> PeerLatest | None:
+    try:
+        return _DECODER.decode(file.read_bytes())
+    except (OSError, ValueError):  # missing, or not written by us; every msgspec error is a ValueError
+        return None

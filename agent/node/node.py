@@ -1,7 +1,7 @@
 """One node: the only place where the parts are put together, started in order, and stopped in order.
 
 The store is opened first, then everything else starts at once in one TaskGroup; only the report "ready" waits for
-brokers. At a stop end first the sources (stop reading, drain, wait for the commit), then the pulls, then the servers,
+brokers. At a stop the sources end first (stop reading, drain, wait for the commit), then the pulls, then the servers,
 then the store. A part that ends by itself ends the node, and systemd restarts it; a source may fail alone, because it
 has its own supervisor.
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -25,8 +26,7 @@ from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest import Ingest, TagMap, load_tag_maps
 from agent.node import compare
-from agent.node.latest import latest_lookup
-from agent.node.peer_latest_cache import has_peer_latest, peer_latest, save_peer_latest
+from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.stored_samples import StoredSamples
@@ -63,7 +63,7 @@ class Node:
     def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
         self._settings = settings
         self._store = store
-        self._notifier = notify.notifier()
+        self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
         self._identities = IdentityWatcher(identities)
         self._links = {
@@ -189,17 +189,17 @@ class Node:
 
 
 def _first_assertion(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-    """Fails with the first AssertionError of a callback. asyncio only logs it, and the part that failed would stand
-    still."""
+    """Fails with the first AssertionError of a callback. asyncio only logs it, and the part that failed would do
+    nothing more."""
     failed_assertion: asyncio.Future[None] = loop.create_future()
 
-    def noticed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
         error = context.get("exception")
         if isinstance(error, AssertionError) and not failed_assertion.done():
             failed_assertion.set_exception(error)
 
-    loop.set_exception_handler(noticed)
+    loop.set_exception_handler(on_error)
     return failed_assertion
 
 

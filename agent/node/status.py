@@ -196,7 +196,7 @@ class StatusCollector:
         lag_s = now_s - lag.level_s
         lag.lag_s_max = max(lag.lag_s_max, lag_s)
         return _status(
-            *(PeerStatus, pull),
+            *(PeerStatus, pull, pull.counters),
             zone=pull.peer_zone,
             connected=connected,
             position=pull.offset,
@@ -241,8 +241,7 @@ class StatusCollector:
             artifact_bytes_max=self._store.artifacts.bytes_max,
         )
 
-    # ---------------------------------------------------------------------------------------------- in a thread, from
-    # disk
+    # ------------------------------------------------------------------------------------------ in a thread, from disk
 
     def _read_from_disk(self) -> StoreSpace | None:
         try:
@@ -279,8 +278,8 @@ class StatusCollector:
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
     """A record of the status from what parts of the node say: each field is `given`, or the attribute of that name of
-    the first part that has one (a counter's without `_total`). While a part says nothing (None), a field that only it
-    has keeps its default."""
+    the first part that has one (a counter's without `_total`). While a part is missing (None), a field that only it has
+    keeps its default."""
     found = dict[str, Any](given)
     for one in fields(kind):  # type: ignore[arg-type]
         names = (one.name, one.name.removesuffix("_total"))

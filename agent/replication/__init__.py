@@ -1,6 +1,5 @@
-"""Replication: facts travel between zones because the receiver asks for them, page by page.
+"""Replication: a zone pulls the facts of another, page by page. DESIGN.md has the parts and their reasons.
 
-The package has two cores that touch nothing (`sender`, `receiver`), the words they exchange (`protocol`, `topics`,
-`errors`), and shells that do the work they ask for (`server`, `puller`, `transport`).  It knows the batch format and
-stores through the ports in `ports`; it does not know SQLite, and it never opens a batch it merely carries.
+The cores decide without IO, and shells carry their decisions out. The package knows the batch format and uses a store
+through the ports in `protocol.ports`; it does not use SQLite.
 """

@@ -7,7 +7,7 @@ differently:
     A   half of the floats keep all 52 bits, half are rounded to 0.01; every timestamp has a jitter of 0..999 us
     B   all floats are rounded to 0.01; one timestamp per scan, as from a PLC
 
-Samples are made outside of the timed part. This module knows no store.
+Samples are made outside of the timed part.
 """
 
 from __future__ import annotations

@@ -11,13 +11,20 @@ import platform
 import socket
 import sqlite3
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _TCP_INFO_BYTES_ACKED_AT = 120  # struct tcp_info: tcpi_bytes_acked, then tcpi_bytes_received, both u64
 _TCP_INFO_BYTES = 136
+_PAGES, _PAGE_BYTES = 256, 4096
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Latency:
         return cls(round(p50, 4), round(p99, 4), round(most, 4), len(ordered))
 
     def to_dict(self) -> dict[str, Any]:
-        return {"p50_ms": self.p50_ms, "p99_ms": self.p99_ms, "max_ms": self.max_ms, "count": self.count}
+        return asdict(self)
 
     def __str__(self) -> str:
         return f"p50 {self.p50_ms:.2f}  p99 {self.p99_ms:.2f}  max {self.max_ms:.2f} ms"
@@ -93,6 +100,49 @@ def filesystem(folder: Path) -> str:
         if folder.resolve().is_relative_to(mount) and len(mount) >= best:
             best, found = len(mount), kind
     return found
+
+
+@contextmanager
+def open_file(path: Path) -> Iterator[int]:
+    """A plain file, made if it is not there, for the length of a block."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def preallocated_file(path: Path) -> Iterator[int]:
+    """A file with pages for `fsync_ns`, on disk."""
+    with open_file(path) as file:
+        os.pwrite(file, bytes(_PAGES * _PAGE_BYTES), 0)
+        os.fsync(file)
+        yield file
+
+
+def fsync_ns(file: int, number: int) -> int:
+    """How long a write of one page inside a preallocated file takes until it is on disk, the least that any durable
+    write can cost."""
+    page = os.urandom(_PAGE_BYTES)
+    start_ns = time.perf_counter_ns()
+    os.pwrite(file, page, number % _PAGES * _PAGE_BYTES)
+    os.fsync(file)
+    return time.perf_counter_ns() - start_ns
+
+
+def results(futures: Iterable[Future[T]], in_flight: int) -> Iterator[T]:
+    """The results of futures in their order. A further future is taken, which may begin its work, only while fewer than
+    `in_flight` are waited for."""
+    source, pending = iter(futures), deque[Future[T]](maxlen=in_flight)
+    while True:
+        if len(pending) == in_flight:
+            yield pending.popleft().result()
+        future = next(source, None)
+        if future is None:
+            break
+        pending.append(future)
+    yield from (future.result() for future in pending)
 
 
 def files_bytes(folder: Path) -> int:

@@ -96,22 +96,6 @@ class BareRequester:
         self._client.close()
 
 
-class Echo:
-    """The other end of bare round trips."""
-
-    def __init__(self, broker: BrokerAccess, asking: str) -> None:
-        self._client = BareClient.connected(broker, request_topic(broker.zone, asking), self._answer)
-
-    def _answer(self, message: MQTTMessage) -> None:
-        properties: Any = message.properties
-        size = _SIZE.unpack_from(message.payload)[0]
-        self._client.client.publish(properties.ResponseTopic, bytes(size))
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._client.close()
-
-
 class BlobSender:
     """The sending end of the bare replication; `done` is set once the last blob is confirmed."""
 
@@ -255,8 +239,13 @@ def no_delay(_client: Client, _data: Any, opened: Any) -> None:
 
 def echo(options: Options) -> None:
     """Answer round trips until stopped."""
-    stopped = stop_event()
-    with closing(Echo(broker_access(options), options["asking"])):
+    stopped, broker = stop_event(), broker_access(options)
+
+    def answer(message: MQTTMessage) -> None:
+        properties: Any = message.properties
+        client.client.publish(properties.ResponseTopic, bytes(_SIZE.unpack_from(message.payload)[0]))
+
+    with closing(BareClient.connected(broker, request_topic(broker.zone, options["asking"]), answer)) as client:
         emit("READY")
         stopped.wait()
 

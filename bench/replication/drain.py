@@ -148,11 +148,11 @@ def _report(
         )
         for phase in PHASES:
             for place, name in (("in_stream", "behind the backlog"), ("own_stream", "in a stream of its own")):
-                lines.append(f"  {phase:8} {_told(one[phase][place])}, {name}")
+                lines.append(f"  {phase:8} {_spread_text(one[phase][place])}, {name}")
     return Report("drain", values, lines, described)
 
 
-def _told(spread: dict[str, Any] | None) -> str:
+def _spread_text(spread: dict[str, Any] | None) -> str:
     return str(Latency(**spread)) if spread else "no probe was confirmed"
 
 
@@ -168,7 +168,7 @@ def drain(options: Options) -> None:
 
 
 class Draining:
-    """Where a drain stands: what has been confirmed of the backlog, and the probes in both streams."""
+    """The progress of a drain: what has been confirmed of the backlog, and the probes in both streams."""
 
     def __init__(self, backlog: int) -> None:
         self.probes = {stream: Probes() for stream in STREAMS}

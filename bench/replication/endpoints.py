@@ -1,7 +1,7 @@
 """The product's two ends of a benchmark: real stores, links, servers and pullers, put together as in a node.
 
 Settings are the defaults: synchronous=FULL, every batch verified by its receiver, pages of the default size. The
-server's store is wrapped to record when a confirmation becomes durable.
+server's store reports when a confirmation becomes durable.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 from agent.batch import BatchError
 from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
-from agent.lease import LeaseClaim
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.serving import Server
 from bench.common.data_sets import definitions, runs, samples
+from bench.common.measuring import results
 from bench.common.testbed import ASKING, SERVING, BrokerAccess
 from bench.common.worker_io import Options, broker_access, emit, stop_event, usage
 from bench.replication.bare_loop import insert_blobs, open_blobs
@@ -38,9 +38,8 @@ IN_FLIGHT = 50  # appends queued at once while filling: half of what the queue h
 PAGE_BYTES = 4096 * 1024
 PROBE_INTERVAL_NS = 10_000_000
 LOAD_RUNS = 100  # distinct runs of samples that the load repeats
-SETTINGS = StoreSettings(
-    commit_interval_ms=0, ballast_bytes=0
-)  # samples are committed at once; an empty file is no fact
+# Samples are committed at once; an empty file is no fact.
+SETTINGS = StoreSettings(commit_interval_ms=0, ballast_bytes=0)
 STORE_ERRORS = (StoreError, BatchError)
 
 
@@ -84,16 +83,9 @@ def _fill(options: Options) -> dict[str, Any]:
     facts = 0
     with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
         store.appends.define(definitions()).result()
-        pending: list[Future[Any]] = []
-        for run in _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts):
-            pending.append(store.appends.append_samples(STREAM, run))
-            facts += len(run)
-            if len(pending) == IN_FLIGHT:
-                for future in pending:
-                    future.result()
-                pending.clear()
-        for future in pending:
-            future.result()
+        backlog = _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts)
+        for appended in results((store.appends.append_samples(STREAM, run) for run in backlog), IN_FLIGHT):
+            facts += appended.last_offset - appended.first_offset + 1
     count = size = 0
     with closing(open_blobs(Path(options["blobs"]))) as database:
         source = batches(file)
@@ -116,38 +108,20 @@ OnConfirmed = Callable[[str, int, int], None]
 """(consumer, frontier, now_ns), in the writer's thread."""
 
 
-class WatchedStore:
-    """A store that reports when a confirmation becomes durable; everything else is passed to the store."""
+def _watch_confirmations(store: FactStore, on_confirmed: OnConfirmed) -> None:
+    """Report when a confirmation of this store becomes durable."""
+    confirm = store.consumers.confirm
 
-    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
-        self._store = store
-        self.consumers = WatchedConsumers(store, on_confirmed)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store, name)
-
-
-class WatchedConsumers:
-    """The consumers of such a store."""
-
-    def __init__(self, store: FactStore, on_confirmed: OnConfirmed) -> None:
-        self._store = store
-        self._on_confirmed = on_confirmed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._store.consumers, name)
-
-    def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
-    ) -> Future[int]:
-        """As the store's; `on_confirmed(consumer, frontier, now_ns)` is called in the writer's thread."""
-        confirmed = self._store.consumers.confirm(consumer, last_offset, first_offset, shown=shown)
-        confirmed.add_done_callback(partial(self._confirmed, consumer))
+    def watched(consumer: str, *range_: Any, **shown: Any) -> Future[int]:
+        confirmed = confirm(consumer, *range_, **shown)
+        confirmed.add_done_callback(partial(report, consumer))
         return confirmed
 
-    def _confirmed(self, consumer: str, future: Future[int]) -> None:
+    def report(consumer: str, future: Future[int]) -> None:
         if future.exception() is None:
-            self._on_confirmed(consumer, future.result(), time.monotonic_ns())
+            on_confirmed(consumer, future.result(), time.monotonic_ns())
+
+    store.consumers.confirm = watched  # type: ignore[method-assign]
 
 
 def serve(options: Options) -> None:
@@ -161,10 +135,10 @@ def serve(options: Options) -> None:
             done.set()
 
     with opened(Path(options["file"]), SERVING) as store:
-        asyncio.run(serve_while(options, store, confirmed, partial(_tell_result, options, done, noted)))
+        asyncio.run(serve_while(options, store, confirmed, partial(_emit_result, options, done, noted)))
 
 
-def _tell_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
+def _emit_result(options: Options, done: threading.Event, noted: dict[str, int], stopped: threading.Event) -> None:
     since_ns = time.process_time_ns()
     emit("READY")
     while not done.wait(0.02):
@@ -180,14 +154,14 @@ async def serve_while(
     on_confirmed: OnConfirmed,
     work: Callable[[threading.Event], None],
 ) -> None:
-    """A server that runs while `work` does, in a thread of its own, until the process is told to stop."""
+    """A server that runs while `work` does, in a thread of its own, until the process is stopped."""
     streams = options.get("streams", [STREAM])
     for stream in streams:
         with suppress(StoreError):  # no earlier round: no consumer
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
-    watched: Any = WatchedStore(store, on_confirmed)  # hands on what it does not know
-    server = Server(link, watched, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
+    _watch_confirmations(store, on_confirmed)
+    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with _running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)
@@ -225,7 +199,7 @@ async def _pull(options: Options, store: FactStore) -> None:
             {
                 "started_ns": started_ns,
                 "facts_stored": sum(one.facts_stored for one in found),
-                "pages": sum(one.pages for one in found),
+                "pages": sum(one.counters.pages for one in found),
                 **usage(since_ns, broker.port),
             },
         )

@@ -11,13 +11,21 @@ the same run. At the end the processor time of the idle pair is measured.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.common.measuring import Latency, Report, files_bytes, machine, process_cpu_ns, rounded
+from bench.common.measuring import (
+    Latency,
+    Report,
+    files_bytes,
+    fsync_ns,
+    machine,
+    preallocated_file,
+    process_cpu_ns,
+    rounded,
+)
 from bench.common.testbed import ASKING, BARE_SERVING, RESULT_S_MAX, SERVING, Testbed, Worker, open_testbed
 from bench.replication.bare_loop import BareRequester
 
@@ -26,8 +34,6 @@ ROUND_TRIPS = 2
 FSYNCS = 2
 BARE_INTERVAL_S = 0.005  # paced like the facts: a loop that never rests finds everything awake
 BARE_BYTES = 400  # a request and a page of one fact are of this order
-PAGE_BYTES = 4096
-PREALLOCATED_PAGES = 256
 IDLE_S = 5.0
 
 
@@ -114,21 +120,12 @@ def _idle(seconds: float, **parts: Worker) -> dict[str, float]:
 
 def _limit(testbed: Testbed, count: int, round_trips_ns: list[int], fsyncs_ns: list[int]) -> None:
     """Bare round trips and fsyncs, in turns."""
-    file = os.open(testbed.folder / "page", os.O_RDWR | os.O_CREAT)
-    try:
-        os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
-        os.fsync(file)
-        with (
-            testbed.worker("echo", "echo", BARE_SERVING, asking=ASKING),
-            closing(BareRequester(testbed.access(ASKING))) as asker,
-        ):
-            for number in range(count):
-                time.sleep(BARE_INTERVAL_S)
-                round_trips_ns.append(asker.round_trip_ns(BARE_BYTES, BARE_BYTES))
-                page = os.urandom(PAGE_BYTES)
-                start_ns = time.perf_counter_ns()
-                os.pwrite(file, page, number % PREALLOCATED_PAGES * PAGE_BYTES)
-                os.fsync(file)
-                fsyncs_ns.append(time.perf_counter_ns() - start_ns)
-    finally:
-        os.close(file)
+    with (
+        preallocated_file(testbed.folder / "page") as file,
+        testbed.worker("echo", "echo", BARE_SERVING, asking=ASKING),
+        closing(BareRequester(testbed.access(ASKING))) as asker,
+    ):
+        for number in range(count):
+            time.sleep(BARE_INTERVAL_S)
+            round_trips_ns.append(asker.round_trip_ns(BARE_BYTES, BARE_BYTES))
+            fsyncs_ns.append(fsync_ns(file, number))

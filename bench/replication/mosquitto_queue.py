@@ -117,7 +117,8 @@ def _publish(broker: Mosquitto, topic: str, payloads: list[bytes]) -> int:
         client.publish(topic, payload, qos=1)
     _wait(lambda: acknowledged >= len(payloads), "acknowledgements of the publisher")
     duration_ns = time.perf_counter_ns() - start_ns
-    _end(client)
+    client.disconnect()
+    client.loop_stop()
     return duration_ns
 
 
@@ -141,7 +142,8 @@ def _reader(broker: Mosquitto, topic: str, facts: int) -> int:
         assert subscribed.wait(WAIT_S_MAX)
     _wait(lambda: taken >= facts, "facts from the queue")
     duration_ns = time.perf_counter_ns() - start_ns
-    _end(client)
+    client.disconnect()
+    client.loop_stop()
     return duration_ns
 
 
@@ -166,11 +168,6 @@ def _connect(client: Client, broker: Mosquitto) -> None:
     client.connect(broker.host, broker.port, clean_start=False, properties=properties)
     client.loop_start()
     assert connected.wait(WAIT_S_MAX), "no connection to the broker"
-
-
-def _end(client: Client) -> None:
-    client.disconnect()
-    client.loop_stop()
 
 
 def _wait(is_done: Callable[[], bool], what: str) -> None:

@@ -20,18 +20,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from agent.fact_store import Appended, FactStore, StoreSettings
+from agent.fact_store import FactStore, StoreSettings, StreamSettings
 from agent.message import Envelope, Fact, Message, Sample
 from bench.common.data_sets import DataSet, definitions, runs
-from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.measuring import (
+    Latency,
+    Report,
+    files_bytes,
+    fsync_ns,
+    machine,
+    median,
+    open_file,
+    preallocated_file,
+    results,
+    rounded,
+)
 from bench.common.testbed import SERVING, scratch_folder
 
 STREAM = "facts.telemetry"
@@ -39,11 +48,8 @@ BATCH_FACTS = 1000
 STRETCH_BATCHES = 25  # of each way in a turn; their durations are added up before medians are taken
 IN_FLIGHT = 8  # when sustained: a scan of eight sources with a thousand tags each
 TURN_SINGLES = 25
-PAGE_BYTES = 4096
-PREALLOCATED_PAGES = 256
-SETTINGS = StoreSettings(
-    batch_facts_target=BATCH_FACTS, ballast_bytes=0
-)  # each append fills a batch; an empty file is no fact
+# Each append fills a batch; an empty file is no fact.
+SETTINGS = StoreSettings(batch_facts_target=BATCH_FACTS, ballast_bytes=0)
 
 
 @dataclass(slots=True)
@@ -132,15 +138,10 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
 
 def append_sustained(store: FactStore, batches: list[list[Sample]], found: Stretches) -> None:
     """Batches handed over with a few on their way, until the last is durable."""
-    pending: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
     commits = store.statistics().commits
     cpu_ns, start_ns = time.process_time_ns(), time.perf_counter_ns()
-    for batch in batches:
-        if len(pending) == IN_FLIGHT:
-            pending.popleft().result()
-        pending.append(store.appends.append_samples(STREAM, batch))
-    for future in pending:
-        future.result()
+    for _ in results((store.appends.append_samples(STREAM, batch) for batch in batches), IN_FLIGHT):
+        pass
     found.sustained_ns.append(time.perf_counter_ns() - start_ns)
     found.sustained_cpu_ns.append(time.process_time_ns() - cpu_ns)
     found.sustained_commits += store.statistics().commits - commits
@@ -154,12 +155,12 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
         appended = store.appends.append_samples(STREAM, batch).result()
         awaited_ns += time.perf_counter_ns() - start_ns
         awaited_cpu_ns += time.process_time_ns() - cpu_ns
-        (sealed,) = _sealed(store, appended.first_offset - 1)
+        (stored,) = store.read(STREAM, appended.first_offset - 1, facts_max=2**40, bytes_max=2**40).batches
         start_ns = time.perf_counter_ns()
-        os.write(file, sealed)
+        os.write(file, stored.sealed)
         os.fdatasync(file)
         raw_ns += time.perf_counter_ns() - start_ns
-        found.sealed_bytes += len(sealed)
+        found.sealed_bytes += len(stored.sealed)
     found.awaited_ns.append(awaited_ns)
     found.awaited_cpu_ns.append(awaited_cpu_ns)
     found.raw_ns.append(raw_ns)
@@ -169,22 +170,13 @@ def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency]:
     """Single messages into a store of their own, each durable before the next, and single fsyncs, in turns."""
     facts_ns: list[int] = []
     fsyncs_ns: list[int] = []
-    with new_store(folder / "single") as store, open_file(folder / "page") as file:
-        os.pwrite(file, bytes(PREALLOCATED_PAGES * PAGE_BYTES), 0)
-        os.fsync(file)
+    with new_store(folder / "single") as store, preallocated_file(folder / "page") as file:
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < end_ns:
             for _ in range(TURN_SINGLES):
-                message = one_message(len(facts_ns))
-                start_ns = time.perf_counter_ns()
-                store.appends.append_message(STREAM, message).result()
-                facts_ns.append(time.perf_counter_ns() - start_ns)
+                facts_ns.append(append_one_ns(store, len(facts_ns)))
             for _ in range(TURN_SINGLES):
-                page = os.urandom(PAGE_BYTES)
-                start_ns = time.perf_counter_ns()
-                os.pwrite(file, page, len(fsyncs_ns) % PREALLOCATED_PAGES * PAGE_BYTES)
-                os.fsync(file)
-                fsyncs_ns.append(time.perf_counter_ns() - start_ns)
+                fsyncs_ns.append(fsync_ns(file, len(fsyncs_ns)))
     return Latency.of(facts_ns), Latency.of(fsyncs_ns)
 
 
@@ -192,6 +184,14 @@ def one_message(number: int) -> Message:
     """A message of an application."""
     fact = Fact("order:line1/77", "step_completed", b'{"amount":%d,"recipe":"R-7"}' % number)
     return Message(Envelope(f"single-{number}", SERVING, "*", 1_767_268_800_000 + number), fact)
+
+
+def append_one_ns(store: FactStore, number: int) -> int:
+    """How long the append of one message takes until it is durable."""
+    message = one_message(number)
+    start_ns = time.perf_counter_ns()
+    store.appends.append_message(STREAM, message).result()
+    return time.perf_counter_ns() - start_ns
 
 
 def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
@@ -205,25 +205,10 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
 
 
 @contextmanager
-def new_store(folder: Path) -> Iterator[FactStore]:
-    """A new store with the 500 tags defined."""
+def new_store(folder: Path, *streams: StreamSettings, has_tags: bool = True) -> Iterator[FactStore]:
+    """A new store, with the 500 tags defined unless it is for messages alone."""
     folder.mkdir()
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
-        store.appends.define(definitions()).result()
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS, streams=streams)) as store:
+        if has_tags:
+            store.appends.define(definitions()).result()
         yield store
-
-
-@contextmanager
-def open_file(path: Path) -> Iterator[int]:
-    """A plain file, made if it is not there, for the length of a block."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT)
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-def _sealed(store: FactStore, after_offset: int) -> list[bytes]:
-    """The batches beyond an offset, as they were sealed."""
-    page = store.read(STREAM, after_offset, facts_max=2**40, bytes_max=2**40)
-    return [batch.sealed for batch in page.batches]

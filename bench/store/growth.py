@@ -22,7 +22,7 @@ from pathlib import Path
 from agent.fact_store import FactStore
 from agent.message import Sample
 from bench.common.data_sets import runs
-from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.measuring import Report, files_bytes, machine, median, open_file, peak_rss_mib, rounded
 from bench.common.testbed import SERVING, scratch_folder, start_worker
 from bench.common.worker_io import Options, emit
 from bench.store.append import (
@@ -34,7 +34,6 @@ from bench.store.append import (
     append_sustained,
     new_store,
     one_message,
-    open_file,
 )
 
 STRETCH_BATCHES = 100
@@ -141,13 +140,9 @@ def _facts(batches: Sequence[Sequence[Sample]]) -> int:
 def _pad(store: FactStore, folder: Path, gigabytes: float) -> None:
     """Fill the store with values that cannot be compressed, up to that size."""
     while files_bytes(folder) < gigabytes * 1e9:
-        appending = [store.appends.append_samples(STREAM, _noise()) for _ in range(PADS_IN_FLIGHT)]
-        for future in appending:
+        noise = [Sample(1, number, os.urandom(PAD_VALUE_BYTES)) for number in range(PAD_VALUES)]
+        for future in [store.appends.append_samples(STREAM, noise) for _ in range(PADS_IN_FLIGHT)]:
             future.result()
-
-
-def _noise() -> list[Sample]:
-    return [Sample(1, number, os.urandom(PAD_VALUE_BYTES)) for number in range(PAD_VALUES)]
 
 
 def _median_of(rows: Sequence[Sequence[int]]) -> _Part:

@@ -3,7 +3,7 @@
 A process appends messages with random ids in batches of 1000, a few in flight, to one store, stretch after stretch;
 messages are made outside of the timed part. The first million is compared with the last (or the first and last fifth of
 a shorter run). Each stretch takes turns with one of the *limit*: the same kind of messages into a store that is new for
-each stretch. The ratio shows what the earlier millions cost, whatever the machine does meanwhile.
+each stretch. The ratio shows what the earlier millions cost, independent of other load on the machine.
 
 Then messages of the first and of the last stretches are offered again; each must be answered with its first offset. At
 the end the process is killed with -9 and the store is opened, cold and warm.
@@ -14,19 +14,16 @@ from __future__ import annotations
 import random
 import shutil
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
-from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
-from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, rounded
+from bench.common.measuring import Report, files_bytes, machine, median, peak_rss_mib, results, rounded
 from bench.common.testbed import SERVING, scratch_folder, start_worker
 from bench.common.worker_io import Options, emit
-from bench.store.append import SETTINGS
+from bench.store.append import new_store
 from bench.store.growth import opening_times_s
 
 STREAM = "facts.operational"
@@ -87,11 +84,11 @@ def ids(options: Options) -> None:
     source, other = random.Random(int(options["seed"])), random.Random(-int(options["seed"]) - 1)
     rows, kept, peaks = list[list[int]](), dict[str, list[list[Message]]](), list[float]()
     emit("READY")
-    with _store(folder) as store:
+    with new_store(folder, has_tags=False) as store:
         for number in range(stretches):
             batches, others = _batches(source), _batches(other)
             took_ns = _append(store, batches, "applied")
-            with _store(folder.with_name("anew")) as anew:
+            with new_store(folder.with_name("anew"), has_tags=False) as anew:
                 rows.append([stretch_messages, took_ns, _append(anew, others, "applied")])
             shutil.rmtree(folder.with_name("anew"))
             peaks.append(peak_rss_mib())
@@ -119,15 +116,9 @@ def ids(options: Options) -> None:
 
 def _append(store: FactStore, batches: Sequence[list[Message]], expected: str) -> int:
     """Append batches with a few on their way; ns until the last is durable. Every outcome must be the expected one."""
-    pending: deque[Future[list[AppendOutcome]]] = deque(maxlen=IN_FLIGHT)
-    outcomes = list[AppendOutcome]()
     start_ns = time.perf_counter_ns()
-    for batch in batches:
-        if len(pending) == IN_FLIGHT:
-            outcomes += pending.popleft().result()
-        pending.append(store.appends.append_messages(STREAM, batch))
-    for future in pending:
-        outcomes += future.result()
+    appending = results((store.appends.append_messages(STREAM, batch) for batch in batches), IN_FLIGHT)
+    outcomes = list(chain.from_iterable(appending))
     took_ns = time.perf_counter_ns() - start_ns
     assert all(one.outcome == expected for one in outcomes), f"not all {expected}"
     return took_ns
@@ -148,10 +139,3 @@ def _message(chance: random.Random) -> Message:
 def _rates(rows: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Median messages per second of some stretches, of the store and of the limit."""
     return median([1e9 * facts / ns for facts, ns, _ in rows]), median([1e9 * facts / ns for facts, _, ns in rows])
-
-
-@contextmanager
-def _store(folder: Path) -> Iterator[FactStore]:
-    folder.mkdir()
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS)) as store:
-        yield store

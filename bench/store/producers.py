@@ -23,13 +23,12 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, Producers
 from agent.message import Envelope, Fact, Message
-from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.measuring import Latency, Report, files_bytes, fsync_ns, machine, median, open_file, rounded
 from bench.common.testbed import SERVING, scratch_folder
-from bench.store.append import SETTINGS, open_file
+from bench.store.append import SETTINGS
 
 STREAM = "facts.operational"
 TURNS = 5
-PAGE_BYTES = 4096
 FSYNCS = 200  # of each turn
 START_MS = 1_700_000_000_000
 
@@ -100,7 +99,7 @@ def run(producers: int, seconds: float, below: Path | None) -> Report:
                 asyncio.run(_product(store, product, producers, seconds / TURNS, turn))
                 commits.append((store.statistics().commits - before) * TURNS / seconds)
                 asyncio.run(_bare(file, bare, producers, seconds / TURNS, turn))
-                fsyncs_ns += _fsyncs(file)
+                fsyncs_ns += [fsync_ns(file, 0) for _ in range(FSYNCS)]
             appended = store.end_offset(STREAM)
         assert appended == len(product.waits_ns), "every append was answered, every message stored once"
         at_rest = files_bytes(folder / "store") / appended
@@ -169,18 +168,6 @@ async def _turn(turns: _Turns, producers: int, seconds: float, turn: int, append
 def _message(message_id: str, producer: int, number: int) -> Message:
     fact = Fact(f"order:line1/{producer}", "step_completed", b'{"amount":%d,"recipe":"R-7"}' % number)
     return Message(Envelope(message_id, SERVING, "*", START_MS), fact)
-
-
-def _fsyncs(file: int) -> list[int]:
-    """Durations of single fsyncs of a page written in place."""
-    found = list[int]()
-    page = os.urandom(PAGE_BYTES)
-    for _ in range(FSYNCS):
-        start_ns = time.perf_counter_ns()
-        os.pwrite(file, page, 0)
-        os.fsync(file)
-        found.append(time.perf_counter_ns() - start_ns)
-    return found
 
 
 def _wake(answered: list[asyncio.Future[None]]) -> None:

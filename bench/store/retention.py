@@ -12,16 +12,14 @@ maximum show what checkpoints and deletions cost a commit.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
 from agent.fact_store import FactStore, StreamSettings
-from bench.common.data_sets import definitions, runs
+from bench.common.data_sets import runs
 from bench.common.measuring import Latency, Report, files_bytes, machine, rounded
-from bench.common.testbed import SERVING, scratch_folder
-from bench.store.append import BATCH_FACTS, SETTINGS, STREAM, Stretches, append_sustained, one_message
+from bench.common.testbed import scratch_folder
+from bench.store.append import BATCH_FACTS, STREAM, Stretches, append_one_ns, append_sustained, new_store
 
 CONSUMER = "idmz.facts.telemetry"
 STRETCH_BATCHES = 25
@@ -35,7 +33,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     with scratch_folder(below) as folder:
         described = machine(folder)
         source = runs("A", seed, 2**60, BATCH_FACTS)
-        with _store(folder / "keeping", ()) as keeping, _store(folder / "forgetting", (FORGETTING,)) as forgetting:
+        with new_store(folder / "keeping") as keeping, new_store(folder / "forgetting", FORGETTING) as forgetting:
             forgetting.consumers.register(CONSUMER, "idmz", STREAM).result()
             for _ in range(WARM_STRETCHES):
                 append_sustained(forgetting, list(islice(source, STRETCH_BATCHES)), Stretches())
@@ -73,10 +71,10 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     }
     share = f"{100 * released / sum(forgot.facts):.0f} % as many"
     lines = (
-        f"retention  {rates[1] / 1e6:6.2f} M facts/s while {share} are forgotten; ratio {values['ratio']}",
+        f"retention  {rates[1] / 1e6:6.2f} M facts/s while {share} are deleted; ratio {values['ratio']}",
         f"limit      {rates[0] / 1e6:6.2f} M facts/s into a store that keeps everything",
         f"one fact   {single_forgot} while a backlog is deleted; {single_kept} when nothing is",
-        f"files      {forgetting_bytes / 1e6:6.2f} MB of the store that forgets; {at_rest:.2f} bytes a fact where it is kept",
+        f"files      {forgetting_bytes / 1e6:6.2f} MB of the store that deletes; {at_rest:.2f} bytes a fact where it is kept",
     )
     return Report("retention", values, lines, described)
 
@@ -97,16 +95,5 @@ def _singles(keeping: FactStore, forgetting: FactStore, seconds: float) -> tuple
     while time.perf_counter_ns() < end_ns:
         for store, found in zip((keeping, forgetting), durations, strict=True):
             for _ in range(TURN_SINGLES):
-                message = one_message(len(found))
-                start_ns = time.perf_counter_ns()
-                store.appends.append_message(STREAM, message).result()
-                found.append(time.perf_counter_ns() - start_ns)
+                found.append(append_one_ns(store, len(found)))
     return Latency.of(durations[0]), Latency.of(durations[1])
-
-
-@contextmanager
-def _store(folder: Path, streams: tuple[StreamSettings, ...]) -> Iterator[FactStore]:
-    folder.mkdir()
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS, streams=streams)) as store:
-        store.appends.define(definitions()).result()
-        yield store

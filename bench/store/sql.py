@@ -17,19 +17,17 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections import deque
-from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent.fact_store import Appended, StoreReader
+from agent.fact_store import StoreReader
 from agent.query.export import export
 from agent.query.latest import find_latest
 from agent.query.scan import Bounds, Scanner
 from agent.query.sql import SqlSession
 from bench.common.data_sets import SCAN_NS, START_NS, TAGS, definitions, runs
-from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
+from bench.common.measuring import Latency, Report, files_bytes, machine, median, results, rounded
 from bench.common.testbed import scratch_folder
 from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
 from bench.store.growth import drop_page_cache
@@ -93,14 +91,10 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
 
 
 def _fill(folder: Path, facts: int, seed: int) -> None:
-    pending: deque[Future[Appended]] = deque(maxlen=IN_FLIGHT)
     with new_store(folder) as store:
-        for batch in runs("A", seed, facts, BATCH_FACTS):
-            if len(pending) == IN_FLIGHT:
-                pending.popleft().result()
-            pending.append(store.appends.append_samples(STREAM, batch))
-        for future in pending:
-            future.result()
+        batches = runs("A", seed, facts, BATCH_FACTS)
+        for _ in results((store.appends.append_samples(STREAM, batch) for batch in batches), IN_FLIGHT):
+            pass
 
 
 def _in_turns(
@@ -108,8 +102,8 @@ def _in_turns(
 ) -> tuple[list[int], list[int], list[int], tuple[int, int]]:
     """Durations of the question to batches, to the flat table without its index, and with it; heads and batches
     opened."""
-    told: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
-    plain, without_index = QUESTION.format(plus="", **told), QUESTION.format(plus="+", **told)
+    named: dict[str, Any] = {"tag": TAG, "since_ns": since_ns, "until_ns": until_ns}
+    plain, without_index = QUESTION.format(plus="", **named), QUESTION.format(plus="+", **named)
     durations: tuple[list[int], list[int], list[int]] = ([], [], [])
     counters = 0, 0
     with closing(sqlite3.connect(flat)) as connection:

@@ -289,6 +289,37 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
+class LongAnswers(local_socket.RequestHandler):
+    """Answers that fill the buffers of a client that does not read them."""
+
+    async def answer(self, request: local_socket.Request) -> local_socket.Answer:  # noqa: ARG002 the handler's signature
+        """A megabyte."""
+        return local_socket.Refused("x" * 1_000_000)
+
+
+def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
+    """All places are taken by clients that ask and never read: they are disconnected, and the next is answered."""
+
+    async def scenario() -> None:
+        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path, idle_s=0.2))
+                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
+                writers = []
+                for _ in range(CONNECTIONS_MAX):
+                    with socket_address(tmp_path) as address:
+                        _, writer = await asyncio.open_unix_connection(address, limit=1024)
+                    writer.write(framed(b'{"operation":"ListConsumers"}'))
+                    writers.append(writer)
+                answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+                assert isinstance(answer, local_socket.Refused)
+                for writer in writers:
+                    writer.close()
+                task.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
 def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
     """What happened and what to do are two fields without a common text."""
 

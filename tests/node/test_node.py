@@ -14,9 +14,14 @@ from agent.node.node import Node, _first_assertion
 from tests.waiting import wait_until_async
 
 
-async def run(folder: Path, stop: asyncio.Event) -> None:
+def settings_of(folder: Path) -> NodeSettings:
     """A node without peers and sources."""
-    settings = NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
+    return NodeSettings(IdentitySettings("plant-a", folder), health=HealthSettings(listen_port=0))
+
+
+async def run(folder: Path, stop: asyncio.Event) -> None:
+    """Run the node until `stop`."""
+    settings = settings_of(folder)
     failed_assertion = _first_assertion(asyncio.get_running_loop())
     with local_socket.open_store(settings) as store:
         await Node(settings, store, {}).run(stop, failed_assertion)
@@ -52,6 +57,45 @@ def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) ->
         await running
         assert await reader.read() == b""
         writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+class DrainingIngest:
+    """A source that still commits when the node stops: it asks the node at its local socket before it ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.answers: list[local_socket.Answer] = []
+        self._folder = folder
+        self._stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        """Drain once stopped."""
+        await self._stopped.wait()
+        self.answers.append(await local_socket.ask(self._folder, local_socket.ListConsumers()))
+
+    def stop(self) -> None:
+        """Begin to drain."""
+        self._stopped.set()
+
+    def statistics(self) -> list[object]:
+        """No source."""
+        return []
+
+
+def test_sources_drain_before_anything_else_stops(tmp_path: Path) -> None:
+    """The parts that a draining source needs run until it has ended: the local socket still answers it."""
+
+    async def scenario() -> None:
+        stop, settings = asyncio.Event(), settings_of(tmp_path)
+        with local_socket.open_store(settings) as store:
+            node, ingest = Node(settings, store, {}), DrainingIngest(tmp_path)
+            node._ingest = node._collector._ingest = ingest  # type: ignore[assignment]
+            running = asyncio.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
+            await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the node")
+            stop.set()
+            await running
+            assert ingest.answers == [local_socket.Consumers([])]
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 

@@ -17,10 +17,11 @@ from agent.health.snapshot import CatchUpStatus, ComparisonStatus, PacingStatus
 from agent.ingest.supervisor import Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
-from agent.replication.protocol.pull_events import Asking
+from agent.replication.protocol.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
+from agent.replication.serving.server import ServerStatistics
 from agent.telemetry import Telemetry
 
 STREAM = "facts.operational"
@@ -118,7 +119,8 @@ def test_space_of_streams_and_consumers(tmp_path: Path) -> None:
 def pull_statistics(**some: object) -> PullStatistics:
     """The statistics of a pull, 0 where not given."""
     names = [each.name for each in fields(PullStatistics)]
-    return PullStatistics(**(dict.fromkeys(names, 0) | {"peer_zone": "plant-b", "catch_up": None} | some))  # type: ignore[arg-type]
+    fixed = {"peer_zone": "plant-b", "catch_up": None, "counters": ReceiverCounters()}
+    return PullStatistics(**(dict.fromkeys(names, 0) | fixed | some))  # type: ignore[arg-type]
 
 
 def test_what_delays_a_pull(tmp_path: Path) -> None:
@@ -135,19 +137,18 @@ def test_what_delays_a_pull(tmp_path: Path) -> None:
 
 def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) -> None:
     """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
-    counted = {"facts_stored": 1, "facts_duplicate": 2, "pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6}
-    counted |= {"restarts": 7, "lease": 8}
+    counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7}
+    counted = {"facts_stored": 1, "facts_duplicate": 2}
     comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
     compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)
-    pull = pull_statistics(
-        catch_up=CatchUp(10, 30, 50, 5.0, 4.0), pacing=None, offset=30, peer_end_offset=50, **counted
-    )
+    where = {"offset": 30, "peer_end_offset": 50, "catch_up": CatchUp(10, 30, 50, 5.0, 4.0)}
+    pull = pull_statistics(pacing=None, lease=8, counters=ReceiverCounters(**counters), **where, **counted)
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         status = collector_of(store, tmp_path)._peer(pull, compared)
     assert (status.zone, status.position, status.end_offset) == ("plant-b", 30, 50)
-    lease = counted.pop("lease")
+    counted |= counters
     assert {name: getattr(status, f"{name}_total") for name in counted} == counted
-    assert status.lease == lease
+    assert status.lease == 8
     assert status.catch_up == CatchUpStatus(10, 50.0, 5.0, 4.0)
     assert status.compared == ComparisonStatus(1, 2, 3, 4, 5, 6, is_equal=False)
 
@@ -227,3 +228,30 @@ def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
             assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
     asyncio.run(scenario())
+
+
+class Counted:
+    """A server that has counted these requests and the facts of their answers."""
+
+    def __init__(self, facts_sent: int, **requests: int) -> None:
+        self._counted = ServerStatistics(requests, {"fenced": 1}, {}, facts_sent, 10 * facts_sent, parked=1)
+
+    def statistics(self) -> ServerStatistics:
+        """What it has counted."""
+        return self._counted
+
+
+def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None:
+    """Fetches, facts and refusals of a node with two brokers are sums; other requests are not fetches."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path)
+        collector._servers = (Counted(5, FetchFacts=3, GetBounds=7), Counted(2, FetchFacts=4))  # type: ignore[assignment]
+        snapshot = collector.snapshot()
+    assert snapshot.requests.fetches_total == 7
+    assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
+    assert (snapshot.serving.refusals, snapshot.serving.drops) == ({"fenced": 2}, {})
+    assert (snapshot.serving.facts_sent_total, snapshot.serving.bytes_sent_total, snapshot.serving.waiting) == (
+        7,
+        70,
+        2,
+    )

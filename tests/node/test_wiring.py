@@ -38,15 +38,7 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
         (server,) = made(tmp_path, store, *peers)._servers
         exports = dict(server._context.exports)
         assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
-        allowed = server._handlers[type_named("AppendFact")].__self__._appends  # type: ignore[attr-defined]
-        assert dict(allowed) == {"plant-b": frozenset({"orders"})}
-
-
-def type_named(name: str) -> type:
-    """A request by its name."""
-    from agent.replication.protocol import messages
-
-    return getattr(messages, name)  # type: ignore[no-any-return]
+        assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
 
 
 def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
@@ -62,6 +54,30 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
             "relay": frozenset({"relay", "plant-b"}),
         }
         assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
+
+
+def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> None:
+    """systemd starts what depends on this node once its brokers are reached; an optional one does not count."""
+    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    brokers = tuple(BrokerSettings(name, "host", *files, optional=name == "may") for name in ("first", "may", "last"))
+    seen: list[str] = []
+
+    class Reached:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        async def wait_up(self) -> None:
+            seen.append(self.name)
+
+    async def scenario(store: FactStore) -> None:
+        node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
+        node._links = {name: Reached(name) for name in node._links}  # type: ignore[misc]
+        node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
+        await node._report_ready()
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
+    assert seen == ["first", "last", "ready"]
 
 
 def test_a_source_waits_out_what_passes() -> None:

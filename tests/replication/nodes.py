@@ -15,14 +15,13 @@ from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
 from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
-from agent.node.latest import latest_lookup
+from agent.node.latest import latest_lookup, peer_latest
 from agent.node.node import Node as WholeNode
-from agent.node.peer_latest_cache import peer_latest
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
-from agent.replication.protocol.page_size import BYTES_MAX
+from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.pulling.token_bucket import TokenBucket

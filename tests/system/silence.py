@@ -3,7 +3,8 @@
 import time
 
 from agent.demo import layout
-from agent.demo.scenario import TELEMETRY, RunningZones
+from agent.demo.layout import TELEMETRY
+from agent.demo.scenario import RunningZones
 from tests.waiting import wait_until
 
 LIMIT_S = 60.0

@@ -13,7 +13,8 @@ import pytest
 
 from agent.cli.status import text
 from agent.demo import layout
-from agent.demo.scenario import OPERATIONAL, TELEMETRY, RunningZones, run_zones
+from agent.demo.layout import OPERATIONAL, TELEMETRY
+from agent.demo.scenario import RunningZones, run_zones
 from tests.system.outside import complaints
 from tests.system.silence import fall_silent
 from tests.waiting import wait_until

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from agent.demo import layout
-from agent.demo.scenario import OPERATIONAL, TELEMETRY, RunningZones, run_zones
+from agent.demo.layout import OPERATIONAL, TELEMETRY
+from agent.demo.scenario import RunningZones, run_zones
 from tests.sim import first_seed, patient, scaled
 from tests.system.faults import BROKER, Fault, Round, drawn, inflict, told
 from tests.system.outside import Producer, Seen, complaints, last_batch

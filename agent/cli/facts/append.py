@@ -102,7 +102,8 @@ def append(
         click.echo(json.dumps(shown | {name: value for name, value in also.items() if value}))
     elif outcome == "rejected_fenced":
         click.echo(
-            f"{outcome}: lease epoch {in_force} of {producer} is in force; stop this producer, or take a lease (bsfg lease)"
+            f"{outcome}: lease epoch {in_force} of {producer} is in force; "
+            "stop this producer, or take a lease (bsfg lease)"
         )
     else:
         click.echo(f"{outcome}: offset {offset} of {stream}, message_id {envelope.message_id}")

@@ -41,10 +41,8 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
     settings = load(config_file)
     with contextlib.closing(StoreReader(settings.store_file)) as reader:
         unknown = _unknown_stream(reader, stream)
-        registered = cast(
-            local_socket.Registered,
-            ask(settings, local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)),
-        )
+        register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
+        registered = cast(local_socket.Registered, ask(settings, register))
         if unknown:  # not refused: a consumer may exist before the first fact
             undo = f"bsfg consumer remove {consumer} --force --now"
             click.echo(

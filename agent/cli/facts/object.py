@@ -23,7 +23,7 @@ import click
 
 from agent import local_socket
 from agent.cli import config_option, json_option, table
-from agent.cli.local_node import ANSWER_S, answer_s_option, to_option
+from agent.cli.local_node import answer_s_option, to_option
 from agent.config import NodeSettings, load
 from agent.errors import BsfgError
 from agent.fact_store import (
@@ -111,13 +111,7 @@ async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
     metavar="ZONE",
     help="Ask the node of this peer; a fact that it exports to this node must refer to the artifact.",
 )
-@click.option(
-    "--answer-s",
-    type=click.FloatRange(0.1, 3600),
-    default=ANSWER_S,
-    show_default=True,
-    help="How long to wait for an answer.",
-)
+@answer_s_option
 @click.argument("digest")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 def get(config_file: Path, peer: str | None, answer_s: float, digest: str, file: Path) -> None:

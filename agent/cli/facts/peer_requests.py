@@ -6,7 +6,6 @@ No node need run here. This module loads MQTT and TLS; commands import it only w
 from __future__ import annotations
 
 import asyncio
-import random
 import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -16,35 +15,14 @@ import msgspec
 
 from agent import local_socket
 from agent.config import NodeSettings
-from agent.node import record_of
+from agent.node import access_of, identity_of, record_of
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
-from agent.replication.mqtt import ATTEMPTS, RETRY_MS_MAX, RETRY_MS_MIN, Access, Requester, ask_once, open_requester
-from agent.replication.pki import Identity
-from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
-from agent.replication.protocol.messages import (
-    CHUNK_BYTES_MAX,
-    PUT_BYTES_MAX,
-    AcquireLease,
-    Answer,
-    AppendAnswer,
-    AppendedEntry,
-    AppendFact,
-    GetLatest,
-    GetObject,
-    LatestAnswer,
-    LeaseAnswer,
-    NewFact,
-    NewMessage,
-    ObjectAnswer,
-    PutAnswer,
-    PutObject,
-    Request,
-    operation_of,
-)
-from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.mqtt import Access, Requester, ask_once, converse
+from agent.replication.protocol import messages
+from agent.replication.protocol.errors import MalformedMessage
 
-_AnswerT = TypeVar("_AnswerT", bound=Answer)
+_AnswerT = TypeVar("_AnswerT", bound=messages.Answer)
 
 LEASE_TRIES = 5
 """The first request finds out which lease is in force. Each further one means that another process took a lease
@@ -54,18 +32,20 @@ Feed = Callable[[Callable[[int, bytes], Awaitable[tuple[int, bool]]], int], Awai
 """feed(send, chunk_bytes) sends a file with `send(offset, data)`, in chunks of at most `chunk_bytes`."""
 
 
-def append_fact(settings: NodeSettings, peer: str, request: local_socket.AppendFact, answer_s: float) -> AppendedEntry:
+def append_fact(
+    settings: NodeSettings, peer: str, request: local_socket.AppendFact, answer_s: float
+) -> messages.AppendedEntry:
     """Append one message at the node of `peer` and return its outcome."""
     fact = request.fact
-    message = NewMessage(
+    message = messages.NewMessage(
         envelope=request.envelope,
-        fact=NewFact(subject=fact.subject, predicate=fact.predicate, object=msgspec.Raw(fact.object_json)),
+        fact=messages.NewFact(subject=fact.subject, predicate=fact.predicate, object=msgspec.Raw(fact.object_json)),
         producer=request.producer,
         lease_epoch=request.lease_epoch,
         base_offset=request.base_offset,
     )
-    asked = AppendFact(stream=request.stream, messages=[message], acks=request.acks)
-    (outcome, *more) = _ask(settings, peer, asked, AppendAnswer, answer_s).outcomes
+    asked = messages.AppendFact(stream=request.stream, messages=[message], acks=request.acks)
+    (outcome, *more) = _ask(settings, peer, asked, messages.AppendAnswer, answer_s).outcomes
     if more:
         raise MalformedMessage(f"{peer} answered {1 + len(more)} outcomes for one message")
     return outcome
@@ -78,8 +58,8 @@ def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str,
     """
     after = 0
     for _ in range(LEASE_TRIES):
-        request = AcquireLease(stream=stream, producer=producer, lease_after=after)
-        answer = _ask(settings, peer, request, LeaseAnswer, answer_s)
+        request = messages.AcquireLease(stream=stream, producer=producer, lease_after=after)
+        answer = _ask(settings, peer, request, messages.LeaseAnswer, answer_s)
         if answer.lease_epoch is not None:
             return answer.lease_epoch
         assert answer.lease_in_force is not None  # one of the two is there
@@ -93,8 +73,8 @@ def get_latest(
     """The latest value of every matching tag that the node of `peer` has, page by page."""
     rows, after = list[LatestRecord](), None
     while True:
-        request = GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
-        answer = _ask(settings, peer, request, LatestAnswer, answer_s)
+        request = messages.GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
+        answer = _ask(settings, peer, request, messages.LatestAnswer, answer_s)
         rows += [record_of(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
         if not answer.more:
             return rows
@@ -115,17 +95,17 @@ def put_object(settings: NodeSettings, zone: str, feed: Feed, digest: str, size:
 
     async def talk(requester: Requester, progress: Callable[[], None]) -> None:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
-            request = PutObject(digest=digest, size=size, offset=offset, data=data)
+            request = messages.PutObject(digest=digest, size=size, offset=offset, data=data)
             answer = (await requester.ask(request, answer_s)).answer
-            if not isinstance(answer, PutAnswer):
+            if not isinstance(answer, messages.PutAnswer):
                 raise MalformedMessage(f"{zone} answered PutObject with another kind of answer")
             if data:
                 progress()
             return answer.received, answer.is_complete
 
-        await feed(send, PUT_BYTES_MAX)
+        await feed(send, messages.PUT_BYTES_MAX)
 
-    asyncio.run(_with_retries(settings, zone, talk))
+    asyncio.run(converse(_access_to(settings, zone), zone, talk))
 
 
 def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[bytes], int], answer_s: float) -> int:
@@ -135,49 +115,29 @@ def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[
     async def talk(requester: Requester, progress: Callable[[], None]) -> None:
         nonlocal offset, size
         while offset < size:
-            reply = await requester.ask(GetObject(digest=digest, offset=offset, bytes_max=CHUNK_BYTES_MAX), answer_s)
+            reply = await requester.ask(messages.GetObject(digest=digest, offset=offset), answer_s)
             answer = reply.answer
-            if not isinstance(answer, ObjectAnswer) or answer.offset != offset or not reply.batches:
+            if not isinstance(answer, messages.ObjectAnswer) or answer.offset != offset or not reply.batches:
                 raise MalformedMessage(f"{zone} answered without the bytes at {offset}")
             size = answer.size
             offset += write(b"".join(reply.batches))
             progress()
 
-    asyncio.run(_with_retries(settings, zone, talk))
+    asyncio.run(converse(_access_to(settings, zone), zone, talk))
     return offset
 
 
-async def _with_retries(
-    settings: NodeSettings,
-    zone: str,
-    talk: Callable[[Requester, Callable[[], None]], Awaitable[None]],
-    chance: Callable[[], float] = random.random,
-) -> None:
-    """Run `talk` on a connection, again after a retryable error, until ATTEMPTS fail in a row without progress."""
-    access, failures = _access_to(settings, zone), 0
-
-    def progress() -> None:
-        nonlocal failures
-        failures = 0
-
-    while True:
-        try:
-            async with open_requester(access, zone) as requester:
-                return await talk(requester, progress)
-        except (PeerRefused, TransportError) as error:
-            failures += 1
-            if not error.retryable or failures == ATTEMPTS:
-                raise
-        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)
-
-
-def _ask(settings: NodeSettings, zone: str, request: Request, kind: type[_AnswerT], answer_s: float) -> _AnswerT:
+def _ask(
+    settings: NodeSettings, zone: str, request: messages.Request, kind: type[_AnswerT], answer_s: float
+) -> _AnswerT:
     """Ask the peer `zone` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of
     another kind, and what `ask_once` raises."""
     access = _access_to(settings, zone)
     answer = asyncio.run(ask_once(access, zone, request, answer_s)).answer
     if not isinstance(answer, kind):
-        raise MalformedMessage(f"{zone} answered {operation_of(answer)} in place of {operation_of(request)}")
+        raise MalformedMessage(
+            f"{zone} answered {messages.operation_of(answer)} in place of {messages.operation_of(request)}"
+        )
     return answer
 
 
@@ -192,5 +152,4 @@ def _access_to(settings: NodeSettings, zone: str) -> Access:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     at = next(broker for broker in settings.broker if broker.name == peer.broker)
-    identity = Identity(at.name, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
-    return Access(at.name, settings.node.zone, at.host, at.port, identity.context)
+    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone)

@@ -1,1 +1,20 @@
-"""`bsfg store`: commands on one store file. They verify, export and migrate it and print its statistics."""
+"""`bsfg store`: commands on one store file, a module each. They verify, export and migrate it and print its
+statistics."""
+
+from __future__ import annotations
+
+import click
+
+from agent.cli import LazyGroup
+
+_VERBS = {
+    "export": "agent.cli.store.export:export",
+    "migrate": "agent.cli.store.migrate:migrate",
+    "stats": "agent.cli.store.stats:stats",
+    "verify": "agent.cli.store.verify:verify",
+}
+
+
+@click.group(cls=LazyGroup, lazy=_VERBS)
+def store() -> None:
+    """Check, migrate and export a store, and print its statistics."""

@@ -9,19 +9,16 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import click
 
 from agent.cli import config_option
-from agent.cli.store_file import file_option, open_reader, report_holes
+from agent.cli.store_file import ProgressLine, file_option, open_reader, report_holes
 from agent.message import INT64_MIN
 from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
 from agent.query.scan import INT64_MAX, Bounds, Scanner, matches_glob, parse_moment_ns
-
-PROGRESS_S = 0.2
 
 
 @click.command()
@@ -59,36 +56,26 @@ def export(
             streams=scanner.check_streams(streams) if streams else None,
             time_min_ns=parse_moment_ns(since, now_ns) if since else INT64_MIN,
             time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
-            subject_tests=(partial(_matches, tags),) if tags else (),
+            subject_tests=(lambda subject: matches_glob(subject, tags),) if tags else (),
         )
-        is_watched = sys.stderr.isatty()
-        progress = _progress(scanner) if is_watched else lambda *_: None
+        line = ProgressLine()
         try:
-            done = write(scanner, bounds, target, form, force=force, progress=progress)
+            done = write(scanner, bounds, target, form, force=force, progress=_progress(scanner, line))
         finally:
-            click.echo("\r\033[K" if is_watched else "", nl=False, err=True)  # clear the progress line
+            line.clear()
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
         sys.exit(report_holes(scanner.counters))
 
 
-def _matches(globs: tuple[str, ...], subject: str) -> bool:
-    return matches_glob(subject, globs)
-
-
-def _progress(scanner: Scanner) -> Callable[[int, str, int], None]:
-    """A progress line, overwritten a few times a second: facts written, and the share of the store that was read."""
+def _progress(scanner: Scanner, line: ProgressLine) -> Callable[[int, str, int], None]:
+    """Shows facts written, and the share of the store that was read."""
     before: dict[str, int] = {}
     total = 0
     for stream, end_offset in sorted(scanner.ends.items()):
         before[stream], total = total, total + end_offset
-    last_s = 0.0
 
     def show(facts: int, stream: str, offset: int) -> None:
-        nonlocal last_s
-        if (now_s := time.monotonic()) - last_s >= PROGRESS_S:
-            last_s = now_s
-            share = (before[stream] + offset) / max(total, 1)
-            click.echo(f"\r{facts:,} facts, {share:4.0%} of the store", nl=False, err=True)
+        line.show(f"{facts:,} facts, {(before[stream] + offset) / max(total, 1):4.0%} of the store")
 
     return show

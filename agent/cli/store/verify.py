@@ -14,15 +14,14 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.store_file import file_option
+from agent.cli.store_file import ProgressLine, file_option
 from agent.config import load
-from agent.fact_store import Damage, Progress, VerifyCounts, verify_store
+from agent.fact_store import Damage, VerifyCounts, verify_store
 
-PROGRESS_S = 0.2
 SHOWN_MAX = 100
 WHAT_TO_DO = (
-    "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg, SMART),"
-    " and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
+    "Damaged batches are reported to every reader as missing; the rest is served. Keep the file, check the disk (dmesg,"
+    " SMART), and fetch what is missing from a zone that holds it; see docs/operate/integrity.md."
 )
 
 
@@ -36,8 +35,13 @@ WHAT_TO_DO = (
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Compare every batch with its digest, its predecessor and the tables."""
     path = store_file or load(config_file).store_file
+    line = ProgressLine()
+
+    def show(stream: str, offset: int, end_offset: int) -> None:
+        line.show(f"{stream} {offset / max(end_offset, 1):4.0%}")
+
     done, damages, began_s = VerifyCounts(), list[Damage](), time.monotonic()
-    for damage in verify_store(path, done, _progress() if sys.stderr.isatty() else _silent, is_quick=quick):
+    for damage in verify_store(path, done, show, is_quick=quick):
         damages.append(damage)
         if not as_json and len(damages) <= SHOWN_MAX:
             click.echo(f"damaged: {damage}")
@@ -68,20 +72,3 @@ def _figures(path: Path, done: VerifyCounts, damages: list[Damage], took_s: floa
         "seconds": round(took_s, 3),
         "damages": [one._asdict() for one in damages],
     }
-
-
-def _silent(stream: str, offset: int, end_offset: int) -> None:
-    """No progress: standard error is not a terminal."""
-
-
-def _progress() -> Progress:
-    """A progress line, overwritten a few times a second."""
-    last_s = 0.0
-
-    def show(stream: str, offset: int, end_offset: int) -> None:
-        nonlocal last_s
-        if (now_s := time.monotonic()) - last_s >= PROGRESS_S:
-            last_s = now_s
-            click.echo(f"\r{stream} {offset / max(end_offset, 1):4.0%}", nl=False, err=True)
-
-    return show

@@ -18,9 +18,10 @@ from pymodbus.constants import ExcCodes
 from pymodbus.server import ModbusTcpServer
 from pymodbus.simulator import DataType, SimData, SimDevice
 
-from agent.demo.plant.process import free_port, say_ready, stop_requested
+from agent.demo.plant.process import say_ready, stop_requested
 from agent.demo.plant.signals import Meter, modbus_meters
 from agent.demo.plant.tags import modbus_tags_csv
+from agent.demo.processes import free_port
 
 UNIT_BYTE = 6  # of the MBAP header
 TABLES = ("coil", "discrete", "holding", "input")

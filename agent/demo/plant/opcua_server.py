@@ -22,9 +22,10 @@ from asyncua.server.server import Server
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.status_codes import StatusCodes
 
-from agent.demo.plant.process import free_port, say_ready, stop_requested
+from agent.demo.plant.process import say_ready, stop_requested
 from agent.demo.plant.signals import OPCUA_NAMESPACE, Signal, opcua_signals
 from agent.demo.plant.tags import opcua_tags_csv
+from agent.demo.processes import free_port
 
 TICK_S = 0.05
 

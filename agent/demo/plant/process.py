@@ -1,17 +1,9 @@
-"""What both servers of the plant share: a free port, the ready line, and the event that a signal sets."""
+"""What both servers of the plant share: the ready line, and the event that a signal sets."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-
-
-def free_port(host: str) -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 def say_ready(port: int) -> None:

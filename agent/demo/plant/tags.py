@@ -8,37 +8,27 @@ from __future__ import annotations
 
 import csv
 import io
-from pathlib import Path
 
 from agent.demo.plant.signals import OPCUA_NAMESPACE, modbus_meters, opcua_signals
 
 
-def opcua_tags_csv(scope: str = "plant") -> str:
+def opcua_tags_csv() -> str:
     """The tag file of the OPC UA server: all forty variables. Temperatures leave out changes below 0.05 degrees."""
     rows = [["tag", "address", "unit", "deadband", "max_interval_ms"]]
     for signal in opcua_signals():
         band = ["0.05", "10000"] if signal.data_type == "Double" else ["", ""]
-        rows.append([f"{scope}/{signal.name}", f"nsu={OPCUA_NAMESPACE};s={signal.name}", signal.unit, *band])
+        rows.append([f"plant/{signal.name}", f"nsu={OPCUA_NAMESPACE};s={signal.name}", signal.unit, *band])
     return _csv(rows)
 
 
-def modbus_tags_csv(scope: str = "plant") -> str:
+def modbus_tags_csv() -> str:
     """The tag file of the Modbus device: both units."""
     rows = [["tag", "unit_id", "table", "register", "type", "byte_order", "scale", "unit"]]
     for m in modbus_meters():
         order = m.byte_order if m.type.endswith(("32", "64")) else ""
-        row = [f"{scope}/unit{m.unit_id}.{m.name}", m.unit_id, m.table, m.address, m.type, order, m.scale, m.unit]
+        row = [f"plant/unit{m.unit_id}.{m.name}", m.unit_id, m.table, m.address, m.type, order, m.scale, m.unit]
         rows.append([str(cell) for cell in row])
     return _csv(rows)
-
-
-def write_tag_files(folder: Path, scope: str = "plant") -> tuple[Path, Path]:
-    """Write both files; returns (OPC UA, Modbus)."""
-    folder.mkdir(parents=True, exist_ok=True)
-    opcua, modbus = folder / "opcua.csv", folder / "modbus.csv"
-    opcua.write_text(opcua_tags_csv(scope), encoding="utf-8")
-    modbus.write_text(modbus_tags_csv(scope), encoding="utf-8")
-    return opcua, modbus
 
 
 def _csv(rows: list[list[str]]) -> str:

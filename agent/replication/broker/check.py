@@ -21,7 +21,7 @@ from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import (
     NO_MATCHING_SUBSCRIBERS,
     NOT_AUTHORIZED,
@@ -45,17 +45,15 @@ def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Di
     """Run all checks and yield each result as it is made. Ends early if the rest cannot be tried."""
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
-        yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+        yield from bad_files(problems)
         return
     session = Session(access)
     try:
-        for diagnostic in chain(
-            connection_steps(access), session.connect()
-        ):  # connect() runs only if no step before failed
-            if diagnostic.outcome is Outcome.BAD:
+        for diagnostic in chain(connection_steps(access), session.connect()):  # connects only if no step before failed
+            if diagnostic.is_bad:
                 yield diagnostic
                 return
-        yield Diagnostic(Outcome.GOOD, f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
+        yield good(f"connected to {access.host}:{access.port} as {access.zone} with TLS 1.3")
         yield from _check_limits(session.connack)
         yield from _check_unauthenticated(access)
         mine = sorted({link for link in links if access.zone in (link.serving, link.asking)})
@@ -70,18 +68,16 @@ def _check_limits(connack: Properties | None) -> Iterator[Diagnostic]:
     """The limits that the broker announces in CONNACK."""
     packet_bytes = getattr(connack, "MaximumPacketSize", None)
     if packet_bytes is None:
-        yield Diagnostic(
-            Outcome.BAD, "the broker accepts packets of any size", "use the configuration of bsfg broker config"
-        )
+        yield bad("the broker accepts packets of any size", "use the configuration of bsfg broker config")
     elif packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes} bytes; a page needs up to {PACKET_BYTES_MAX}"
-        yield Diagnostic(Outcome.BAD, what, f"set max_packet_size {PACKET_BYTES_MAX}")
+        yield bad(what, f"set max_packet_size {PACKET_BYTES_MAX}")
     else:
-        yield Diagnostic(Outcome.GOOD, f"packets are limited to {packet_bytes} bytes")
+        yield good(f"packets are limited to {packet_bytes} bytes")
     if getattr(connack, "RetainAvailable", 1) != 0:
-        yield Diagnostic(Outcome.BAD, "the broker keeps retained messages", "set retain_available false")
+        yield bad("the broker keeps retained messages", "set retain_available false")
     else:
-        yield Diagnostic(Outcome.GOOD, "the broker keeps no retained messages")
+        yield good("the broker keeps no retained messages")
 
 
 def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
@@ -93,9 +89,9 @@ def _check_unauthenticated(access: BrokerTarget) -> Iterator[Diagnostic]:
     hint = "use the configuration of bsfg broker config, and start the broker with that file alone"
     for how, context in (("without TLS", None), ("without a certificate", anonymous), ("with TLS 1.2", older)):
         if accepts_client(access, context):
-            yield Diagnostic(Outcome.BAD, f"the broker accepts clients {how}", hint)
+            yield bad(f"the broker accepts clients {how}", hint)
         else:
-            yield Diagnostic(Outcome.GOOD, f"the broker refuses clients {how}")
+            yield good(f"the broker refuses clients {how}")
 
 
 def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnostic]:
@@ -106,36 +102,31 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
     if zone == link.serving:
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
         reason = session.publish(responses, b"", None, b"")
-        allowed = reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS)
-        yield _right(allowed, f"{zone} may answer {link.asking}", reason, hint)
+        yield _right(f"{zone} may answer {link.asking}", reason, hint)
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
     session.subscribe(responses)
     reason = session.publish(request, payload, responses, correlation)
-    yield _right(
-        reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS), f"{zone} may send requests to {link.serving}", reason, hint
-    )
+    yield _right(f"{zone} may send requests to {link.serving}", reason, hint)
     if reason == NO_MATCHING_SUBSCRIBERS:
-        yield Diagnostic(Outcome.NOTE, f"no node of {link.serving} is connected, so no request was tried")
+        yield note(f"no node of {link.serving} is connected, so no request was tried")
     elif reason == SUCCESS:
         if session.take(responses, correlation, WAIT_S):
-            yield Diagnostic(Outcome.GOOD, f"{link.serving} answered a request")
+            yield good(f"{link.serving} answered a request")
         else:
             what = f"a node of {link.serving} is connected but did not answer within {WAIT_S:g} s"
-            yield Diagnostic(
-                Outcome.BAD,
-                what,
-                f"is {zone} a [[peer]] in the node.toml of {link.serving}? the log there names refused requests",
+            yield bad(
+                what, f"is {zone} a [[peer]] in the node.toml of {link.serving}? the log there names refused requests"
             )
     # Send it again while subscribed to the request topic itself: with the right to read it, the broker would deliver
     # the request to us before its acknowledgement, because both arrive over this connection in order.
     session.subscribe(request)
     session.publish(request, payload, responses, correlation)
     if session.take(request, correlation, 0):
-        yield Diagnostic(Outcome.BAD, f"{zone} may read requests made to {link.serving}", hint)
+        yield bad(f"{zone} may read requests made to {link.serving}", hint)
     else:
-        yield Diagnostic(Outcome.GOOD, f"{zone} may not read requests made to {link.serving}")
+        yield good(f"{zone} may not read requests made to {link.serving}")
 
 
 def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iterator[Diagnostic]:
@@ -150,12 +141,12 @@ def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iter
     ):
         reason = session.publish(topic, b"", None, b"")
         if reason == NOT_AUTHORIZED:
-            yield Diagnostic(Outcome.GOOD, f"{zone} may not {what}")
+            yield good(f"{zone} may not {what}")
         else:
-            yield Diagnostic(Outcome.BAD, f"{zone} may {what} ({reason_text(reason)})", hint)
+            yield bad(f"{zone} may {what} ({reason_text(reason)})", hint)
 
 
-def _right(allowed: bool, what: str, reason: int | None, hint: str) -> Diagnostic:  # noqa: FBT001 the result itself
-    if allowed:
-        return Diagnostic(Outcome.GOOD, what)
-    return Diagnostic(Outcome.BAD, f"{what}: failed, {reason_text(reason)}", hint)
+def _right(what: str, reason: int | None, hint: str) -> Diagnostic:
+    if reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS):
+        return good(what)
+    return bad(f"{what}: failed, {reason_text(reason)}", hint)

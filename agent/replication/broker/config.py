@@ -63,7 +63,7 @@ class PeerLink:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """The topics that one zone may publish and receive; `+` stands for any instance."""
+    """The topics that one zone may publish and receive; `+` means any instance."""
 
     write: tuple[str, ...]
     read: tuple[str, ...]

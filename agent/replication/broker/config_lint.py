@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, bad
 from agent.replication.protocol.topics import is_zone
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "acl_file")
@@ -44,10 +44,10 @@ def check_config(settings: dict[str, str]) -> Iterator[Diagnostic]:
     """Settings whose absence would disable certificate checks, revocation or the access list."""
     for name, effect in _WITHOUT.items():
         if not settings.get(name, "").startswith("/"):
-            yield Diagnostic(Outcome.BAD, f"no {name} with an absolute path: {effect}", _GENERATE)
+            yield bad(f"no {name} with an absolute path: {effect}", _GENERATE)
     for name, (value, effect) in _NEEDED.items():
         if settings.get(name) != value:
-            yield Diagnostic(Outcome.BAD, f"{name} is {settings.get(name, 'not set')}: {effect}", _GENERATE)
+            yield bad(f"{name} is {settings.get(name, 'not set')}: {effect}", _GENERATE)
 
 
 def check_acl(text: str) -> Iterator[Diagnostic]:
@@ -65,9 +65,9 @@ def check_acl(text: str) -> Iterator[Diagnostic]:
             case ["topic" | "pattern", topic] if topic not in _RIGHTS:
                 continue
             case _:
-                yield Diagnostic(Outcome.BAD, f"access list, line {number}: {line[:80]!r} is not a rule", _GENERATE)
+                yield bad(f"access list, line {number}: {line[:80]!r} is not a rule", _GENERATE)
     if not users:
-        yield Diagnostic(Outcome.BAD, "the access list names no user, so every zone would be denied", _GENERATE)
+        yield bad("the access list names no user, so every zone would be denied", _GENERATE)
 
 
 def without_zones(acl: str, zones: Collection[str]) -> str:

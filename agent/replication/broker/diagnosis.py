@@ -8,10 +8,12 @@ known to half a round trip only, so a clock difference is reported with that unc
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 
+from agent.replication.pki import Problem
 from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer
@@ -36,20 +38,29 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """The result of one check; `hint` says what to do if it is bad."""
+    """The result of one check; `hint` says what to do if it is bad. A peer test names its `step`, and gives figures for
+    programs."""
 
     outcome: Outcome
     what: str
     hint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A result under the name of its step, with figures for programs."""
-
-    name: str
-    diagnostic: Diagnostic
+    step: str = ""
     figures: Figures = field(default_factory=dict)
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether something must be corrected."""
+        return self.outcome is Outcome.BAD
+
+
+good = partial(Diagnostic, Outcome.GOOD)
+note = partial(Diagnostic, Outcome.NOTE)
+bad = partial(Diagnostic, Outcome.BAD)
+
+
+def bad_files(problems: Iterable[Problem]) -> Iterator[Diagnostic]:
+    """Problems of certificate files, as results."""
+    return (bad(f"{each.file}: {each.why}", each.hint) for each in problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +72,16 @@ class RoundTrip:
     peer_unix_ms: int | None
 
 
-def judge_answer(zone: str, payload: bytes) -> tuple[Step, StreamsAnswer | None]:
+def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer | None]:
     """Evaluate the answer to ListStreams. Returns the answer too, unless it is an error or cannot be read."""
     try:
         answer, _ = decode_answer(payload)
     except MalformedMessage as error:
         hint = ERRORS["unsupported_version"].hint if error.code == "unsupported_version" else "is the peer a bsfg node?"
-        return Step(
-            "protocol", Diagnostic(Outcome.BAD, f"{zone} sent an answer that cannot be read: {error}", hint)
-        ), None
+        return bad(f"{zone} sent an answer that cannot be read: {error}", hint, step="protocol"), None
     if isinstance(answer, ErrorAnswer):
         what = f"{zone} refused: {answer.error.code}: {answer.error.message}"
-        return Step("protocol", Diagnostic(Outcome.BAD, what, answer.error.hint)), None
+        return bad(what, answer.error.hint, step="protocol"), None
     assert isinstance(answer, StreamsAnswer)
     theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
     figures: Figures = {
@@ -83,22 +92,22 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Step, StreamsAnswer | None]
     }
     if answer.store_zone != zone:
         what = f"the node that answers for {zone} has the store of {answer.store_zone}"
-        return Step("protocol", Diagnostic(Outcome.BAD, what, "correct [node] zone in its node.toml"), figures), None
+        return bad(what, "correct [node] zone in its node.toml", step="protocol", figures=figures), None
     what = f"{PROTOCOL} {theirs} there, {VERSION} here; store of {answer.store_zone}, epoch {answer.epoch}"
-    return Step("protocol", Diagnostic(Outcome.GOOD, what), figures), answer
+    return good(what, step="protocol", figures=figures), answer
 
 
-def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Step:
+def judge_timeout(zone: str, own_zone: str, wait_s: float) -> Diagnostic:
     """The broker delivered a request, but no answer came within `wait_s` seconds."""
     what = f"{zone} is connected but did not answer within {wait_s:g} s"
     hint = (
-        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} read the answers "
-        f"(bsfg broker config)? The log of {zone} names dropped requests"
+        f"is {own_zone} a [[peer]] with exports in the node.toml of {zone}? Does the broker's access list let {own_zone} "
+        f"read the answers (bsfg broker config)? The log of {zone} names dropped requests"
     )
-    return Step("answer", Diagnostic(Outcome.BAD, what, hint))
+    return bad(what, hint, step="answer")
 
 
-def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Step]:
+def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Diagnostic]:
     """Response times, and the clock difference computed from the fastest round trip."""
     assert trips
     took = sorted(trip.took_ms for trip in trips)
@@ -111,37 +120,37 @@ def judge_round_trips(trips: Sequence[RoundTrip]) -> Iterator[Step]:
     outcome = Outcome.NOTE if middle > ROUND_TRIP_NOTE_MS else Outcome.GOOD
     hint = "is the network or the peer overloaded?" if outcome is Outcome.NOTE else ""
     what = f"round trip {middle:.1f} ms (median of {len(took)}), {took[0]:.1f} to {took[-1]:.1f} ms"
-    yield Step("round trip", Diagnostic(outcome, what, hint), figures)
+    yield Diagnostic(outcome, what, hint, step="round trip", figures=figures)
     yield _judge_clock(min(trips, key=lambda trip: trip.took_ms))
 
 
-def _judge_clock(best: RoundTrip) -> Step:
+def _judge_clock(best: RoundTrip) -> Diagnostic:
     if best.peer_unix_ms is None:
         what = "the peer sends no time (an older version), so the clocks were not compared"
-        return Step("clock", Diagnostic(Outcome.NOTE, what))
+        return note(what, step="clock")
     ahead_ms, give = best.peer_unix_ms - best.middle_unix_ms, best.took_ms / 2
     figures: Figures = {"clock_ahead_ms": round(ahead_ms, 1), "clock_uncertain_ms": round(give, 1)}
     apart = abs(ahead_ms) - give
     way = "ahead of" if ahead_ms > 0 else "behind"
     what = f"the peer's clock is {_span(abs(ahead_ms))} {way} ours (+/- {give:.1f} ms)"
     if apart <= CLOCK_NOTE_MS:
-        return Step("clock", Diagnostic(Outcome.GOOD, what), figures)
+        return good(what, step="clock", figures=figures)
     hint = "correct the wrong clock (timedatectl on both); facts carry the time of their node"
-    return Step("clock", Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint), figures)
+    return Diagnostic(Outcome.BAD if apart > CLOCK_BAD_MS else Outcome.NOTE, what, hint, step="clock", figures=figures)
 
 
-def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> Step:
+def judge_streams(zone: str, answer: StreamsAnswer, pulls: Collection[str]) -> Diagnostic:
     """Compare the peer's exports with the streams that this node pulls."""
     exported = [entry.name for entry in answer.streams]
     figures: Figures = {"exports": exported, "pulls": sorted(pulls)}
     if missing := sorted(set(pulls) - set(exported)):
         what = f"{zone} does not export {', '.join(missing)}, which this node pulls"
         hint = f"add it to the exports for this zone in the node.toml of {zone}, or remove it from pulls here"
-        return Step("streams", Diagnostic(Outcome.BAD, what, hint), figures)
+        return bad(what, hint, step="streams", figures=figures)
     unused = sorted(set(exported) - set(pulls))
     held = ", ".join(f"{entry.name} ({entry.first_offset:,} to {entry.end_offset:,})" for entry in answer.streams)
     what = f"{zone} exports {held or 'nothing'}" + (f"; not pulled: {', '.join(unused)}" if unused else "")
-    return Step("streams", Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what), figures)
+    return Diagnostic(Outcome.NOTE if unused else Outcome.GOOD, what, step="streams", figures=figures)
 
 
 def _span(ms: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -31,35 +31,14 @@ _SECRET_MODE = 0o600
 _GROUP_MODE = 0o640
 
 
-@dataclass(frozen=True, slots=True)
 class BrokerFolder:
     """The files of one broker."""
 
-    folder: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.folder / CONFIG_NAME
-
-    @property
-    def acl_file(self) -> Path:
-        return self.folder / ACL_NAME
-
-    @property
-    def ca_file(self) -> Path:
-        return self.folder / CA_NAME
-
-    @property
-    def crl_file(self) -> Path:
-        return self.folder / CRL_NAME
-
-    @property
-    def cert_file(self) -> Path:
-        return self.folder / CERT_NAME
-
-    @property
-    def key_file(self) -> Path:
-        return self.folder / KEY_NAME
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config_file, self.acl_file = folder / CONFIG_NAME, folder / ACL_NAME
+        self.ca_file, self.crl_file = folder / CA_NAME, folder / CRL_NAME
+        self.cert_file, self.key_file = folder / CERT_NAME, folder / KEY_NAME
 
 
 def write_broker_folder(
@@ -83,7 +62,7 @@ def write_broker_folder(
     group = _group_of(plan.user)
     secret = _SECRET_MODE if group == -1 else _GROUP_MODE
     files = BrokerFolder(folder)
-    try:
+    with pki.disk_errors(folder):
         _make_folder(folder, group)
         for source, target, mode in (
             (ca_file, files.ca_file, 0o644),
@@ -95,10 +74,6 @@ def write_broker_folder(
         pki.write_file(files.acl_file, acl.encode(), secret, group)
         # Last, so that the files it names exist before it does.
         pki.write_file(files.config_file, config.encode(), 0o644, group)
-    except OSError as error:
-        raise pki.PkiError(
-            f"cannot write below {folder}: {error.strerror or error}", "check its rights and the free space"
-        ) from error
     return files
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
@@ -23,13 +23,14 @@ from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     Diagnostic,
     Figures,
-    Outcome,
     RoundTrip,
-    Step,
+    bad,
+    good,
     judge_answer,
     judge_round_trips,
     judge_streams,
     judge_timeout,
+    note,
 )
 from agent.replication.broker.session import (
     NO_MATCHING_SUBSCRIBERS,
@@ -63,20 +64,20 @@ class Peer:
     is_asked: bool
 
 
-def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Step]:
+def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Diagnostic]:
     """Run the steps and yield each result. Ends with the first bad one before the peer has answered."""
     step = _own_identity(access)
     yield step
-    if step.diagnostic.outcome is Outcome.BAD:
+    if step.is_bad:
         return
     for name, diagnostic in zip(_REACH_STEPS, connection_steps(access), strict=False):
-        yield Step(name, diagnostic)
-        if diagnostic.outcome is Outcome.BAD:
+        yield replace(diagnostic, step=name)
+        if diagnostic.is_bad:
             return
     session = Session(access)
     try:
         for diagnostic in session.connect():
-            yield Step("session", diagnostic)
+            yield replace(diagnostic, step="session")
             return
         yield _limits(session)
         if peer.asks_us:
@@ -85,32 +86,25 @@ def check_peer(access: BrokerTarget, peer: Peer) -> Iterator[Step]:
             yield from _ask(session, access.zone, peer)
         else:
             what = f"this node pulls nothing from {peer.zone}, so no request was sent; {peer.zone} sends requests to us"
-            yield Step(
-                "answer",
-                Diagnostic(
-                    Outcome.NOTE, what, f"test the other direction at {peer.zone}: bsfg peer test {access.zone}"
-                ),
-            )
+            yield note(what, f"test the other direction at {peer.zone}: bsfg peer test {access.zone}", step="answer")
     finally:
         session.close()
 
 
-def _own_identity(access: BrokerTarget) -> Step:
+def _own_identity(access: BrokerTarget) -> Diagnostic:
     problems = pki.check_identity(access.cert_file, access.key_file, access.ca_file, access.zone)
     if problems:
         listed = "; ".join(f"{problem.file}: {problem.why}" for problem in problems)
-        return Step(
-            "configuration", Diagnostic(Outcome.BAD, f"our identity cannot be used: {listed}", problems[0].hint)
-        )
+        return bad(f"our identity cannot be used: {listed}", problems[0].hint, step="configuration")
     facts = pki.describe(pki.load_certificates(access.cert_file)[0], datetime.now(UTC))
     what = f"zone {access.zone}, certificate {facts.serial} valid for {facts.days_left} days"
     figures: Figures = {"serial": facts.serial, "days_left": facts.days_left}
     if facts.days_left < OWN_DAYS_WARN:
-        return Step("configuration", Diagnostic(Outcome.NOTE, what, f"renew it: bsfg pki renew {access.zone}"), figures)
-    return Step("configuration", Diagnostic(Outcome.GOOD, what), figures)
+        return note(what, f"renew it: bsfg pki renew {access.zone}", step="configuration", figures=figures)
+    return good(what, step="configuration", figures=figures)
 
 
-def _limits(session: Session) -> Step:
+def _limits(session: Session) -> Diagnostic:
     """The limits that the broker announced in CONNACK."""
     packet_bytes = getattr(session.connack, "MaximumPacketSize", None)
     retains = getattr(session.connack, "RetainAvailable", 1) != 0
@@ -118,22 +112,22 @@ def _limits(session: Session) -> Step:
     hint = "use the configuration of bsfg broker config"
     if packet_bytes is not None and packet_bytes < PACKET_BYTES_MAX:
         what = f"packets are limited to {packet_bytes:,} bytes; a page needs up to {PACKET_BYTES_MAX:,}"
-        return Step("session", Diagnostic(Outcome.NOTE, what, f"set max_packet_size {PACKET_BYTES_MAX}"), figures)
+        return note(what, f"set max_packet_size {PACKET_BYTES_MAX}", step="session", figures=figures)
     if retains:
-        return Step("session", Diagnostic(Outcome.NOTE, "the broker keeps retained messages", hint), figures)
+        return note("the broker keeps retained messages", hint, step="session", figures=figures)
     limit = "any size" if packet_bytes is None else f"up to {packet_bytes:,} bytes"
-    return Step("session", Diagnostic(Outcome.GOOD, f"accepted; packets of {limit}, no retained messages"), figures)
+    return good(f"accepted; packets of {limit}, no retained messages", step="session", figures=figures)
 
 
-def _may_answer(session: Session, own_zone: str, zone: str) -> Step:
+def _may_answer(session: Session, own_zone: str, zone: str) -> Diagnostic:
     """Send an unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters."""
     reason = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
     if reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS):
-        return Step("rights", Diagnostic(Outcome.GOOD, f"may answer {zone}"))
-    return Step("rights", Diagnostic(Outcome.BAD, f"may not answer {zone}: {reason_text(reason)}", _ACL_HINT))
+        return good(f"may answer {zone}", step="rights")
+    return bad(f"may not answer {zone}: {reason_text(reason)}", _ACL_HINT, step="rights")
 
 
-def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Step]:
+def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
     """Send one request and evaluate its answer, then measure round trips."""
     responses = response_topic(peer.zone, own_zone, _instance())
     session.subscribe(responses)
@@ -142,21 +136,20 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Step]:
     reason = session.publish(request, payload, responses, correlation)
     if reason == NO_MATCHING_SUBSCRIBERS:
         what = f"may send requests to {peer.zone}, but no node of {peer.zone} is connected to this broker"
-        hint = f"is it running, and is this broker in its node.toml (bsfg status there)? the way back to {own_zone} was not tested"
-        yield Step("rights", Diagnostic(Outcome.BAD, what, hint))
+        hint = "is it running, and is this broker in its node.toml (bsfg status there)? "
+        hint += f"the way back to {own_zone} was not tested"
+        yield bad(what, hint, step="rights")
         return
     if reason != SUCCESS:
         hint = _ACL_HINT if reason == NOT_AUTHORIZED else "see the broker's log"
-        yield Step(
-            "rights", Diagnostic(Outcome.BAD, f"may not send requests to {peer.zone}: {reason_text(reason)}", hint)
-        )
+        yield bad(f"may not send requests to {peer.zone}: {reason_text(reason)}", hint, step="rights")
         return
-    yield Step("rights", Diagnostic(Outcome.GOOD, f"may send requests to {peer.zone}, which is connected"))
+    yield good(f"may send requests to {peer.zone}, which is connected", step="rights")
     arrived = session.take(responses, correlation, WAIT_S)
     if arrived is None:
         yield judge_timeout(peer.zone, own_zone, WAIT_S)
         return
-    yield Step("answer", Diagnostic(Outcome.GOOD, f"{peer.zone} answered, and the broker delivered the answer"))
+    yield good(f"{peer.zone} answered, and the broker delivered the answer", step="answer")
     step, answer = judge_answer(peer.zone, arrived.payload)
     yield step
     if answer is None:

@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.replication import pki
 from agent.replication.broker import config_lint
 from agent.replication.broker.config import PORT, USER
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
 WARN_DAYS = 30
@@ -43,7 +43,7 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     try:
         settings = config_lint.parse_config(pki.read_file(config_file).decode("utf-8", "replace"))
     except pki.PkiError as error:
-        yield Diagnostic(Outcome.BAD, error.why, error.hint)
+        yield bad(error.why, error.hint)
         return
     config = list(config_lint.check_config(settings))
     yield from config
@@ -55,11 +55,11 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield from unreadable
     if unreadable:
         return
-    yield Diagnostic(Outcome.GOOD, f"user {user} can read all {len(files)} files named in {config_file}")
+    yield good(f"user {user} can read all {len(files)} files named in {config_file}")
     yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
     yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
     acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
-    yield from acl or [Diagnostic(Outcome.GOOD, "the access list is valid")]
+    yield from acl or [good("the access list is valid")]
 
 
 def reload_broker(
@@ -69,26 +69,24 @@ def reload_broker(
     certificate."""
     diagnostics = list(check_broker_files(config_file, now=now))
     yield from diagnostics
-    if any(diagnostic.outcome is Outcome.BAD for diagnostic in diagnostics):
+    if any(diagnostic.is_bad for diagnostic in diagnostics):
         hint = "the broker keeps its present files; correct them and reload again"
-        yield Diagnostic(Outcome.BAD, "no signal was sent to the broker", hint)
+        yield bad("no signal was sent to the broker", hint)
         return
     if pid is None:
         running = find_brokers(config_file)
         if len(running) != 1:
             what = f"{len(running) or 'no'} broker{'s' * (len(running) != 1)} with {config_file} on this machine"
-            yield Diagnostic(
-                Outcome.BAD, f"{what}, so no signal was sent", "start it, or name its process: --pid NUMBER"
-            )
+            yield bad(f"{what}, so no signal was sent", "start it, or name its process: --pid NUMBER")
             return
         (pid,) = running
     try:
         os.kill(pid, signal.SIGHUP)
     except OSError as error:
         hint = "run this as root or as the broker's user, and with the number of its process"
-        yield Diagnostic(Outcome.BAD, f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
+        yield bad(f"SIGHUP could not be sent to {pid}: {error.strerror}", hint)
         return
-    yield Diagnostic(Outcome.GOOD, f"sent SIGHUP to broker {pid}")
+    yield good(f"sent SIGHUP to broker {pid}")
     yield _verify_certificate(config_file, pause)
 
 
@@ -133,7 +131,7 @@ def find_brokers(config_file: Path) -> list[int]:
 
 def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_broker_identity(cert_file, key_file, None, now=now)
-    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from bad_files(problems)
     if problems:
         return
     left = pki.describe(pki.load_certificates(cert_file)[0], now).days_left
@@ -141,12 +139,12 @@ def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now
     if pki.check_broker_identity(cert_file, key_file, ca_file, now=now):
         # Zones and broker may have different authorities. If it is a mistake, every node refuses the broker.
         what = f"the broker's certificate was not issued by the zones' authority ({ca_file})"
-        yield Diagnostic(Outcome.NOTE, what, "the nodes' ca_file must contain its authority as well")
+        yield note(what, "the nodes' ca_file must contain its authority as well")
 
 
 def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
     problems = pki.check_crl(crl_file, ca_file, now=now)
-    yield from (Diagnostic(Outcome.BAD, f"{each.file}: {each.why}", each.hint) for each in problems)
+    yield from bad_files(problems)
     if problems:
         return
     lists = pki.load_crls(crl_file)
@@ -155,7 +153,7 @@ def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[D
             what = (
                 f"no revocation list of {authority.subject.rfc4514_string()}, so all its certificates would be refused"
             )
-            yield Diagnostic(Outcome.BAD, what, f"add its list to {crl_file}, or remove the authority from {ca_file}")
+            yield bad(what, f"add its list to {crl_file}, or remove the authority from {ca_file}")
     ends = [facts.days_left for facts in (pki.describe_crl(crl, now) for crl in lists) if facts.days_left is not None]
     if ends:
         yield _ends("the revocation list", min(ends), "make the next one in time (bsfg pki crl) and copy it here")
@@ -163,17 +161,15 @@ def _crl_diagnostics(crl_file: Path, ca_file: Path, now: datetime) -> Iterator[D
 
 def _ends(what: str, days_left: int, hint: str) -> Diagnostic:
     if days_left < WARN_DAYS:
-        return Diagnostic(Outcome.NOTE, f"{what} ends in {days_left} days", hint)
-    return Diagnostic(Outcome.GOOD, f"{what} is valid for {days_left} days")
+        return note(f"{what} ends in {days_left} days", hint)
+    return good(f"{what} is valid for {days_left} days")
 
 
 def _unreadable(files: Iterable[Path], user: str) -> Iterator[Diagnostic]:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        yield Diagnostic(
-            Outcome.BAD, f"there is no user {user} on this machine", "install mosquitto, or correct the line user"
-        )
+        yield bad(f"there is no user {user} on this machine", "install mosquitto, or correct the line user")
         return
     groups, closed = set(os.getgrouplist(user, entry.pw_gid)), set[Path]()
     for file in files:
@@ -184,18 +180,14 @@ def _unreadable(files: Iterable[Path], user: str) -> Iterator[Diagnostic]:
             try:
                 there = step.stat()
             except OSError as error:
-                yield Diagnostic(
-                    Outcome.BAD,
-                    f"{step}: {error.strerror}",
-                    "copy it there, or correct the rights of the folders above it",
-                )
+                yield bad(f"{step}: {error.strerror}", "copy it there, or correct the rights of the folders above it")
                 break
             need = 4 if step == file else 1
             if not _may(there, entry.pw_uid, groups, need):
                 verb = "read" if step == file else "enter"
                 what = f"{user} may not {verb} {step} (mode {stat.S_IMODE(there.st_mode):04o})"
                 closed.add(step)
-                yield Diagnostic(Outcome.BAD, what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
+                yield bad(what, f"chgrp {user} {step}; chmod g+{'r' if need == 4 else 'x'} {step}")
                 break
 
 
@@ -221,9 +213,9 @@ def _verify_certificate(config_file: Path, pause: Callable[[float], None]) -> Di
             reason = str(error)
             continue
         if presented == wanted:
-            return Diagnostic(Outcome.GOOD, "the broker presents the certificate in its file")
+            return good("the broker presents the certificate in its file")
         reason = "the broker presents another certificate than the one in its file"
-    return Diagnostic(Outcome.BAD, f"after the reload: {reason}", "its log names the file that it could not read")
+    return bad(f"after the reload: {reason}", "its log names the file that it could not read")
 
 
 def _presented_certificate(host: str, port: int) -> bytes | None:

@@ -1,6 +1,6 @@
 """One short connection to a broker for checks, step by step, so that the step that fails is named.
 
-`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then speaks
+`connection_steps` resolves the name, connects and performs the handshake, with a result for each; `Session` then uses
 MQTT with one zone's identity, one request at a time. Client ids are random and no session is kept, so a running node is
 not disturbed. What is sent, and what the results mean, is decided in `check` and `peer_test`.
 """
@@ -28,7 +28,7 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
-from agent.replication.broker.diagnosis import Diagnostic, Outcome
+from agent.replication.broker.diagnosis import Diagnostic, bad, good, note
 from agent.replication.mqtt import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
 
 WAIT_S = 5.0
@@ -74,31 +74,30 @@ def connection_steps(access: BrokerTarget) -> Iterator[Diagnostic]:
         found = socket.getaddrinfo(access.host, access.port, type=socket.SOCK_STREAM)
     except OSError as error:
         hint = "correct the host in node.toml, or this machine's name resolution (resolvectl query, /etc/hosts)"
-        yield Diagnostic(
-            Outcome.BAD, f"{access.host} cannot be reached: its name cannot be resolved ({error.strerror})", hint
-        )
+        yield bad(f"{access.host} cannot be reached: its name cannot be resolved ({error.strerror})", hint)
         return
     addresses = sorted({str(address[0]) for *_, address in found})
-    yield Diagnostic(Outcome.GOOD, f"{access.host} is {', '.join(addresses[:ADDRESSES_SHOWN_MAX])}")
+    yield good(f"{access.host} is {', '.join(addresses[:ADDRESSES_SHOWN_MAX])}")
     where = f"{access.host}:{access.port}"
     context = pki.client_context(access.ca_file, access.cert_file, access.key_file)
     try:
         started_s = time.monotonic()
         with socket.create_connection((access.host, access.port), timeout=WAIT_S) as plain:
             took_ms = 1000 * (time.monotonic() - started_s)
-            yield Diagnostic(Outcome.GOOD, f"{where} accepts TCP connections ({took_ms:.1f} ms)")
+            yield good(f"{where} accepts TCP connections ({took_ms:.1f} ms)")
             with context.wrap_socket(plain, server_hostname=access.host) as channel:
                 yield _handshake_done(channel)
                 yield _certificate_accepted(access, channel)
     except ssl.SSLCertVerificationError as error:
-        hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; is our clock right?"
-        yield Diagnostic(Outcome.BAD, f"{where} is not trusted: {explain_untrusted(error)}", hint)
+        hint = f"issue the broker's certificate with --host {access.host}, by the authority in {access.ca_file}; "
+        hint += "is our clock right?"
+        yield bad(f"{where} is not trusted: {explain_untrusted(error)}", hint)
     except ssl.SSLError as error:
         hint = "is this the TLS port, and can the broker read its certificate? see its log"
-        yield Diagnostic(Outcome.BAD, f"{where}: no TLS 1.3 ({error.reason or error})", hint)
+        yield bad(f"{where}: no TLS 1.3 ({error.reason or error})", hint)
     except OSError as error:
         why, hint = explain_unreachable(error)
-        yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {why}", hint)
+        yield bad(f"{where} cannot be reached: {why}", hint)
 
 
 def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
@@ -108,8 +107,8 @@ def _handshake_done(channel: ssl.SSLSocket) -> Diagnostic:
     facts = pki.describe(x509.load_der_x509_certificate(shown), datetime.now(UTC))
     what = f"{channel.version()}, {facts.subject} by {facts.issuer}, {facts.days_left} days left"
     if facts.days_left < 30:
-        return Diagnostic(Outcome.NOTE, what, "renew the broker's certificate: bsfg pki renew --broker NAME")
-    return Diagnostic(Outcome.GOOD, what)
+        return note(what, "renew the broker's certificate: bsfg pki renew --broker NAME")
+    return good(what)
 
 
 def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagnostic:
@@ -125,9 +124,9 @@ def _certificate_accepted(access: BrokerTarget, channel: ssl.SSLSocket) -> Diagn
     except OSError as error:
         alert = str(error)
     if answer[:1] == bytes([_CONNACK]):
-        return Diagnostic(Outcome.GOOD, f"the broker accepts our certificate as {access.zone}")
+        return good(f"the broker accepts our certificate as {access.zone}")
     why, hint = explain_alert(alert) or ("it gives no reason", REFUSED_HINT)
-    return Diagnostic(Outcome.BAD, f"{where} closed the connection: it refuses our certificate: {why}", hint)
+    return bad(f"{where} closed the connection: it refuses our certificate: {why}", hint)
 
 
 def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool:
@@ -175,9 +174,9 @@ class Session:
         self._client.connect_timeout = WAIT_S
         self._client.on_socket_open = _send_at_once
         self._client.on_connect = self._on_connect
-        self._client.on_disconnect = self._on_disconnect
-        self._client.on_publish = self._on_publish
-        self._client.on_subscribe = self._on_subscribe
+        self._client.on_disconnect = lambda *_: _offer(self._connected, None)
+        self._client.on_publish = lambda *of: _offer(self._acknowledged, (of[2], of[3].value))  # identifier, reason
+        self._client.on_subscribe = lambda *_: self._subscribed.release()
         self._client.on_message = self._on_message
 
     def connect(self) -> Iterator[Diagnostic]:
@@ -189,19 +188,19 @@ class Session:
             self._client.connect(access.host, access.port, keepalive=60, clean_start=True)
         except OSError as error:
             hint = "it was reachable a moment ago; see the broker's log"
-            yield Diagnostic(Outcome.BAD, f"{where} cannot be reached: {error.strerror or error}", hint)
+            yield bad(f"{where} cannot be reached: {error.strerror or error}", hint)
             return
         self._client.loop_start()
         try:
             reason = self._connected.get(timeout=WAIT_S)
         except queue.Empty:
-            yield Diagnostic(Outcome.BAD, f"{where} did not answer within {WAIT_S:g} s", "see the broker's log")
+            yield bad(f"{where} did not answer within {WAIT_S:g} s", "see the broker's log")
             return
         if reason is None:
-            yield Diagnostic(Outcome.BAD, f"{where} closed the connection before it was accepted", REFUSED_HINT)
+            yield bad(f"{where} closed the connection before it was accepted", REFUSED_HINT)
         elif reason != SUCCESS:
             hint = "see the broker's log"
-            yield Diagnostic(Outcome.BAD, f"{where} refused the session: {reason_text(reason)}", hint)
+            yield bad(f"{where} refused the session: {reason_text(reason)}", hint)
 
     def publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> int | None:
         """Publish at QoS 1. Returns the broker's reason code, None without an acknowledgement."""
@@ -244,15 +243,6 @@ class Session:
     def _on_connect(self, _client: Any, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
         self.connack = properties
         _offer(self._connected, reason.value)
-
-    def _on_disconnect(self, *_arguments: Any) -> None:
-        _offer(self._connected, None)
-
-    def _on_publish(self, _client: Any, _data: Any, identifier: int, reason: Any, _properties: Any) -> None:
-        _offer(self._acknowledged, (identifier, reason.value))
-
-    def _on_subscribe(self, *_arguments: Any) -> None:
-        self._subscribed.release()
 
     def _on_message(self, _client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
         at_s = time.monotonic()

@@ -2,22 +2,11 @@
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link, LinkStatistics
-from agent.replication.mqtt.requester import (
-    ATTEMPTS,
-    RETRY_MS_MAX,
-    RETRY_MS_MIN,
-    Reply,
-    Requester,
-    ask_once,
-    open_requester,
-)
+from agent.replication.mqtt.requester import Reply, Requester, ask_once, converse
 from agent.replication.mqtt.transport_errors import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
 
 __all__ = [
-    "ATTEMPTS",
     "REFUSED_HINT",
-    "RETRY_MS_MAX",
-    "RETRY_MS_MIN",
     "Access",
     "Incoming",
     "Link",
@@ -25,8 +14,8 @@ __all__ = [
     "Reply",
     "Requester",
     "ask_once",
+    "converse",
     "explain_alert",
     "explain_unreachable",
     "explain_untrusted",
-    "open_requester",
 ]

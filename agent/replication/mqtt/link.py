@@ -147,7 +147,7 @@ class Link:
                 if connection is not None:
                     await connection.close()
             if self._replacement is None:
-                await asyncio.sleep(self._delay_s(tries))
+                await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000)
                 tries += 1
 
     @contextlib.asynccontextmanager
@@ -196,9 +196,6 @@ class Link:
     def _wake(self) -> None:
         self._changed.set()
 
-    def _delay_s(self, tries: int) -> float:
-        return backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, tries, self._chance()) / 1000
-
     def _dispatch(self, message: Incoming) -> None:
         handler = self._routes.get(message.topic)
         if handler is None:
@@ -234,14 +231,8 @@ class Link:
             extra = {"broker": self.access.name, "times": self._refusals, "reason": str(error)}
             _log.error("broker_refuses_us", extra=extra)
         self._is_identity_unusable = isinstance(error, PkiError)
-        reason = _without_digits(str(error))
+        reason = re.sub(r"\d+", "", str(error))  # the text about an expired certificate has the time in it
         if reason not in self._reasons_logged and len(self._reasons_logged) < REASONS_LOGGED_MAX:
             self._reasons_logged.add(reason)
             _log.warning("broker_unreachable", extra={"broker": self.access.name, "reason": str(error)})
         self._down_reason = str(error)
-
-
-def _without_digits(reason: str) -> str:
-    """A reason without its digits: the message about an expired certificate contains the time, which differs each
-    second."""
-    return re.sub(r"\d+", "", reason)

@@ -12,9 +12,9 @@ import asyncio
 import random
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
@@ -31,6 +31,7 @@ ATTEMPTS = 3
 RETRY_MS_MIN, RETRY_MS_MAX = 250, 2_000
 
 OnAnswer = Callable[[bytes], None]
+_T = TypeVar("_T")
 
 
 class Reply(NamedTuple):
@@ -115,25 +116,34 @@ async def open_requester(access: Access, peer_zone: str) -> AsyncIterator[Reques
         yield requester
 
 
-async def ask_once(
+async def converse(
     access: Access,
     peer_zone: str,
-    request: Request,
-    answer_s: float,
-    attempts: int = ATTEMPTS,
+    conversation: Callable[[Requester, Callable[[], None]], Awaitable[_T]],
     chance: Callable[[], float] = random.random,
-) -> Reply:
-    """Connect, ask `peer_zone`, disconnect; ask again where the error is retryable. Each attempt waits `answer_s`
-    seconds.
+) -> _T:
+    """Connect, carry out the conversation, disconnect; again after a retryable error, until ATTEMPTS fail in a row
+    without progress, which the conversation reports by calling its second argument.
 
     Raises the last error: PeerRefused, MalformedMessage or TransportError. Only for requests that may be carried out
     twice, because an answer may be lost after the peer has acted."""
-    for attempt in range(attempts):
+    failures = 0
+
+    def progress() -> None:
+        nonlocal failures
+        failures = 0
+
+    while True:
         try:
             async with open_requester(access, peer_zone) as requester:
-                return await requester.ask(request, answer_s)
+                return await conversation(requester, progress)
         except (PeerRefused, TransportError) as error:
-            if not error.retryable or attempt == attempts - 1:
+            failures += 1
+            if not error.retryable or failures == ATTEMPTS:
                 raise
-        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, attempt, chance()) / 1000)
-    raise AssertionError("the last attempt returns or raises")
+        await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)
+
+
+async def ask_once(access: Access, peer_zone: str, request: Request, answer_s: float) -> Reply:
+    """Ask `peer_zone` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
+    return await converse(access, peer_zone, lambda requester, _: requester.ask(request, answer_s))

@@ -4,14 +4,14 @@ All replaced methods are private methods of paho 2. They stand in this one file 
 with them quickly; a test fails if one disappears.
 
     _ssl_wrap_socket    paho leaks the socket when the handshake fails; also sets TCP_NODELAY
-    _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads and buffers
-                        whole TLS records, a fifth less time for a large page; keeps the TLS alert that names a reason
+    _sock_recv          paho reads one byte, one byte, then a whole packet, and allocates each time; ours reads and
+                        buffers whole TLS records, a fifth less time for a large page; keeps the TLS alert
     _sock_send          reads a pending alert when the broker has closed
     _do_on_publish      reports acknowledgements without the objects that paho makes for its own callback
     _packet_queue       uses a memoryview, because paho copies the rest of a packet after each partial write, a fifth of
                         the time to send a page
-    _handle_publish     parses PUBLISH with `publish_packet` and puts messages into `arrived`: paho holds a lock during its
-                        callbacks, and publishing in a callback would wait for that lock for ever
+    _handle_publish     parses PUBLISH with `publish_packet` and puts messages into `arrived`: paho holds a lock during
+                        its callbacks, and publishing in a callback would wait for that lock for ever
 """
 
 from __future__ import annotations

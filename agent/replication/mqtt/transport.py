@@ -271,15 +271,12 @@ class Connection:
                 return
             try:
                 self._client.loop_read()
-            except (
-                ValueError,
-                LookupError,
-                struct.error,
-                MQTTException,
-            ) as error:  # raised by paho for a malformed packet
+            except (ValueError, LookupError, struct.error, MQTTException) as error:  # a malformed packet
                 self._end(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
                 return
-            self._deliver_arrived()
+            arrived, self._client.arrived = self._client.arrived, []
+            for incoming in arrived:
+                self._on_message_callback(incoming)
             if not self._client.has_more():
                 break
         else:
@@ -294,11 +291,6 @@ class Connection:
             self._client.loop_misc()
             self._flush()
             self._loop.call_later(1.0, self._tick)
-
-    def _deliver_arrived(self) -> None:
-        arrived, self._client.arrived = self._client.arrived, []
-        for incoming in arrived:
-            self._on_message_callback(incoming)
 
     def _on_subscribe(self, _client: Client, _data: Any, identifier: int, _reasons: Any, _properties: Any) -> None:
         granted = self._suback.get(identifier)

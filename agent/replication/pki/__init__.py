@@ -17,8 +17,8 @@ current time is an argument.
 
 Not supported: passwords on keys (a gateway starts unattended), and creating RSA keys (a site's own are accepted).
 
-`files` reads and writes PEM; `certificates` describes a certificate, `checks` finds what is wrong with it; `signing`
-and `authority` make certificates; `crl` and `revocation` make revocation lists; `renewal` replaces an identity;
+`files` reads and writes PEM; `certificates` describes certificates, `checks` finds their problems; `authority` issues
+them; `crl` and `revocation` make revocation lists; `renewal` replaces an identity;
 `rotation` and `identity` use one in a node.
 """
 
@@ -51,6 +51,7 @@ from agent.replication.pki.crl import (
 )
 from agent.replication.pki.files import (
     FILE_BYTES_MAX,
+    disk_errors,
     load_certificates,
     load_crl,
     load_crls,
@@ -87,6 +88,7 @@ __all__ = [
     "create_authority",
     "describe",
     "describe_crl",
+    "disk_errors",
     "import_identity",
     "is_crl_of",
     "issue_broker",

@@ -18,7 +18,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from agent.replication.pki.certificates import CertificateDetails, describe, key_matches
+from agent.replication.pki.certificates import (
+    CertificateDetails,
+    authority_identifier,
+    builder,
+    common_name_of_broker,
+    describe,
+    general_name,
+    key_matches,
+    key_pem,
+    key_usage,
+    subject_name,
+)
 from agent.replication.pki.crl import make_crl
 from agent.replication.pki.files import (
     KEY_MODE,
@@ -32,15 +43,6 @@ from agent.replication.pki.files import (
     write_file,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.signing import (
-    authority_identifier,
-    builder,
-    common_name_of_broker,
-    general_name,
-    key_pem,
-    key_usage,
-    subject_name,
-)
 from agent.replication.protocol.topics import is_zone
 
 CA_DAYS = 3650

@@ -7,15 +7,19 @@ valid by this machine's clock, the purpose is right, a root in the `ca_file` sig
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.replication.pki.certificates import common_name_of, extension_of, is_ca, is_signed_by, key_matches
-from agent.replication.pki.files import Key, check_key_rights, load_certificates, load_key
+from agent.replication.pki.files import check_key_rights, load_certificates, load_key
 from agent.replication.pki.problem import PkiError, Problem, moment_text
+
+_T = TypeVar("_T")
 
 CHAIN_LENGTH_MAX = 8
 """Certificates between a zone and its root; also ends the search in a cycle of cross-signed certificates."""
@@ -72,21 +76,9 @@ def _check_files(
     """Problems common to nodes and brokers, and the certificate if it can be read."""
     now = now or datetime.now(UTC)
     problems: list[Problem] = []
-    key: Key | None = None
-    chain: list[x509.Certificate] = []
-    authorities: list[x509.Certificate] = []
-    try:
-        key = load_key(key_file)
-    except PkiError as error:
-        problems.append(Problem(key_file, error.why, error.hint))
-    try:
-        chain = load_certificates(cert_file)
-    except PkiError as error:
-        problems.append(Problem(cert_file, error.why, error.hint))
-    try:
-        authorities = load_certificates(ca_file) if ca_file is not None else []
-    except PkiError as error:
-        problems.append(Problem(ca_file or cert_file, error.why, error.hint))
+    key = _loaded(load_key, key_file, problems)
+    chain = _loaded(load_certificates, cert_file, problems)
+    authorities = None if ca_file is None else _loaded(load_certificates, ca_file, problems)
     if not chain:
         return problems, None
     certificate = chain[0]
@@ -98,16 +90,20 @@ def _check_files(
     # A certificate without the extension is valid for every purpose (RFC 5280, 4.2.1.12).
     if usage is not None and purpose not in usage and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
         who = "a client" if purpose == ExtendedKeyUsageOID.CLIENT_AUTH else "a server"
-        problems.append(
-            Problem(
-                cert_file,
-                f"the certificate is not for {who} (extended key usage)",
-                "issue it again with bsfg pki issue",
-            )
-        )
+        why = f"the certificate is not for {who} (extended key usage)"
+        problems.append(Problem(cert_file, why, "issue it again with bsfg pki issue"))
     if authorities and ca_file is not None:
         problems += _check_chain(cert_file, chain, ca_file, authorities, now)
     return problems, certificate
+
+
+def _loaded(load: Callable[[Path], _T], path: Path, problems: list[Problem]) -> _T | None:
+    """What a file holds, or None and a problem more."""
+    try:
+        return load(path)
+    except PkiError as error:
+        problems.append(Problem(path, error.why, error.hint))
+        return None
 
 
 def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> list[Problem]:
@@ -119,11 +115,8 @@ def check_times(path: Path, certificate: x509.Certificate, now: datetime) -> lis
         return [Problem(path, why, "set the clock (timedatectl); if it is right, issue the certificate again")]
     if now > ends:
         why = f"the certificate expired at {moment_text(ends)}, and the clock here says {moment_text(now)}"
-        return [
-            Problem(
-                path, why, "if the clock is right, issue the certificate again; otherwise set the clock (timedatectl)"
-            )
-        ]
+        hint = "if the clock is right, issue the certificate again; otherwise set the clock (timedatectl)"
+        return [Problem(path, why, hint)]
     return []
 
 

@@ -15,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 
+from agent.replication.pki.certificates import BACKDATED, authority_identifier
 from agent.replication.pki.files import load_certificates, load_crls
 from agent.replication.pki.problem import PkiError, Problem, moment_text
-from agent.replication.pki.signing import BACKDATED, authority_identifier
 
 CRL_WARN_DAYS = 30
 """Below this many days left the end of a list is reported: after it the broker refuses all clients."""

@@ -47,7 +47,7 @@ class Identity:
         self._rotation = Rotation()
         self._loaded: dict[bytes, _Loaded] = {}
         self._trying = b""
-        self.on_offer: Callable[[], None] = _no_listener
+        self.on_offer: Callable[[], None] = lambda: None  # set by a link
 
     @property
     def problem(self) -> str:
@@ -173,7 +173,3 @@ class IdentityWatcher:
         if not self._has_failed:
             self._has_failed = True
             _log.warning("identity_watch_failed", extra={"why": str(error), "reread_s": self._times.reread_s})
-
-
-def _no_listener() -> None:
-    """Stands for `on_offer` until a link sets it."""

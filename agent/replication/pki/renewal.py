@@ -11,7 +11,6 @@ first.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from agent.replication.pki.authority import LEAF_DAYS, Issued, check_zone, load_authority, record, sign
-from agent.replication.pki.certificates import describe, extension_of, key_matches
+from agent.replication.pki.certificates import common_name_of_broker, describe, extension_of, key_matches, key_pem
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked
 from agent.replication.pki.files import (
@@ -35,10 +34,10 @@ from agent.replication.pki.files import (
     pem_of,
     read_file,
     refuse_existing,
+    sync_folder,
     write_file,
 )
 from agent.replication.pki.problem import PkiError, Problem
-from agent.replication.pki.signing import common_name_of_broker, key_pem
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +93,7 @@ class IdentityFiles:
     def _rename(source: Path, target: Path) -> None:
         source.replace(target)
         for folder in {source.parent, target.parent}:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_folder(folder)
 
 
 def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:

@@ -15,7 +15,7 @@ from pathlib import Path
 from cryptography import x509
 
 from agent.replication.pki.authority import Authority, check_days, load_authority
-from agent.replication.pki.certificates import common_name_of, is_signed_by
+from agent.replication.pki.certificates import common_name_of, common_name_of_broker, is_signed_by
 from agent.replication.pki.crl import (
     REASONS,
     CrlDetails,
@@ -36,7 +36,6 @@ from agent.replication.pki.files import (
     write_file,
 )
 from agent.replication.pki.problem import PkiError
-from agent.replication.pki.signing import common_name_of_broker
 
 ISSUED_MAX = 100_000
 """Certificates read for one listing; a site has dozens of zones, each renewed once a year."""

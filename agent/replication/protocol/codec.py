@@ -4,8 +4,8 @@ A request is one JSON object. An answer is a little-endian u32, that many bytes 
 sealed batches one after the other, unchanged from the serving store. docs/reference/protocol.md specifies the same for
 a second implementation.
 
-Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage, whatever
-the bytes; unknown fields are ignored, so that minor versions may add some; another major version is refused, naming
+Guarantees: sizes are checked before parsing; the decoders return a checked value or raise MalformedMessage for any
+bytes; unknown fields are ignored, so that minor versions may add some; another major version is refused, naming
 both. Not here: authorization (`sender`), and the content of batches (`agent.batch`, `page_check`).
 """
 

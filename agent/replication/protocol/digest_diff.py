@@ -4,12 +4,12 @@ Each store lists the sequences of an origin that it holds, as ranges with the ch
 such lists follow
 
     missing     held there and not here: gaps of ours, to be fetched
-    shared      held by both: to be compared, and equal as a whole where the digest at the last sequence of both is equal
+    shared      held by both: to be compared, and equal as a whole if the digest at the last common sequence is equal
 
 A shared span whose last digests differ is a fork: one history was changed. Where it begins is found by `narrow`, with
-the digests of batches spread over what is left, until no batch end lies between the last that is equal and the first
-that is not; each exchange leaves one piece in so many as it asks for. A fork is reported and never repaired: digests do
-not tell which history is right.
+the digests of batches spread over the rest, until no batch ends between the last that is equal and the first that is
+not; each exchange leaves one piece in so many as it asks for. A fork is reported and never repaired: digests do
+not show which history is right.
 
 Batches that retention has released on one side cannot be compared and are no difference.
 """
@@ -38,7 +38,7 @@ class DigestRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Where a fork lies: the histories are equal up to `equal` and differ at `different`, where a batch ends."""
+    """A range with a fork: the histories are equal up to `equal` and differ at `different`, where a batch ends."""
 
     equal: int
     different: int
@@ -59,8 +59,8 @@ Ends = Mapping[int, bytes]
 def missing(
     ours: Sequence[DigestRange], theirs: Sequence[DigestRange], *, is_level: bool, is_from_start: bool = True
 ) -> list[Span]:
-    """The sequences that they hold and we do not. What comes after our last is still on its way, unless we have
-    everything that was there when they said so (`is_level`); what comes before our first was not wanted, unless we
+    """The sequences that they hold and we do not. What comes after our last is still under way, unless we have
+    everything they had when they listed it (`is_level`); what comes before our first was not requested, unless we
     began at the oldest (`is_from_start`)."""
     found = ranges.subtract([one.span for one in theirs], [one.span for one in ours])
     first = 1 if is_from_start else min((one.first_sequence for one in ours), default=0)
@@ -71,7 +71,7 @@ def missing(
 
 
 def shared(ours: Sequence[DigestRange], theirs: Sequence[DigestRange]) -> list[Span]:
-    """The spans that both hold; each lies in one range of either side, so one comparison at its end settles it."""
+    """The spans that both hold; each is part of one range on either side, so one comparison at its end is enough."""
     return ranges.intersect([one.span for one in ours], [one.span for one in theirs])
 
 

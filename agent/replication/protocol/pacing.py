@@ -1,6 +1,10 @@
-"""How fast a peer or broker is asked: the wait between two tries, and the lowest rate a peer may be limited to.
+"""How fast a peer or broker is asked: the wait between two tries, the lowest rate a peer may be limited to, and how
+large a page to ask for. Core: no IO, no clock; chance comes in as a value between 0 and 1.
 
-A core: chance comes in as a value between 0 and 1.
+A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB), but delays the facts
+behind it, and on a slow line one that exceeds the answer timeout would be asked for again and again. So the page after
+a quick one is twice as large, the page after a slow one half as large. In between, where a long round trip may be the
+reason, nothing changes.
 """
 
 from __future__ import annotations
@@ -10,6 +14,13 @@ BYTES_PER_SECOND_MIN = 16_384
 longer than a live stream may overdraw the peer's token bucket."""
 DOUBLINGS_MAX = 16
 
+BYTES_MIN, BYTES_START, BYTES_MAX = 16 * 1024, 256 * 1024, 1_000_000
+"""The largest fits into the packet that our brokers let through, 1 MiB, with its header."""
+QUICK_MS = 50
+"""What a live fact behind a page may be delayed; the largest takes as long at 160 Mbit/s."""
+SLOW_MS = 1_500
+"""Half of a receiver's answer timeout. Longer than any round trip; 256 KiB take as long at 1.4 Mbit/s."""
+
 
 def backoff_ms(least_ms: int, most_ms: int, tries: int, chance: float) -> int:
     """The wait in ms after `tries` failures: `least_ms` doubled with each failure, at most `most_ms`.
@@ -18,3 +29,25 @@ def backoff_ms(least_ms: int, most_ms: int, tries: int, chance: float) -> int:
     """
     full_ms = min(least_ms << min(tries, DOUBLINGS_MAX), most_ms)
     return full_ms // 2 + int(full_ms / 2 * chance)
+
+
+class PageSize:
+    """The page size of one pull, at most `bytes_max` bytes."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self.bytes = min(BYTES_START, bytes_max)
+
+    def arrived(self, took_ms: int) -> None:
+        """A full page arrived after `took_ms`: the peer has more behind it."""
+        if took_ms <= QUICK_MS:
+            self.bytes = min(2 * self.bytes, self._bytes_max)
+        elif took_ms >= SLOW_MS:
+            self._halve()
+
+    def timed_out(self) -> None:
+        """A page did not come in time."""
+        self._halve()
+
+    def _halve(self) -> None:
+        self.bytes = max(self.bytes // 2, min(BYTES_MIN, self._bytes_max))

@@ -126,8 +126,8 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
         raise PageRefused(f"{where} is of stream {header.stream!r}, asked for was {stream!r}")
     if header.is_slice:
         raise PageRefused(
-            f"{where} is a slice: it can be read, not stored. Either the limit is too small, or our position lies within this"
-            " batch because the peer's store is an old copy that has gone on: give it a new epoch"
+            f"{where} is a slice: it can be read, not stored. Either the limit is too small, or our position is inside"
+            " this batch because the peer's store is an old copy that has gone on: give it a new epoch"
         )
     if header.count != count:
         raise PageRefused(f"{where} holds {header.count} facts, the page says {count}")

@@ -3,10 +3,10 @@
 `ServingStore` is what a serving node reads from, `ReceivingStore` what a pulling node writes to; `FactStore` satisfies
 both. What the ports demand of it:
 
-- Methods that return a `Future` return at once; the result is set when the change is durable.  They may be called from
+- Methods that return a `Future` return at once; the result is set when the change is durable. They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
 - `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
-  small page in the event loop's.  Everything else that returns a plain value reads memory only, and is called from the
+  small page in the event loop's. Everything else that returns a plain value reads memory only, and is called from the
   event loop.
 - A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
@@ -114,15 +114,14 @@ class Consumers(Protocol):
         ...
 
     def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]:
-        """The lease in force after an instance has shown its own, durable; an exception for an instance whose place was
-        taken."""
+        """The lease in force after an instance has presented its own, durable; an exception for a fenced instance."""
         ...
 
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
-        """Merge a confirmed range; returns the frontier after it, durable. An instance that shows an old lease confirms
-        nothing, also if the new one is only a moment old."""
+        """Merge a confirmed range; returns the frontier after it, durable. An instance with an old lease confirms
+        nothing."""
         ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
@@ -131,8 +130,8 @@ class Consumers(Protocol):
         ...
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
-        """Before a zone is handed facts of a stream, the first time in this life of the store: durable when the future
-        is done.  None where it is already."""
+        """Record, before the first facts of a stream are sent to a zone since the store was opened, that it is served;
+        durable when the future is done. None if it is recorded already."""
         ...
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
@@ -141,12 +140,12 @@ class Consumers(Protocol):
         ...
 
     def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
-        """Whether one of the last pages served to a zone ended with this batch.  From memory."""
+        """Whether one of the last pages served to a zone ended with this batch. From memory."""
         ...
 
     def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
         """Why this store cannot have served a zone everything up to an offset of this epoch, as text; None where it can
-        have.  From memory."""
+        have. From memory."""
         ...
 
 
@@ -161,8 +160,8 @@ class Appends(Protocol):
         acks: Literal["none", "local", "quorum", "all"] | None = None,
         preconditions: Sequence[Precondition] = (),
     ) -> Future[list[AppendOutcome]]:
-        """Append messages, each once by its id, all or none; what became of each, when it is where `acks` (the
-        stream's, if None) promises it.  MessageError, at once, for what breaks a rule of messages or preconditions."""
+        """Append messages, each once by its id, all or none. The outcomes come when `acks` (the stream's, if None) is
+        reached. Raises MessageError, at once, for a message or precondition that breaks a rule."""
         ...
 
     def acquire_lease(self, stream: str, producer: str) -> Future[int]:
@@ -199,19 +198,19 @@ class ServingStore(ComparedStore, Protocol):
         ...
 
     def end_offset(self, stream: str) -> int:
-        """Last committed offset of a stream, 0 for one that holds nothing or does not exist.  From memory."""
+        """Last committed offset of a stream, 0 for one that holds nothing or does not exist. From memory."""
         ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A peer speaks of facts of this epoch that were never written here.  Returns at once and never raises."""
+        """Note that a peer names facts of this epoch that were never written here. Returns at once and never raises."""
         ...
 
     def contradiction(
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
     ) -> str | None:
-        """What is not in a stream of that which a peer shows of it: the last offset of a batch it took and the batch's
-        digest, the last sequence of this epoch that it holds and the digest there.  None where nothing speaks against
-        it.  Touches the disk."""
+        """How a peer's claims about a stream contradict this store; None where they do not. The claims: the last offset
+        of a batch that it took and the batch's digest; the last sequence of this epoch that it holds, with the digest.
+        Reads the disk."""
         ...
 
     def read(
@@ -249,11 +248,10 @@ class Inbound(Protocol):
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
     ) -> Future[PutResult]:
-        """Store definitions, batches (if absent), what the peer says it no longer has, and the position in one
-        transaction, or nothing at all.
+        """Store definitions, batches (if absent), the holes that the peer reports, and the position in one transaction,
+        or nothing at all.
 
-        The caller has parsed each batch and read its content. `is_backlog`: what the peer had kept for this store says
-        nothing of the pace at which facts come in.
+        The caller has parsed and verified each batch. `is_backlog`: a backlog, which does not count as inflow.
         """
         ...
 
@@ -277,8 +275,8 @@ class Inbound(Protocol):
         ...
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
-        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, nothing comes
-        until an operator acts."""
+        """Record an incident about a peer's stream: `fork`, it holds another history; `pull_stands`, the pull is
+        blocked until an operator acts."""
         ...
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Generic, Literal, TypeVar
 
 from agent.pages import LastBatch
-from agent.replication.protocol.page_size import BYTES_MAX
+from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
 """What goes with a page from where it was received to the store. The receiver's core does not look at it."""
@@ -114,7 +114,7 @@ class ArrivedPage(Generic[Content]):
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """The broker connection stands, and our response topic is subscribed."""
+    """The broker is connected, and our response topic is subscribed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.batch import Batch, Origin
-from agent.pages import HeldRange, ReceivedDefinition
+from agent.pages import ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
+from agent.replication.mqtt import Reply
 from agent.replication.protocol.digest_diff import DigestRange, Forked, Interval, known_end, missing, narrow, shared
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import (
@@ -180,7 +181,10 @@ class AntiEntropy:
         if is_scanned:
             await asyncio.to_thread(self._scan, stream)
         theirs, is_level = await self._their_ranges(found)
-        ours = {origin: _held(ranges) for origin, ranges in self._store.held(stream).items()}
+        ours = {
+            origin: [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in held]
+            for origin, held in self._store.held(stream).items()
+        }
         own_zone = self._store.zone
         for origin, ranges in theirs.items():
             if origin.zone not in {*self._settings.origins, own_zone}:
@@ -314,12 +318,9 @@ class AntiEntropy:
             found.unavailable_facts += span[1] - span[0] + 1
 
     async def _their_ends(self, found: Comparison, origin: Origin, span: Sequences, ends_max: int) -> dict[int, bytes]:
+        first, last = span
         request = GetDigests(
-            stream=found.stream,
-            origin=str(origin),
-            first_sequence=span[0],
-            last_sequence=span[1],
-            ends_max=ends_max,
+            stream=found.stream, origin=str(origin), first_sequence=first, last_sequence=last, ends_max=ends_max
         )
         return {last: bytes.fromhex(digest) for last, digest in (await self._digests(found, request)).ends}
 
@@ -337,12 +338,16 @@ class AntiEntropy:
         return await asyncio.to_thread(read)
 
     async def _digests(self, found: Comparison, request: GetDigests) -> DigestsAnswer:
-        reply = await self._requester.ask(request, ANSWER_S)
-        found.exchanges += 1
-        found.bytes += reply.bytes
+        reply = await self._ask(found, request)
         if not isinstance(reply.answer, DigestsAnswer) or reply.answer.store_zone != self._settings.peer_zone:
             raise PageRefused(f"{self._settings.peer_zone} gave another answer than digests")
         return reply.answer
+
+    async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
+        reply = await self._requester.ask(request, ANSWER_S)
+        found.exchanges += 1
+        found.bytes += reply.bytes
+        return reply
 
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Fetch missing batches and append them."""
@@ -394,9 +399,7 @@ class AntiEntropy:
                 bytes_max=self._requester.page_bytes(BYTES_MAX_DEFAULT),
                 definitions_known={str(origin): known},
             )
-            reply = await self._requester.ask(request, ANSWER_S)
-            found.exchanges += 1
-            found.bytes += reply.bytes
+            reply = await self._ask(found, request)
             allowed = self._settings.origins | {self._store.zone}
             batches, definitions = await asyncio.to_thread(
                 check_sequences, reply.answer, reply.batches, self._settings.peer_zone, request, allowed
@@ -417,30 +420,19 @@ class AntiEntropy:
 
     def _count(self, stream: str, found: Comparison) -> None:
         before = self._counted[stream]
+        counts = {name: getattr(found, name) for name in ("divergent_ranges", "repaired_ranges", "repaired_facts")}
         self._counted[stream] = replace(
             before,
             comparisons=before.comparisons + 1,
-            divergent_ranges=before.divergent_ranges + found.divergent_ranges,
-            repaired_ranges=before.repaired_ranges + found.repaired_ranges,
-            repaired_facts=before.repaired_facts + found.repaired_facts,
+            **{name: getattr(before, name) + count for name, count in counts.items()},
             last_unix_ms=time.time_ns() // 1_000_000,
             is_equal=found.repaired_ranges == found.divergent_ranges,
         )
         _log.log(
             logging.WARNING if found.divergent_ranges else logging.INFO,
             "compared",
-            extra={
-                **self._about(stream),
-                "facts": found.compared_facts,
-                "divergent_ranges": found.divergent_ranges,
-                "repaired_ranges": found.repaired_ranges,
-                "repaired_facts": found.repaired_facts,
-            },
+            extra={**self._about(stream), "facts": found.compared_facts, **counts},
         )
 
     def _about(self, stream: str) -> Mapping[str, object]:
         return {"peer": self._settings.peer_zone, "stream": stream}
-
-
-def _held(ranges: Iterable[HeldRange]) -> list[DigestRange]:
-    return [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in ranges]

@@ -160,7 +160,7 @@ class ArtifactPull:
 
 
 def _cancel(ahead: deque[tuple[int, asyncio.Task[bytes | Exception]]]) -> None:
-    """Forget the chunks under way; late answers to them are ignored."""
+    """Cancel the chunks under way; late answers to them are ignored."""
     for _, task in ahead:
         task.cancel()
     ahead.clear()

@@ -68,7 +68,7 @@ class CatchUpTracker:
         return self.now is not None and self.now.closes_in
 
     def update(self, now_ms: int, offset: int, end_offset: int) -> CatchUpEvent | None:
-        """Note where the pull stands; returns what to log, if anything. After FINISHED call `forget`."""
+        """Note the position of the pull; returns what to log, if anything. After FINISHED call `forget`."""
         if self.now is None:
             if end_offset - offset < BEHIND_FACTS_MIN:
                 return None

@@ -231,8 +231,7 @@ class PullRunner:
 
 
 def fetch_request(effect: Fetch, settings: PullSettings, origin_head: OriginHead | None) -> FetchFacts:
-    """The request that a fetch asks for; `held` is the last fact of the peer's epoch that is held here, where it is to
-    be shown."""
+    """The request of a fetch; `origin_head` is the last fact of the peer's epoch that is held here, if it is sent."""
     last_batch = effect.last_batch
     return FetchFacts(
         consumer_name=settings.consumer_name,

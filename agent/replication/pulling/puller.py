@@ -14,7 +14,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from agent.batch import Batch
@@ -32,6 +32,7 @@ from agent.replication.protocol.pull_events import (
     Note,
     NoteKind,
     PageArrived,
+    ReceiverCounters,
     Tick,
 )
 from agent.replication.pulling.artifact_pull import ArtifactPull
@@ -79,11 +80,7 @@ class PullStatistics:
     is_caught_up: bool
     facts_stored: int
     facts_duplicate: int
-    pages: int
-    pages_late: int
-    pages_dropped: int
-    timeouts: int
-    restarts: int
+    counters: ReceiverCounters
     last_answer_ms: int | None
     """Monotonic clock."""
     catch_up: CatchUp | None
@@ -95,8 +92,8 @@ class PullStatistics:
 
 
 class Puller:
-    """One stream of one peer. Made before the requester's link runs; the pullers of one peer share its `bandwidth`, if it
-    is limited."""
+    """One stream of one peer. Made before the requester's link runs. The pullers of one peer share its `bandwidth`, if
+    it is limited."""
 
     def __init__(
         self,
@@ -135,7 +132,6 @@ class Puller:
         runner = self._runner
         core = runner.core if runner else Receiver(self._settings.receiver, None, 0)
         peer_end_offset = runner.peer_end_offset if runner else 0
-        counters = core.counters
         return PullStatistics(
             peer_zone=self._settings.peer_zone,
             stream=self._settings.stream,
@@ -148,11 +144,7 @@ class Puller:
             is_caught_up=core.is_caught_up and core.stored_offset >= peer_end_offset,
             facts_stored=self._facts_stored,
             facts_duplicate=self._facts_duplicate,
-            pages=counters.pages,
-            pages_late=counters.pages_late,
-            pages_dropped=counters.pages_dropped,
-            timeouts=counters.timeouts,
-            restarts=counters.restarts,
+            counters=replace(core.counters),
             last_answer_ms=self._last_answer_ms,
             catch_up=runner.catch_up.now if runner else None,
             page_waits=core.page_waits,

@@ -2,22 +2,13 @@
 
 A core: events and the time in, effects out. `pull_runner` carries the effects out in their order and reports their
 outcomes. The loop: ask for a page; when it arrives, hand it to the store and, if the peer has more, ask for the next
-one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request. At the
-end of the log nothing is read ahead: the request that confirms the last page is the one that waits at the peer for new
-facts, so the waiting never delays a confirmation.
+one at once (at most two pages are read ahead); when the store has it durably, confirm it with the next request.
 
-A page is accepted when it starts where the accepted ones end, whichever request it answers, also an older one. Any
-other page is dropped and counted. Nothing is skipped: a page that the store refuses for now is offered again, and one
-that it refuses for good is asked for again, rarely, until an operator acts.
-
-A peer whose store was restored from an old copy and has grown since offers other facts at the same offsets, and cannot
-notice. So after a silence each request shows what is held here: the last batch taken from its log, and the last of its
-own facts (0041).
-
-Each life of a receiver asks the peer for a lease with its first fetches, and shows it from then on. It asks for the
-lease after the one in force, so that its own late request takes nothing from its successor (0036). When another
-instance has a newer lease, it stores what it has accepted and asks no more: two instances that took the place from each
-other would never end.
+A page is accepted when it starts where the accepted ones end, whichever request it answers; any other is dropped and
+counted. Nothing is skipped: a page that the store refuses for now is offered again, and one that it refuses for good is
+asked for again, rarely, until an operator acts. After a silence each request shows what is held here of the peer, so
+that a restored peer notices (0041). Each life of a receiver holds a lease and stops when another instance has a newer
+one (0036). DESIGN.md has the reasons.
 
 Two states, each with its table: towards the peer (`Asking`) and towards the store (`Storing`). Chance is an argument
 (`jitter`, 0 to 1).
@@ -29,8 +20,7 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
 from agent.pages import LastBatch
-from agent.replication.protocol.pacing import backoff_ms
-from agent.replication.protocol.page_size import PageSize
+from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -179,9 +169,7 @@ class Receiver(Generic[Content]):
         self._store_next()
         self._ask_next(now_ms)
         effects, self._effects = self._effects, []
-        effects.sort(
-            key=lambda effect: isinstance(effect, Append)
-        )  # so that the request travels while the page is stored
+        effects.sort(key=lambda effect: isinstance(effect, Append))  # the request travels while the page is stored
         return effects
 
     # ----------------------------------------------------------------------------------------------------------- asking
@@ -312,9 +300,7 @@ class Receiver(Generic[Content]):
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
-            self._accepted_offset = self.stored_offset = (
-                page.frontier
-            )  # the peer has registered the consumer at its end
+            self._accepted_offset = self.stored_offset = page.frontier  # the peer has registered us at its end
         if page.definitions:
             self._keep_definitions(page, now_ms)
             return
@@ -447,9 +433,8 @@ class Receiver(Generic[Content]):
         """Note once why no facts come, and again only when a final reason replaces a passing one."""
         self._is_proven = False
         if self.asking is Asking.FENCED:
-            self._effects.append(
-                Note(kind, reason)
-            )  # of a page on its way to the store; the reason why we stopped stays
+            # Of a page on its way to the store; the reason why we stopped stays.
+            self._effects.append(Note(kind, reason))
             return
         if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
             self._effects.append(Note(kind, reason))

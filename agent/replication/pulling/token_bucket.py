@@ -1,17 +1,10 @@
 """The bandwidth limit of one peer: a token bucket shared by all pulls of the peer, which may be overdrawn. A core.
 
 The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for
-when the debt is gone. Over any period no more arrives than the rate, a quarter of a second's worth that was saved, and
-what was under way. Pages are asked for in the size of a quarter of a second, as far as batches, which are never cut,
-allow.
-
-A stream at the end of its log goes first: it may ask while the debt is below two seconds, which a stream with a backlog
-has to wait off. So a backlog does not delay live facts. The rate holds for both together, also where the live facts
-alone exceed it.
-
-Repairs go last: they ask when half of what can be saved is there, which happens only when nothing else uses the
-bandwidth. So that a backlog of days does not stop them, each of their requests waits half a minute at most, and then
-has the priority of live facts.
+when the debt is gone. A stream at the end of its log goes first: it may ask while the debt is below two seconds, which
+a stream with a backlog has to wait off, so a backlog does not delay live facts. Repairs go last: they ask when half of
+what can be saved is there, or after half a minute with the priority of live facts. Over any period no more arrives than
+the rate, a quarter of a second's worth that was saved, and what was under way.
 """
 
 from __future__ import annotations
@@ -52,9 +45,8 @@ class TokenBucket:
 
     def __init__(self, bytes_per_second_max: int) -> None:
         assert bytes_per_second_max >= BYTES_PER_SECOND_MIN, bytes_per_second_max
-        self._rate = (
-            bytes_per_second_max  # bytes a second, which are thousandths of a byte a ms: all below are whole numbers
-        )
+        # Bytes a second, which are thousandths of a byte a ms: all below are whole numbers.
+        self._rate = bytes_per_second_max
         self._saved = bytes_per_second_max * SAVED_MS_MAX
         self._now_ms: int | None = None
         self._waited_off = 0

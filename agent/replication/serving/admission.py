@@ -2,7 +2,7 @@
 no clock.
 
 Nothing here changes state. A fetch that is repeated gets the same facts again until they are confirmed. What a request
-claims about its sender does not count: the asking zone stands in the request topic, which the broker has proven.
+claims about its sender does not count: the asking zone is part of the request topic, which the broker has proven.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def decide_fetch(
     now_ms: int,
 ) -> ReadPlan | Refuse | None:
     """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation;
-    `until_ms` is when the request's patience ends, its arrival plus `wait_ms`."""
+    `until_ms` is when the request stops waiting, its arrival plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
         return ReadPlan(stream, position, request.limit, request.bytes_max)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:

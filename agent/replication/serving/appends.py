@@ -1,7 +1,7 @@
-"""What another zone asks to have appended, as messages for the store, or why not. A core: values in, values out.
+"""Checks the appends of another zone and turns them into messages for the store. A core: values in, values out.
 
-The zone that asks is the one the broker proved. Its messages are from it, its producers bear its name, and it may
-append only where the configuration says so; whatever else a message must be, the store asks of everybody's alike.
+The broker has proven the asking zone. Its messages must be from it and its producers must have its name as prefix, and
+it may append only where the configuration allows it. The store checks everything else, as for local messages.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetCursor,
 )
+from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import (
     Caller,
     LogView,
@@ -31,30 +32,8 @@ from agent.replication.serving.admission import (
     check_offsets,
     decide_fetch,
 )
-from agent.replication.serving.consumer_effects import (
-    AnnounceLease,
-    AwaitConfirm,
-    BatchEnd,
-    BeginServing,
-    CheckConfirm,
-    CompareHistory,
-    Confirming,
-    CountConsumers,
-    Effect,
-    ExplainNeverServed,
-    FindConsumer,
-    HasServed,
-    HoldLease,
-    LookAtStream,
-    Park,
-    ReadPage,
-    RecordServed,
-    RegisterConsumer,
-    ReportPeerAhead,
-    StartConfirm,
-    Steps,
-)
-from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply
+from agent.replication.serving.consumer_effects import BatchEnd, Confirming, Effect, Steps
+from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply, StoreName
 from agent.replication.serving.reading import PageRead
 
 _T = TypeVar("_T")
@@ -71,10 +50,10 @@ class ConsumerCore:
     epoch: str
 
     def fetch(self, request: FetchFacts, arrived_ms: int) -> Steps:
-        """FetchFacts: a page, once there is one or the caller's patience has ended."""
+        """FetchFacts: a page, once there is one or `wait_ms` has passed."""
         zone, name = self.caller.zone, request.consumer_name
-        consumer = yield from FindConsumer(name)
-        owned = 0 if consumer else (yield from CountConsumers(zone))
+        consumer = yield from effects.FindConsumer(name)
+        owned = 0 if consumer else (yield from effects.CountConsumers(zone))
         stream = admit_fetch(request, zone, self.exports, consumer, owned)
         if isinstance(stream, Refuse):
             return stream
@@ -86,7 +65,7 @@ class ConsumerCore:
         if refusal := (yield from self._check_history(request, stream)):
             return refusal
         if consumer is None:
-            consumer = yield from RegisterConsumer(name, zone, stream, request.starts)
+            consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
         # 0036: the lease comes before everything that acts in the consumer's name.
         shown = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
         lease = yield from self._take_lease(name, shown)
@@ -95,29 +74,31 @@ class ConsumerCore:
         # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance
         # got since.
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from self._start_confirm(name, request.confirm, shown)
+        confirming: Confirming | None = None
+        if request.confirm is not None:  # written while the page is read
+            confirming = yield from effects.StartConfirm(name, zone, request.confirm, shown)
         position, frontier = request.after_offset, consumer.frontier
         if position is None:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
-                frontier = yield from AwaitConfirm(confirming)
+                frontier = yield from effects.AwaitConfirm(confirming)
             position = frontier
         # 0041: that this zone is served from this stream is durable before the first facts leave.
-        yield from BeginServing(stream, zone)
+        yield from effects.BeginServing(stream, zone)
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:
             # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by
             # now.
             is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
-            yield from CheckConfirm(confirming) if is_ahead else AwaitConfirm(confirming)
+            yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming)
         # 0036: while this fetch waited or read, another instance may have taken the lease.
         yield from self._take_lease(name, shown)
         if not isinstance(read, PageRead):
             return read
         # The frontier is read again: another request may have moved it meanwhile. What is read here is durable.
-        frontier = now.frontier if (now := (yield from FindConsumer(name))) else frontier
+        frontier = now.frontier if (now := (yield from effects.FindConsumer(name))) else frontier
         # 0041: recorded before the page leaves. A consumer that begins at the end takes the frontier for its position.
         is_at_end = max(position, read.last_offset) >= read.end_offset
-        yield from RecordServed(name, zone, stream, max(read.last_offset, frontier), read.end, is_at_end)
+        yield from effects.RecordServed(name, zone, stream, max(read.last_offset, frontier), read.end, is_at_end)
         return self._page(stream, frontier, read, shown.epoch)._replace(waited_ns=waited_ns)
 
     def confirm(self, request: ConfirmReceipt) -> Steps:
@@ -132,22 +113,18 @@ class ConsumerCore:
         # 0036: the store compares the lease once more in the transaction that confirms.
         lease = yield from self._take_lease(name, LeaseClaim(self.caller.instance, request.lease))
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from StartConfirm(name, self.caller.zone, request.confirm, shown)
-        frontier = yield from AwaitConfirm(confirming)
-        answer = ConfirmAnswer(
-            store_zone=self.store_zone, epoch=self.epoch, cursor_advanced_to=frontier, lease=shown.epoch
-        )
-        return Reply(answer, [])
+        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown)
+        frontier = yield from effects.AwaitConfirm(confirming)
+        return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
         """GetCursor: a consumer's stream and frontier, and the end of the stream."""
         consumer = yield from self._find_own(request.consumer_name)
         if isinstance(consumer, Refuse):
             return consumer
-        now = yield from LookAtStream(consumer.stream, self.caller.zone)
+        now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             consumer_name=request.consumer_name,
             stream=consumer.stream,
             frontier=consumer.frontier,
@@ -157,23 +134,28 @@ class ConsumerCore:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
+    @property
+    def _own(self) -> StoreName:
+        """The first fields of every answer."""
+        return {"store_zone": self.store_zone, "epoch": self.epoch}
+
     def _find_own(self, name: str) -> _Some[Consumer | Refuse]:
         """The consumer, if the caller's zone may use it."""
-        consumer = yield from FindConsumer(name)
+        consumer = yield from effects.FindConsumer(name)
         return check_consumer(name, self.caller.zone, self.exports, consumer)
 
     def _check_offsets(
         self, request: FetchFacts | ConfirmReceipt, stream: str, after_offset: int | None, confirm: Confirm | None
     ) -> _Some[Refuse | None]:
         """Why the offsets of a request cannot be of this log."""
-        now = yield from LookAtStream(stream, self.caller.zone)
+        now = yield from effects.LookAtStream(stream, self.caller.zone)
         refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
         # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store
         # decides.
         if refusal is not None and request.epoch == self.epoch:
             zone = self.caller.zone
             why = f"consumer {request.consumer_name} of {zone} has read more: {refusal.message}"
-            yield from ReportPeerAhead(zone, why)
+            yield from effects.ReportPeerAhead(zone, why)
         return refusal
 
     def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
@@ -187,36 +169,37 @@ class ConsumerCore:
         origin_head: BatchEnd | None = None
         if request.origin_head is not None:
             origin_head = request.origin_head.last_sequence, bytes.fromhex(request.origin_head.digest)
-        why = yield from ExplainNeverServed(
+        why = yield from effects.ExplainNeverServed(
             stream, zone, max(request.high_water_offset or 0, last_batch[0] if last_batch else 0)
         )
-        if why is None and (origin_head or (last_batch and not (yield from HasServed(stream, zone, last_batch)))):
-            why = yield from CompareHistory(stream, last_batch, origin_head)
+        if why is None and (
+            origin_head or (last_batch and not (yield from effects.HasServed(stream, zone, last_batch)))
+        ):
+            why = yield from effects.CompareHistory(stream, last_batch, origin_head)
         if why is None:
             return None
-        yield from ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")
+        yield from effects.ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")
         return Refuse("history_differs", why)
 
     def _take_lease(self, name: str, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
         which is nearly always; else the store decides, and raises for a caller that is fenced."""
-        consumer = yield from FindConsumer(name)
+        consumer = yield from effects.FindConsumer(name)
         if consumer is None:  # removed while the request waited
             return NO_LEASE
         if decide_lease(consumer.lease, shown) == consumer.lease:
             return consumer.lease
-        lease = yield from HoldLease(name, shown)
+        lease = yield from effects.HoldLease(name, shown)
         if lease != consumer.lease:
-            yield from AnnounceLease(name, self.caller.zone, consumer.lease, lease)
+            yield from effects.AnnounceLease(name, self.caller.zone, consumer.lease, lease)
         return lease
 
     def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> _Some[Reply]:
         """An answer with nothing but the lease in force: the caller asked for the one after another (0036)."""
-        now = yield from LookAtStream(consumer.stream, self.caller.zone)
+        now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             stream=consumer.stream,
             frontier=consumer.frontier,
             end_offset=now.end_offset,
@@ -225,33 +208,26 @@ class ConsumerCore:
         )
         return Reply(answer, [])
 
-    def _start_confirm(self, name: str, confirm: Confirm | None, shown: LeaseClaim) -> _Some[Confirming | None]:
-        """The confirmation that came with a fetch, written while the page is read."""
-        if confirm is None:
-            return None
-        return (yield from StartConfirm(name, self.caller.zone, confirm, shown))
-
     def _read_when_due(
         self, request: FetchFacts, stream: str, position: int, until_ms: int
     ) -> _Some[tuple[PageRead | Refuse | Drop, int]]:
-        """The page once there is one or the patience ends, and how long it was waited for, in ns."""
+        """The page once there is one or the wait is over, and the time waited, in ns."""
         zone, waited_ns = self.caller.zone, 0
         while True:
-            now = yield from LookAtStream(stream, zone)
+            now = yield from effects.LookAtStream(stream, zone)
             due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
-                return (yield from ReadPage(due, zone, request.definitions_known)), waited_ns
-            parked = yield from Park(request.consumer_name, zone, stream, position, until_ms)
+                return (yield from effects.ReadPage(due, zone, request.definitions_known)), waited_ns
+            parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns
             if parked.is_superseded:
                 return Drop(DropReason.SUPERSEDED), waited_ns
 
     def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
         answer = FetchAnswer(
-            store_zone=self.store_zone,
-            epoch=self.epoch,
+            **self._own,
             stream=stream,
             frontier=frontier,
             end_offset=read.end_offset,

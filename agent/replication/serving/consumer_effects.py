@@ -85,7 +85,7 @@ class LookAtStream(Effect[StreamNow]):
 
 @dataclass(frozen=True, slots=True)
 class ReportPeerAhead(Effect[None]):
-    """Report to the store that a peer knows facts of this epoch that are not here."""
+    """Report to the store that a peer has facts of this epoch that are not here."""
 
     zone: str
     why: str

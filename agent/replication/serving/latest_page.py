@@ -1,12 +1,11 @@
-"""Which last values a page holds: those asked for, in the order of their tags, within limits. A core: values in, values
-out.
+"""Which latest values a page holds: those requested, in the order of their tags, within limits. A core: values in,
+values out.
 
-Where values come from is not known here: whoever puts the node together hands in a way to look them up (`LookUp`). Only
-tags with a value are told: what a store has heard of besides may belong to streams that the requester may not read.
+The node provides the search (`LookUp`). Only tags with a value are returned, because other tags may belong to streams
+that the requester may not read.
 
-The pages of one question are pages of one search. A search may open a batch for each thousand facts it may look
-through, and does where a single tag is not found; done anew for each page, ten thousand tags of four pages cost four of
-them.
+All pages of one question come from one search. A search opens a batch for each thousand facts in its depth if a single
+tag is not found, so a search for each page would cost ten thousand tags of four pages four of them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import msgspec
 from agent.replication.protocol.messages import GetLatest, LatestEntry
 
 KEPT_MS = 10_000
-"""Somebody who reads page by page asks again within a second or two; `staleness_ms` is wrong by as much at most."""
+"""A requester asks for the next page within a second or two; `staleness_ms` is wrong by at most this."""
 KEPT_MAX = 2
 """Searches kept at once: four megabytes for each ten thousand tags."""
 
@@ -31,8 +30,8 @@ TagKey = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class LatestValues:
-    """Tags that have a value, in their order, and the value of each by its place; how deep was looked, and how many
-    facts of the stream are known to be on their way."""
+    """Tags that have a value, in order, and the value of each by its index; the depth of the search, and how many facts
+    of the stream are at peers and not yet here."""
 
     tags: Sequence[TagKey]
     entry_at: Callable[[int], LatestEntry]
@@ -46,7 +45,7 @@ LookUp = Callable[[str, TagFilter, int, int], LatestValues]
 
 
 class LatestQuery(NamedTuple):
-    """What is searched for, whichever page of it is asked for."""
+    """A question, the same for all its pages."""
 
     stream: str
     subjects: frozenset[str]
@@ -56,16 +55,16 @@ class LatestQuery(NamedTuple):
 
     @classmethod
     def of(cls, request: GetLatest) -> LatestQuery:
-        """The question of which a request asks for a page."""
+        """The question of a request."""
         return cls(request.stream, frozenset(request.subjects), request.prefix, request.fresh_ms, request.depth_facts)
 
     def is_about(self, tag: TagKey) -> bool:
-        """Whether a tag is asked for."""
+        """Whether the question includes a tag."""
         return (not self.subjects or tag[1] in self.subjects) and tag[1].startswith(self.prefix)
 
 
 class Search(NamedTuple):
-    """What a search found, where the stream ended then, and when that was."""
+    """The result of a search, the end of the stream then, and the time."""
 
     found: LatestValues
     end_offset: int
@@ -73,7 +72,7 @@ class Search(NamedTuple):
 
 
 class SearchCache:
-    """The last searches, for those who ask for their next pages."""
+    """The last searches, for requests for later pages."""
 
     def __init__(self) -> None:
         self._searches: dict[LatestQuery, Search] = {}
@@ -84,21 +83,21 @@ class SearchCache:
         return self._searches.get(question)
 
     def put(self, question: LatestQuery, searched: Search) -> None:
-        """Keep a search; the oldest gives way."""
+        """Keep a search, in place of the oldest."""
         self._searches.pop(question, None)
         self._searches[question] = searched
         while len(self._searches) > KEPT_MAX:
             del self._searches[next(iter(self._searches))]
 
     def forget(self, now_ms: int) -> None:
-        """Let go of what is too old."""
+        """Drop searches that are too old."""
         self._searches = {
             asked: searched for asked, searched in self._searches.items() if now_ms - searched.at_ms < KEPT_MS
         }
 
 
 def page_of(found: LatestValues, after: TagKey | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:
-    """As many values behind a tag as the limits allow, at least one if there is one; and whether that leaves some."""
+    """As many values after a tag as the limits allow, at least one if there is one; and whether more follow."""
     first = 0 if after is None else bisect_right(found.tags, after)
     page, size = list[LatestEntry](), 0
     for place in range(first, min(first + limit, len(found.tags))):

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from agent.replication.protocol.messages import Answer
+
+
+class StoreName(TypedDict):
+    """The fields of every answer that say which store it comes from."""
+
+    store_zone: str
+    epoch: str
 
 
 class Reply(NamedTuple):

@@ -1,11 +1,11 @@
 """Page selection: which batches, definitions and holes go into one page. Core: no IO, no clock.
 
-- A batch goes out whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside it. A node asks
-  with a limit above the largest batch and never receives a slice.
-- A batch goes out only when each definition it needs is known to the requester or in the same page. Definitions that do not fit beside
-  batches make pages of their own, so a plant with ten thousand tags starts like one with ten.
-- A page with offsets brings only the definitions that its batches need: the receiver stores a definition only where a batch in the page
-  vouches for it, and would take the others for stored.
+- A batch is sent whole. Only the first one is sliced, where the limit falls inside it or a range begins or ends inside
+  it. A node requests with a limit above the largest batch and never receives a slice.
+- A batch is sent only when the requester has each definition that it needs, or the page contains it. Definitions that
+  do not fit beside batches are sent in pages of their own, so a plant with ten thousand tags starts like one with ten.
+- A page with offsets contains only the definitions that its batches need: the receiver stores a definition only with a
+  batch of the same page whose digest covers it, and would count the others as stored.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
 - Facts whose origin is the asking zone are left out and named as omitted.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
@@ -132,7 +132,7 @@ class _Selection:
         self._omitted: list[tuple[int, int]] = []
         self._holes: list[Hole] = []
         self._definitions: dict[Origin, int] = {}
-        self._vouched: dict[Origin, int] = {}  # of these, those that the pieces need
+        self._needed: dict[Origin, int] = {}  # of these, those that the pieces need
 
     def is_empty(self) -> bool:
         return not self._pieces and not self._definitions
@@ -179,10 +179,10 @@ class _Selection:
         self._facts_left -= count
         self._bytes_left -= size
         if batch.origin in self._definitions:
-            self._vouched[batch.origin] = self._definitions[batch.origin]
+            self._needed[batch.origin] = self._definitions[batch.origin]
         return self._facts_left > 0 and piece.last_offset == batch.last_offset
 
     def frozen(self) -> Selection:
         has_offsets = self._pieces or self._omitted or self._holes
-        definitions = dict(self._vouched if has_offsets else self._definitions)
+        definitions = dict(self._needed if has_offsets else self._definitions)
         return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), definitions, self._last_offset)

@@ -1,8 +1,7 @@
 """The serving shell: receives the requests of peers from the broker and answers each in a task of its own.
 
-A request that names a wrong response topic, or comes from a stranger, gets no answer and is counted; everything else
-gets one, be it an error of the table. What is answered is decided in `operations`. Killed and started again, the server
-goes on.
+A request with a wrong response topic, or from a zone that is no peer, gets no answer and is counted; any other gets an
+answer, which may be an error of the table. `operations` decides the answer. A restart of the server loses nothing.
 """
 
 from __future__ import annotations
@@ -19,33 +18,17 @@ from typing import Any
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.messages import (
-    AcquireLease,
-    AppendFact,
-    ConfirmReceipt,
-    FetchFacts,
-    FetchRange,
-    FetchSequences,
-    GetBounds,
-    GetCursor,
-    GetDigests,
-    GetLatest,
-    GetObject,
-    ListStreams,
-    PutObject,
-    Request,
-    operation_of,
-)
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, GetLatest, Request, operation_of
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import Appends, Consumers, Context, Digests, Latest, Objects, Ranges, Streams
+from agent.replication.serving.operations import STATELESS, Consumers, Context, Latest
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.telemetry import Side, Span, Telemetry
 
 REQUESTS_PER_ZONE_MAX = 64
-"""Requests of one zone in hand, parked ones included; what comes beyond is dropped and asked for again."""
+"""Open requests of one zone, parked ones included; further ones are dropped and sent again by the peer."""
 READER_THREADS = 2
 """One page being read while another waits for the disk; each has a connection of its own."""
 
@@ -68,8 +51,8 @@ class ServerStatistics:
 
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds last values; `refusals` the store's errors that have a code of their own to it; any
-    other of `store_errors` is answered `store_unavailable`."""
+    may append to; `look_up` finds latest values; `refusals` maps the store's errors to codes; any other of
+    `store_errors` is answered `store_unavailable`."""
 
     def __init__(
         self,
@@ -90,28 +73,18 @@ class Server:
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
-        self._context = Context(link, store, exported, self._telemetry)
+        self._context = Context(link, store, exported, self._telemetry, appends or {})
         self._consumers = Consumers(self._context)
-        streams, appending = Streams(self._context), Appends(self._context, appends or {})
-        ranges, objects = Ranges(self._context), Objects(self._context, appends or {})
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._consumers.fetch,
-            FetchRange: ranges.fetch_range,
-            FetchSequences: ranges.fetch_sequences,
-            GetDigests: Digests(self._context).get_digests,
             ConfirmReceipt: self._consumers.confirm,
             GetCursor: self._consumers.get_cursor,
-            GetBounds: streams.get_bounds,
-            ListStreams: streams.list_streams,
-            AppendFact: appending.append,
-            AcquireLease: appending.acquire_lease,
-            GetObject: objects.get_object,
-            PutObject: objects.put_object,
+            **{kind: partial(operation, self._context) for kind, operation in STATELESS.items()},
         }
         if look_up is not None:
             self._handlers[GetLatest] = Latest(self._context, look_up).get_latest
         self._group: asyncio.TaskGroup | None = None
-        self._in_hand: Counter[str] = Counter()
+        self._open_requests: Counter[str] = Counter()
         self._requests: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
         self._drops: Counter[str] = Counter()
@@ -132,7 +105,7 @@ class Server:
         )
 
     async def run(self) -> None:
-        """Serve until cancelled; requests in hand are then given up, their askers ask again."""
+        """Serve until cancelled; open requests are then dropped, and peers send them again."""
         loop = asyncio.get_running_loop()
         unsubscribe = self._store.on_commit(partial(self._consumers.committed, loop))
         try:
@@ -149,10 +122,10 @@ class Server:
         caller = check_arrival(incoming, self._store.zone, self._peers)
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
-        elif self._group is None or self._in_hand[caller.zone] >= REQUESTS_PER_ZONE_MAX:
+        elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_PER_ZONE_MAX:
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
         else:
-            self._in_hand[caller.zone] += 1
+            self._open_requests[caller.zone] += 1
             self._group.create_task(self._handle(caller, incoming), name=f"serve {caller.zone}")
 
     def _drop(self, reason: DropReason, topic: str) -> None:
@@ -175,7 +148,7 @@ class Server:
         except MalformedMessage as error:
             operation = error.operation
             outcome = Refuse(error.code, error.why)
-            self._not_understood(caller, error)
+            self._malformed(caller, error)
         except self._store_errors as error:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
@@ -186,7 +159,7 @@ class Server:
             self._telemetry.discard(span, "the node is being stopped")
             raise
         finally:
-            self._in_hand[caller.zone] -= 1
+            self._open_requests[caller.zone] -= 1
         match outcome:
             case Drop(reason):
                 self._drops[reason.value] += 1
@@ -204,13 +177,12 @@ class Server:
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))
-        if handler is None:  # this version knows the words, and this node has nothing to do it with
+        if handler is None:  # the protocol has the operation, but this node does not serve it
             return Refuse("unknown_operation", f"{operation_of(request)} is not served here")
         return await handler(caller, request)
 
-    def _not_understood(self, caller: Caller, error: MalformedMessage) -> None:
-        """A peer of another version is told with each request, and our own people once: somebody has to update a
-        node."""
+    def _malformed(self, caller: Caller, error: MalformedMessage) -> None:
+        """Log a peer with another protocol version once; the peer gets the error with each request."""
         if error.code == "unsupported_version" and caller.zone not in self._of_other_version:
             self._of_other_version.add(caller.zone)
             hint = ERRORS[error.code].hint
@@ -218,13 +190,13 @@ class Server:
 
     def _store_refused(self, caller: Caller, error: Exception) -> Refuse:
         if (code := self._refused_as.get(type(error))) is not None:
-            # The code says what to do (errors.py); the store's own advice is for who calls it here.
+            # The code says what to do (errors.py); the store's own hint is for local callers.
             return Refuse(code, str(error).removesuffix(f"; {getattr(error, 'hint', '')}"))
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
     def _send(self, caller: Caller, payload: bytes) -> bool:
-        """Whether the connection has taken the answer."""
+        """Send an answer; whether the connection accepted it."""
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         try:
             self._link.require().publish_answer(topic, payload, caller.correlation)
@@ -235,7 +207,7 @@ class Server:
         return True
 
     def _not_sent(self, caller: Caller, error: TransportError) -> None:
-        """The requester will ask again."""
+        """Count an answer that was not sent; the requester asks again."""
         self._drops["answer_not_sent"] += 1
         _log.debug("answer_not_sent", extra={"peer": caller.zone, "reason": str(error)})
 

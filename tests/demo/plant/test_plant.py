@@ -6,7 +6,7 @@ import pytest
 
 from agent.demo.plant.modbus_server import registers_of
 from agent.demo.plant.signals import modbus_meters, opcua_signals
-from agent.demo.plant.tags import write_tag_files
+from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.ingest.modbus.decode import decode
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
@@ -26,7 +26,9 @@ def test_a_server_says_when_it_is_ready_and_ends_when_asked(module: str, tmp_pat
 
 def test_the_tag_files_fit_the_plant(tmp_path: Path) -> None:
     """Forty OPC UA tags and more than twenty Modbus values in two units, all without a problem."""
-    opcua, modbus = write_tag_files(tmp_path / "tags.d")
+    opcua, modbus = tmp_path / "opcua.csv", tmp_path / "modbus.csv"
+    opcua.write_text(opcua_tags_csv(), encoding="utf-8")
+    modbus.write_text(modbus_tags_csv(), encoding="utf-8")
     sources = OpcuaSourceSettings("plc", "opc.tcp://plc", opcua), ModbusSourceSettings("meter", "meter", modbus, 0)
     maps = load_tag_maps(sources)
     assert len(maps["plc"].tags) == len(opcua_signals()) == 40
@@ -38,7 +40,8 @@ def test_the_tag_files_fit_the_plant(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 1.5, 86_400.0])
 def test_what_the_device_holds_is_what_the_tag_file_reads(seconds: float, tmp_path: Path) -> None:
     """Two writers of the same orders, the device's and the agent's, agree on every meter at any time."""
-    _, file = write_tag_files(tmp_path)
+    file = tmp_path / "modbus.csv"
+    file.write_text(modbus_tags_csv(), encoding="utf-8")
     tags = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0)).tags
     for meter, tag in zip(modbus_meters(), tags, strict=True):
         found, held = decode(tag.point.kind, registers_of(meter, seconds)), meter.value(seconds)

@@ -43,7 +43,7 @@ from tests.replication.broker.zones import (
     context_of,
     own_user,
 )
-from tests.support.mosquitto import HOST, Mosquitto
+from tests.support.mosquitto import HOST, Mosquitto, reload
 from tests.waiting import wait_until
 
 
@@ -193,7 +193,7 @@ def test_removing_a_link_ends_living_sessions(tmp_path: Path) -> None:
         assert zones["plant-a"].publish(topic, b"before") == SUCCESS
         left = BrokerPlan(links=LINKS[1:], folder="", host=HOST, port=broker.port, user=own_user())
         write_broker_folder(broker.files.folder, broker.pki_folder, BROKER, left)
-        broker.reload()
+        reload(broker)
         assert zones["plant-a"].publish(topic, b"after") == NOT_AUTHORIZED
         fence = "bsfg/1/plant-b/idmz/rsp/fence"  # plant-a can no longer send one
         idmz = zones["idmz"]
@@ -281,7 +281,7 @@ def test_revoked_certificate_is_refused(tmp_path: Path) -> None:
             .sign(authority.key, hashes.SHA256())
         )
         pki.write_file(broker.files.crl_file, crl.public_bytes(serialization.Encoding.PEM), 0o644)
-        broker.reload()
+        reload(broker)
         contexts = [pki.client_context(each.ca_file, each.cert_file, each.key_file) for each in (idmz, plant)]
         assert [_connack(broker, context) for context in contexts] == [False, True]
 

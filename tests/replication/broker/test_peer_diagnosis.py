@@ -29,7 +29,7 @@ def test_a_good_answer_names_versions_and_store() -> None:
     """Versions, zone and epoch are reported; a higher minor version of the peer is accepted."""
     payload = encode_answer(streams_answer("facts.telemetry"), [])
     step, answer = judge_answer("plant-a", payload)
-    assert (step.diagnostic.outcome, step.figures["peer_version"], step.figures["epoch"]) == (
+    assert (step.outcome, step.figures["peer_version"], step.figures["epoch"]) == (
         Outcome.GOOD,
         VERSION,
         EPOCH,
@@ -54,9 +54,9 @@ def test_a_good_answer_names_versions_and_store() -> None:
 def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
     """Not the protocol, another major version, another zone's store, a refusal: each with what to do."""
     step, answer = judge_answer("plant-a", payload)
-    assert (step.diagnostic.outcome, answer) == (Outcome.BAD, None)
-    assert says in step.diagnostic.what
-    assert step.diagnostic.hint
+    assert (step.outcome, answer) == (Outcome.BAD, None)
+    assert says in step.what
+    assert step.hint
 
 
 @pytest.mark.parametrize(
@@ -75,16 +75,16 @@ def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) ->
     trips = [RoundTrip(took_ms, 1_700_000_000_000.0, 1_700_000_000_000 + int(ahead_ms))]
     trips.append(RoundTrip(took_ms * 10, 1_700_000_000_000.0, 0))
     clock = list(judge_round_trips(trips))[1]
-    assert clock.diagnostic.outcome is outcome
-    assert says in clock.diagnostic.what
-    assert bool(clock.diagnostic.hint) is (outcome is not Outcome.GOOD)
+    assert clock.outcome is outcome
+    assert says in clock.what
+    assert bool(clock.hint) is (outcome is not Outcome.GOOD)
 
 
 def test_a_peer_that_tells_no_time() -> None:
     """For a peer without a time in its answer the result says that clocks were not compared."""
     trip, clock = judge_round_trips([RoundTrip(took, 0.0, None) for took in (4.0, 2.0, 9.0)])
     assert (trip.figures["round_trip_ms_p50"], trip.figures["round_trip_ms_min"]) == (4.0, 2.0)
-    assert clock.diagnostic.outcome is Outcome.NOTE
+    assert clock.outcome is Outcome.NOTE
     old = encode_answer(streams_answer(), []).replace(b',"unix_ms":1700000000000', b"")
     length = int.from_bytes(old[:4], "little") - len(b',"unix_ms":1700000000000')
     _, answer = judge_answer("plant-a", length.to_bytes(4, "little") + old[4:])
@@ -105,5 +105,5 @@ def test_a_peer_that_tells_no_time() -> None:
 def test_streams(exported: list[str], pulled: list[str], outcome: Outcome, says: str) -> None:
     """A pulled stream must be exported; further exports are only a note."""
     step = judge_streams("plant-a", streams_answer(*exported), pulled)
-    assert step.diagnostic.outcome is outcome
-    assert says in step.diagnostic.what
+    assert step.outcome is outcome
+    assert says in step.what

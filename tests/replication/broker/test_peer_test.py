@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from agent.cli import bsfg
 from agent.replication import pki
 from agent.replication.broker import peer_test
-from agent.replication.broker.diagnosis import Outcome, Step
+from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import BrokerTarget
 from tests.replication.broker.zones import target_of
@@ -30,17 +30,17 @@ ALL_STEPS += ["clock", "streams"]
 PLANT = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
 
 
-def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Step]:
+def tried(wanted: BrokerTarget, peer: Peer = PLANT) -> list[Diagnostic]:
     """All steps of the test."""
     return list(check_peer(wanted, peer))
 
 
-def last_bad(steps: list[Step]) -> tuple[str, str]:
+def last_bad(steps: list[Diagnostic]) -> tuple[str, str]:
     """Name and message of the one failed step, which must have a hint."""
-    bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
+    bad = [step for step in steps if step.outcome is Outcome.BAD]
     assert len(bad) == 1, steps
-    assert bad[0].diagnostic.hint
-    return bad[0].name, bad[0].diagnostic.what
+    assert bad[0].hint
+    return bad[0].step, bad[0].what
 
 
 def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
@@ -53,8 +53,8 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
         async with plant.running(), idmz.running():
             await plant.append(1, 100)
             steps = await asyncio.to_thread(tried, target_of(broker))
-            assert [step.name for step in steps] == ALL_STEPS
-            assert {step.diagnostic.outcome for step in steps} == {Outcome.GOOD}
+            assert [step.step for step in steps] == ALL_STEPS
+            assert {step.outcome for step in steps} == {Outcome.GOOD}
             figures = {name: value for step in steps for name, value in step.figures.items()}
             assert figures["epoch"] == plant.store.epoch.hex()
             assert figures["packet_bytes_max"] == 1_048_576
@@ -74,8 +74,8 @@ def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:
     """No request is sent; the right to answer is tested, and the hint names the test at the other side."""
     steps = tried(target_of(broker), Peer("enterprise", asks_us=True, pulls=(), is_asked=False))
-    assert [step.diagnostic.what for step in steps if step.name == "rights"] == ["may answer enterprise"]
-    assert steps[-1].diagnostic.hint == "test the other direction at enterprise: bsfg peer test idmz"
+    assert [step.what for step in steps if step.step == "rights"] == ["may answer enterprise"]
+    assert steps[-1].hint == "test the other direction at enterprise: bsfg peer test idmz"
 
 
 def _ended(wanted: BrokerTarget, folder: Path, _: Mosquitto) -> BrokerTarget:
@@ -130,8 +130,8 @@ def test_the_step_that_fails_is_the_last_and_is_named(
     steps = tried(change(target_of(broker), tmp_path, broker))
     name, what = last_bad(steps)
     assert (name, says in what) == (step, True)
-    assert steps[-1].diagnostic.outcome is Outcome.BAD
-    assert [each.name for each in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
+    assert steps[-1].outcome is Outcome.BAD
+    assert [each.step for each in steps[:-1]] == ALL_STEPS[: ALL_STEPS.index(step)]
 
 
 def test_a_link_the_broker_does_not_know(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
     """A connected peer that does not answer, and a stream that it does not export, are different faults."""
     monkeypatch.setattr(peer_test, "WAIT_S", 0.3)
 
-    async def run(exports: dict[str, list[str]]) -> list[Step]:
+    async def run(exports: dict[str, list[str]]) -> list[Diagnostic]:
         plant = Node.open(broker, "plant-a", tmp_path / str(len(exports)))
         plant.serve({"enterprise": [STREAM], **exports})
         await plant.append(1, 1)
@@ -161,7 +161,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
     steps = asyncio.run(run({"idmz": ["facts.other"]}))
     name, what = last_bad(steps)
     assert (name, what) == ("streams", f"plant-a does not export {STREAM}, which this node pulls")
-    assert [step.name for step in steps] == ALL_STEPS
+    assert [step.step for step in steps] == ALL_STEPS
 
 
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from agent.replication import pki
 from agent.replication.pki import PkiError
-from agent.replication.pki.signing import BACKDATED
+from agent.replication.pki.certificates import BACKDATED
 from tests.replication.pki.site import NOW
 
 # --- making -----------------------------------------------------------------------------------------------------------

@@ -21,8 +21,11 @@ from agent.replication.protocol.codec import (
 )
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import (
+    BYTES_MAX_MAX,
+    LIMIT_MAX,
     MESSAGES_MAX,
     OFFSET_MAX,
+    WAIT_MS_MAX,
     AcquireLease,
     AppendFact,
     Confirm,
@@ -39,7 +42,6 @@ from agent.replication.protocol.messages import (
     StreamEntry,
     StreamsAnswer,
 )
-from agent.replication.protocol.messages.facts import BYTES_MAX_MAX, LIMIT_MAX, WAIT_MS_MAX
 
 EPOCH = "0123456789abcdef" * 2
 names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")

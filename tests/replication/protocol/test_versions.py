@@ -133,10 +133,10 @@ def test_another_major_version_is_named_to_who_asks(
         assert "Update the older of the two nodes." in reason
         peer = Peer("plant-a", asks_us=False, pulls=(STREAM,), is_asked=True)
         steps = await asyncio.to_thread(lambda: list(check_peer(target_of(broker), peer)))
-        bad = [step for step in steps if step.diagnostic.outcome is Outcome.BAD]
-        assert [step.name for step in bad] == ["protocol"]
-        assert both in bad[0].diagnostic.what
-        assert bad[0].diagnostic.hint == "Update the older of the two nodes."
+        bad = [step for step in steps if step.outcome is Outcome.BAD]
+        assert [step.step for step in bad] == ["protocol"]
+        assert both in bad[0].what
+        assert bad[0].hint == "Update the older of the two nodes."
         figures = NodeSnapshot(
             "idmz", "e", 0, 0, None, peers=(PeerStatus("plant-a", STREAM, False, 0, 0, trouble=reason),)
         )

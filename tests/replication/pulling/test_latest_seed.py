@@ -12,7 +12,7 @@ from agent import local_socket
 from agent.cli import bsfg
 from agent.config import load
 from agent.message import Sample, TagDefinition
-from agent.node.peer_latest_cache import FOLDER, has_peer_latest, peer_latest, save_peer_latest
+from agent.node.latest import FOLDER, has_peer_latest, peer_latest, save_peer_latest
 from agent.replication.protocol.messages import LatestEntry, PeerLatest
 from agent.replication.pulling.latest_seed import LatestSeed
 from agent.replication.pulling.throttled_requester import ThrottledRequester

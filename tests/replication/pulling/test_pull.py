@@ -296,7 +296,7 @@ def test_two_machines_that_serve_under_one_name(
         ours = idmz.store.held(STREAM)
         assert [one.last_sequence for one in ours[plant.store.origin]] == [end_offset]
         assert puller.statistics().facts_duplicate == 0
-        assert puller.statistics().restarts < 20
+        assert puller.statistics().counters.restarts < 20
         for node in (plant, copy, idmz):
             node.store.close()
 

@@ -537,7 +537,7 @@ def test_lost_request_and_lost_connection_are_passing() -> None:
             await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BACKOFF, "a failure to send")
             scene.peer.is_down = False
             await scene.requested(3)
-            assert (scene.store.notes, scene.puller.statistics().timeouts) == ([], 0)
+            assert (scene.store.notes, scene.puller.statistics().counters.timeouts) == ([], 0)
 
     asyncio.run(scenario())
 

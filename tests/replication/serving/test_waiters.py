@@ -2,7 +2,7 @@
 
 import asyncio
 
-from agent.replication.serving.waiters import Waiters, end_wait
+from agent.replication.serving.operations.consumers import Waiters, end_wait
 
 FACTS, OTHER = "facts.telemetry", "facts.operational"
 ONE, TWO = ("idmz", "a"), ("idmz", "b")

@@ -1,8 +1,8 @@
 """Both cores back to back under a virtual clock and a bad network: a seeded loop over a heap of events.
 
-The sender's log and the receiver's store are models kept as simple as possible, so that nothing in them forgives what a
-core does wrong: the receiver's store appends what it is given, without looking for duplicates.  The checkers stand
-outside of the cores and look only at the two stores, after every change:
+The serving side is the product's consumer core, the receiving side its receiver. The sender's log and the receiver's
+store are models kept as simple as possible, so that they do not hide an error of a core: the receiver's store appends
+what it is given, without looking for duplicates. The checkers see only the two stores, after every change:
 
     order      what the receiver holds of each epoch of the sender, with the holes it was told of, is exactly offsets 1, 2, 3 ... n
     holes      what it was told to be gone is gone: retention has released it or the disk damaged it
@@ -16,13 +16,15 @@ import heapq
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 from agent.batch import DIGEST_BYTES, Origin
+from agent.lease import NO_LEASE, Lease, decide_lease
 from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol.codec import decode_answer, encode_answer
-from agent.replication.protocol.errors import MalformedMessage
-from agent.replication.protocol.messages import Confirm, FetchAnswer, FetchFacts
+from agent.replication.protocol.errors import ERRORS, MalformedMessage
+from agent.replication.protocol.messages import Answer, Confirm, FetchAnswer, FetchFacts
 from agent.replication.protocol.page_check import check_page
 from agent.replication.protocol.pull_events import (
     Append,
@@ -42,9 +44,12 @@ from agent.replication.protocol.pull_events import (
 )
 from agent.replication.pulling.pull_runner import PullSettings, fetch_request
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import admission
-from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import ReadPlan, Selection, select_page
+from agent.replication.serving import consumer_effects as effects
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.consumer_core import ConsumerCore
+from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from tests.replication.consumers import Registered
 
 STREAM = "facts.telemetry"
@@ -87,6 +92,7 @@ class Log:
     epoch: str
     ends: list[int] = field(default_factory=list)  # last offset of each batch
     frontier: int | None = None  # of the one consumer, None while it is not registered
+    lease: Lease = NO_LEASE
     released_offset: int = 0
     damaged: set[int] = field(default_factory=set)  # last offsets of batches that the disk has changed
 
@@ -113,7 +119,7 @@ class Log:
             if len(batches) == most:
                 break
             if self.has(last):
-                batches.append(StoredBatch(first, last, bytes(100 * (last - first + 1)), origin, 0))
+                batches.append(StoredBatch(first, last, bytes(DIGEST_BYTES), origin, 0))
                 continue
             reason: Literal["expired", "damaged"] = "expired" if last <= self.released_offset else "damaged"
             if holes and (holes[-1].last_offset, holes[-1].reason) == (first - 1, reason):
@@ -128,8 +134,23 @@ class Log:
         return last_offset <= self.end_offset and not is_held
 
 
+class Fenced(Exception):
+    """The store's refusal of an instance whose place was taken."""
+
+
+@dataclass(eq=False)
+class Serving:
+    """A request in the serving core, and of which life of the receiver it is."""
+
+    steps: effects.Steps
+    fetch_id: int
+    life: int
+
+
 class World:
     """The two nodes, the network between them, and the checkers."""
+
+    make_core: Callable[..., ConsumerCore] = ConsumerCore
 
     def __init__(
         self,
@@ -149,7 +170,7 @@ class World:
         # the sender: durable log, volatile parked fetches
         self.logs = [Log(self._epoch(0))]
         self.sender_life = 0
-        self.parked: list[tuple[FetchFacts, int, int, int]] = []
+        self.parked: Serving | None = None
         # the receiver: durable facts and position, volatile core
         self.held: dict[str, list[tuple[int, int]]] = {}  # facts and holes, in order
         self.holes: dict[str, list[tuple[int, int]]] = {}
@@ -238,7 +259,7 @@ class World:
 
     def _crash_sender(self) -> None:
         self.sender_life += 1
-        self.parked.clear()
+        self.parked = None
 
     def _cut_link(self) -> None:
         if self.link_is_up:
@@ -279,9 +300,7 @@ class World:
     def _produce(self) -> None:
         if self.faults_are_on:
             self.record()
-            waiting, self.parked = self.parked, []
-            for request, fetch_id, until_ms, life in waiting:
-                self._serve(request, fetch_id, until_ms, life)
+            self._wake(self.parked)
             self.at(self.chance.choice((5, 50, 500, 5000)), self._produce)
 
     def record(self) -> None:
@@ -290,23 +309,68 @@ class World:
             self.log.ends.append(self.log.end_offset + self.chance.randint(1, 30))
 
     def request_arrives(self, request: FetchFacts, fetch_id: int, life: int) -> None:
-        log = self.log
-        consumer = None if log.frontier is None else Registered("idmz", STREAM, log.frontier)
-        admitted = admission.admit_fetch(request, "idmz", frozenset({STREAM}), consumer, 0)
-        assert admitted == STREAM, admitted
-        refusal = self.check_offsets(request)
-        if refusal is not None:
-            self._send_back(lambda: self._answer_refused(refusal, fetch_id, log.epoch, life))
-            return
-        if consumer is None:
-            log.frontier = log.released_offset
-        if request.confirm is not None:
-            self._confirm(request.confirm)
-        self._serve(request, fetch_id, self.now_ms + request.wait_ms, life)
+        core = self.make_core(
+            Caller("idmz", f"life-{life}", b"12345678"), frozenset({STREAM}), "plant-a", self.log.epoch
+        )
+        self._serve(Serving(core.fetch(request, self.now_ms), fetch_id, life))
 
-    def check_offsets(self, request: FetchFacts) -> Refuse | None:
-        view = admission.LogView(self.log.epoch, self.log.end_offset)
-        return admission.check_offsets(view, request.epoch, request.after_offset, request.confirm)
+    def _serve(self, one: "Serving", result: Any = None) -> None:
+        """Step the core until it parks the fetch or ends it."""
+        while True:
+            try:
+                effect = one.steps.send(result)
+            except StopIteration as over:
+                self._end(over.value, one)
+                return
+            if isinstance(effect, effects.Park):
+                self._supersede()
+                self.parked = one
+                self.at(effect.until_ms - self.now_ms, lambda: self._wake(one))
+                return
+            try:
+                result = self._result(effect)
+            except Fenced:
+                self._end(Refuse("fenced", "another instance has a newer lease"), one)
+                return
+
+    def _result(self, effect: effects.Effect[Any]) -> Any:
+        """What the shell and the store would answer."""
+        log = self.log
+        match effect:
+            case effects.FindConsumer():
+                return None if log.frontier is None else Registered("idmz", STREAM, log.frontier, log.lease)
+            case effects.RegisterConsumer():
+                log.frontier = log.released_offset
+                return Registered("idmz", STREAM, log.frontier, log.lease)
+            case effects.CountConsumers():
+                return 0
+            case effects.LookAtStream():
+                return effects.StreamNow(log.end_offset, int(self.parked is not None), self.now_ms)
+            case effects.HasServed():
+                return True
+            case effects.HoldLease(_, shown):
+                lease = decide_lease(log.lease, shown)
+                if lease is None:
+                    raise Fenced
+                log.lease = lease
+                return lease
+            case effects.AnnounceLease():
+                return self._supersede()
+            case effects.StartConfirm():
+                self._confirm(effect.confirm)
+                return log.frontier
+            case effects.AwaitConfirm(frontier):
+                return frontier
+            case effects.ReadPage(plan):
+                return self.read_page(plan)
+        return None  # it changes nothing that the model has
+
+    def read(self, plan: ReadPlan) -> Page:
+        return self.log.read(plan.after_offset, 8)
+
+    def read_page(self, plan: ReadPlan) -> PageRead | Refuse:
+        store: Any = SimpleNamespace(read=lambda *_, **__: self.read(plan))
+        return read_page(store, PageQuery(plan, "idmz", {}, 1_000_000))
 
     def _confirm(self, confirm: Confirm) -> None:
         log = self.log
@@ -315,51 +379,34 @@ class World:
         if log.frontier > self._held_end():
             raise Violation(f"frontier: {log.frontier} confirmed, {self._held_end()} durable")
 
-    def _serve(self, request: FetchFacts, fetch_id: int, until_ms: int, life: int) -> None:
-        log = self.log
-        position = request.after_offset if request.after_offset is not None else log.frontier or 0
-        plan = admission.decide_fetch(
-            request, STREAM, position, log.end_offset, len(self.parked), until_ms, self.now_ms
-        )
-        if plan is None:
-            entry = (request, fetch_id, until_ms, life)
-            self.parked.append(entry)
-            self.at(until_ms - self.now_ms, lambda: self._wake(entry))
-            return
-        assert isinstance(plan, ReadPlan), plan
-        page = self._packed(self.choose(plan, log.read(position, 8)))
-        self._send_back(lambda: self._answer_page(page, fetch_id, life))
+    def _wake(self, one: "Serving | None") -> None:
+        if one is not None and one is self.parked:
+            self.parked = None
+            self._serve(one, effects.Parked(is_superseded=False, waited_ns=0))
 
-    def choose(self, plan: ReadPlan, page: Page) -> Selection:
-        chosen = select_page(plan, page, "idmz", {}, {}, 1_000_000)
-        assert not isinstance(chosen, Refuse), chosen
-        return chosen
+    def _supersede(self) -> None:
+        if (one := self.parked) is not None:
+            self.parked = None
+            self._serve(one, effects.Parked(is_superseded=True, waited_ns=0))
 
-    def _packed(self, chosen: Selection) -> ArrivedPage:
+    def _end(self, outcome: Outcome, one: "Serving") -> None:
+        epoch = self.log.epoch
+        match outcome:
+            case Refuse():
+                self._carry(lambda: self._answer_refused(outcome, one.fetch_id, epoch, one.life))
+            case (answer, attachment, *_):
+                page = self._packed(answer, attachment)
+                self._carry(lambda: self._answer_page(page, one.fetch_id, one.life))
+
+    def _packed(self, answer: Answer, attachment: list[bytes]) -> ArrivedPage:
         """The page as it comes out of the protocol at the other end."""
-        answer = FetchAnswer(
-            store_zone="plant-a",
-            epoch=self.log.epoch,
-            stream=STREAM,
-            frontier=self.log.frontier or 0,
-            end_offset=self.log.end_offset,
-            batches=[(piece.first_offset, piece.last_offset, 1) for piece in chosen.pieces],
-            holes=[(one.first_offset, one.last_offset, one.reason) for one in chosen.holes],
-            more=chosen.last_offset < self.log.end_offset,
-        )
         try:
-            decoded, _ = decode_answer(encode_answer(answer, [b"x"] * len(answer.batches)))
+            decoded, sealed = decode_answer(encode_answer(answer, attachment))
         except MalformedMessage as error:
             raise Violation(f"page: {error}") from error
         assert isinstance(decoded, FetchAnswer)
-        facts = [b"x" * DIGEST_BYTES] * len(answer.batches)
         kept = (decoded.runs(), decoded.holes)
-        return check_page(decoded, facts, PULL.peer_zone, STREAM, PULL.origins, lambda _: kept)
-
-    def _wake(self, entry: tuple[FetchFacts, int, int, int]) -> None:
-        if entry in self.parked:
-            self.parked.remove(entry)
-            self._serve(*entry)
+        return check_page(decoded, sealed, PULL.peer_zone, STREAM, PULL.origins, lambda _: kept)
 
     # --- the network
 
@@ -376,16 +423,13 @@ class World:
             most = faults.delay_ms_max if self.faults_are_on else min(faults.delay_ms_max, 1000)
             self.at(self.chance.randint(1, most), action)
 
-    def _send_back(self, action: Callable[[], None]) -> None:
-        self._carry(action)
-
     def _answer_page(self, page: ArrivedPage, fetch_id: int, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
             self._tell(PageArrived(fetch_id, page))
 
     def _answer_refused(self, refusal: Refuse, fetch_id: int, epoch: str, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
-            is_retryable = refusal.code == "epoch_changed"
+            is_retryable = ERRORS[refusal.code].retryable
             self._tell(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, epoch))
 
     # --- the receiver, as its shell would drive the core

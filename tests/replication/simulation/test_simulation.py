@@ -2,13 +2,13 @@
 caught."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from agent.pages import Hole, Page
-from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.pull_events import (
     Append,
     Effect,
@@ -18,8 +18,10 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
 )
 from agent.replication.pulling.receiver import Receiver
+from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import ReadPlan, Selection
+from agent.replication.serving.page import ReadPlan
+from agent.replication.serving.reading import PageRead
 from tests.replication.simulation.broken import (
     ConfirmsTooEarly,
     ForgetsEpoch,
@@ -88,11 +90,17 @@ def test_cores_keep_their_promises_under(name: str) -> None:
     assert bool(worlds_with_holes) == (name in {"retention_releases_unconfirmed", "batch_damaged", "everything"})
 
 
+class TrustingCore(ConsumerCore):
+    """Does not compare epochs and offsets."""
+
+    def _check_offsets(self, *_: object) -> Generator[Any, Any, None]:
+        yield from ()
+
+
 class TrustingWorld(World):
     """A sender that does not compare epochs and offsets."""
 
-    def check_offsets(self, request: FetchFacts) -> Refuse | None:  # noqa: ARG002
-        return None
+    make_core = TrustingCore
 
 
 class WaitsAtHoles(Receiver):
@@ -109,26 +117,30 @@ class WaitsAtHoles(Receiver):
 class SilentWorld(World):
     """A sender that leaves out what is gone and says nothing."""
 
-    def choose(self, plan: ReadPlan, page: Page) -> Selection:
-        return super().choose(plan, replace(page, batches=page.batches[:1], holes=()))
+    def read(self, plan: ReadPlan) -> Page:
+        page = super().read(plan)
+        return replace(page, batches=page.batches[:1], holes=())
 
 
 class HastyWorld(World):
     """A sender that names every hole it has read, also those behind a batch that found no room."""
 
-    def choose(self, plan: ReadPlan, page: Page) -> Selection:
-        return replace(super().choose(plan, page), holes=page.holes)
+    def read_page(self, plan: ReadPlan) -> PageRead | Refuse:
+        found = super().read_page(plan)
+        holes = [(one.first_offset, one.last_offset, one.reason) for one in self.read(plan).holes]
+        return replace(found, holes=holes) if isinstance(found, PageRead) else found
 
 
 class LyingWorld(World):
     """A sender that calls its last batch gone, which is there."""
 
-    def choose(self, plan: ReadPlan, page: Page) -> Selection:
+    def read(self, plan: ReadPlan) -> Page:
+        page = super().read(plan)
         if page.batches:
             *batches, last = page.batches
             hole = Hole(last.first_offset, last.last_offset, "damaged")
             page = replace(page, batches=batches, holes=(*page.holes, hole))
-        return super().choose(plan, page)
+        return page
 
 
 class RottenTailWorld(World):
@@ -187,7 +199,7 @@ def test_checkers_catch(broken: Callable[..., Receiver], fault: str, settings: R
         "hasty_sender": FAULTS["batch_damaged"],
         "lying_sender": FAULTS["none"],
         "rotten_tail": FAULTS["none"],
-        "forgetful_store": FAULTS["retention_releases_unconfirmed"],
+        "forgetful_store": Faults(retention_releases_unconfirmed_ms=1_000, receiver_crash_ms=3_000),
     }.get(fault) or FAULTS[fault]
     caught = 0
     for seed in range(SEEDS):

@@ -1,5 +1,5 @@
-"""Two machines with one name, simulated: the receiver's and the sender's cores under loss, delay, broken lines and
-restarts.
+"""Two machines with one name, simulated: the receiver's and the serving side's cores under loss, delay, broken lines
+and restarts.
 
 Whatever happened, when the faults end exactly one of the two goes on, the one whose process was started last to be
 heard, and nothing but a start of a process ever takes the place. The store is a queue in which one thing happens after
@@ -12,10 +12,12 @@ import heapq
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease
+from agent.replication.protocol.page_check import check_page
 from agent.replication.protocol.pull_events import (
-    ArrivedPage,
     Asking,
     Event,
     Fetch,
@@ -26,10 +28,19 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
     Tick,
 )
+from agent.replication.pulling.pull_runner import PullSettings, fetch_request
 from agent.replication.pulling.receiver import Receiver
+from agent.replication.serving import consumer_effects as effects
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.consumer_core import ConsumerCore
+from agent.replication.serving.outcomes import Outcome, Refuse
+from agent.replication.serving.reading import PageRead
+from tests.replication.consumers import Registered
 from tests.sim import first_seed, patient, scaled
 
 PATIENCE = ReceiverSettings(wait_ms=400, answer_timeout_ms=100, backoff_ms_min=20, backoff_ms_max=200, blocked_ms=2_000)
+STREAM, EPOCH = "facts.telemetry", "1" * 32
+PULL = PullSettings("plant-a", STREAM, "idmz.facts.telemetry", frozenset({"plant-a"}))
 FAULTS_END_MS, END_MS = 20_000, 40_000
 
 
@@ -42,12 +53,12 @@ class Machine:
         self.name = name
         self.life = 0
         self.line_free_ms = 0
-        self.core = Receiver(PATIENCE, "1" * 32, 10)
+        self.core = Receiver(PATIENCE, EPOCH, 10)
 
     def start(self) -> None:
         """A new process."""
         self.life += 1
-        self.core = Receiver(PATIENCE, "1" * 32, 10)
+        self.core = Receiver(PATIENCE, EPOCH, 10)
         self.tell(LinkUp())
 
     def tell(self, event: Event) -> None:
@@ -67,6 +78,15 @@ class Machine:
         if not world.loses():
             instance = f"{self.name}{life}"
             world.at(self.line_free_ms - world.now_ms, lambda: world.request_arrives(self, life, instance, fetch))
+
+
+class Served(NamedTuple):
+    """A request in the serving core, and the process that waits for its answer."""
+
+    steps: effects.Steps
+    machine: Machine
+    life: int
+    fetch_id: int
 
 
 class World:
@@ -122,28 +142,55 @@ class World:
     # ------------------------------------------------------------------------------------------------------- serving
 
     def request_arrives(self, machine: Machine, life: int, instance: str, fetch: Fetch) -> None:
-        """As `consumer_core` does: the lease, the wait, and the lease again."""
+        """The product's core serves it, up to its answer."""
+        core = ConsumerCore(Caller("idmz", instance, b"12345678"), frozenset({STREAM}), PULL.peer_zone, EPOCH)
+        steps = core.fetch(fetch_request(fetch, PULL, None), self.now_ms)
+        self._serve(Served(steps, machine, life, fetch.fetch_id), None)
 
-        def answer(lease: Lease | None) -> None:
-            if not self.loses():
-                self.at(self.delay_ms(), lambda: machine.life == life and machine.tell(_answered(fetch, lease)))
+    def _serve(self, one: "Served", result: Any) -> None:
+        """Step the core until it waits or ends. Memory answers at once, the writer in its order."""
+        while True:
+            try:
+                effect = one.steps.send(result)
+            except StopIteration as over:
+                self._end(one, over.value)
+                return
+            match effect:
+                case effects.FindConsumer():
+                    result = Registered("idmz", STREAM, 10, self.lease)
+                case effects.LookAtStream():
+                    result = effects.StreamNow(10, 0, self.now_ms)
+                case effects.HoldLease(_, shown):
+                    self._writing.append((shown, partial(self._decided, one)))
+                    self.at(self.chance.choice((1, 20, 200)), self.commit)
+                    return
+                case effects.Park():
+                    over = effects.Parked(is_superseded=False, waited_ns=0)
+                    self.at(effect.until_ms - self.now_ms, partial(self._serve, one, over))
+                    return
+                case effects.ReadPage():
+                    result = PageRead([], [], [], [], [], 10, 10)
+                case effects.HasServed():
+                    result = True
+                case _:
+                    result = None  # it changes nothing here
 
-        def waited(lease: Lease | None) -> None:
-            if lease is None:
-                answer(None)
-            else:
-                self.at(fetch.wait_ms, lambda: self.check(instance, lease.epoch, answer))
-
-        self.check(instance, fetch.lease, waited)
-
-    def check(self, instance: str, epoch: int, then: Callable[[Lease | None], None]) -> None:
-        """From memory where the caller may go on, else by the writer."""
-        shown = LeaseClaim(instance, epoch)
-        if decide_lease(self.lease, shown) == self.lease:
-            then(self.lease)
+    def _decided(self, one: "Served", lease: Lease | None) -> None:
+        if lease is None:
+            self._end(one, Refuse("fenced", "fenced"))
         else:
-            self._writing.append((shown, then))
-            self.at(self.chance.choice((1, 20, 200)), self.commit)
+            self._serve(one, lease)
+
+    def _end(self, one: "Served", outcome: Outcome) -> None:
+        event: Event
+        match outcome:
+            case Refuse(code, message):
+                event = FetchFailed(one.fetch_id, code, message, is_retryable=False)
+            case (answer, attachment, *_):
+                page = check_page(answer, attachment, PULL.peer_zone, STREAM, PULL.origins, lambda _: None)
+                event = PageArrived(one.fetch_id, page)
+        if not self.loses():
+            self.at(self.delay_ms(), lambda: one.machine.life == one.life and one.machine.tell(event))
 
     def commit(self) -> None:
         """Everything that waits, in its order; memory shows it when all is durable."""
@@ -159,15 +206,6 @@ class World:
         self.lease = lease
         for then, after in answers:
             then(after)
-
-
-def _answered(fetch: Fetch, lease: Lease | None) -> Event:
-    if lease is None:
-        return FetchFailed(fetch.fetch_id, "fenced", "fenced", is_retryable=False)
-    page = ArrivedPage(
-        epoch="1" * 32, frontier=10, first_offset=0, last_offset=0, more=False, lease=lease.epoch, content=None
-    )
-    return PageArrived(fetch.fetch_id, page)
 
 
 @patient

@@ -1,25 +1,31 @@
-"""What a node serves: a class for each family of operations, with a method for each operation.
+"""What a node serves: a function, or a method, for each operation.
 
-Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). A method returns an
-`Outcome`. Nothing outlives a request but the fetches that are parked and the searches that are kept for their next
-page.
+Requests arrive decoded and checked, from a caller whose zone the broker has proven (`server`). The result is an
+`Outcome`. Nothing outlives a request but the fetches that are parked (`Consumers`) and the searches that are kept for
+their next page (`Latest`); `STATELESS` has the other operations.
 """
 
-from agent.replication.serving.operations.appends import Appends
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agent.replication.protocol import messages
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.operations import appends, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.operations.latest import Latest
-from agent.replication.serving.operations.objects import Objects
-from agent.replication.serving.operations.ranges import Ranges
-from agent.replication.serving.operations.streams import Digests, Streams
+from agent.replication.serving.outcomes import Outcome
 
-__all__ = [
-    "Appends",
-    "Consumers",
-    "Context",
-    "Digests",
-    "Latest",
-    "Objects",
-    "Ranges",
-    "Streams",
-]
+STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitable[Outcome]]] = {
+    messages.AcquireLease: appends.acquire_lease,
+    messages.AppendFact: appends.append,
+    messages.FetchRange: ranges.fetch_range,
+    messages.FetchSequences: ranges.fetch_sequences,
+    messages.GetBounds: streams.get_bounds,
+    messages.GetDigests: streams.get_digests,
+    messages.GetObject: objects.get_object,
+    messages.ListStreams: streams.list_streams,
+    messages.PutObject: objects.put_object,
+}
+
+__all__ = ["STATELESS", "Consumers", "Context", "Latest"]

@@ -1,14 +1,13 @@
 """AppendFact and AcquireLease: facts of producers in other zones, stored once, answered when they are durable.
 
-A request is one append of the store: its messages share a commit and lie one after the other, and one that breaks a
-rule has all of them refused, so that an error means that nothing was stored. An answer that is lost costs nothing but a
-question more: the same messages again are answered with where they lie.
+A request is one append of the store: its messages share a commit and have consecutive offsets. If one breaks a rule all
+are refused, so an error means that nothing was stored. After a lost answer the requester sends the same messages again
+and gets their offsets.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 
 from agent.append_contract import append_answer, check_producer
 from agent.message import MessageError
@@ -21,48 +20,43 @@ from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 _log = logging.getLogger(__name__)
 
 
-class Appends:
-    """Takes what other zones append. `appends`: each peer zone and the streams it may append to."""
+async def append(context: Context, caller: Caller, request: AppendFact) -> Outcome:
+    """The outcome of each message, once `acks` is reached or its time-out has passed."""
+    if not _may(context, caller, request.stream):
+        return not_allowed(request.stream, caller.zone)
+    parsed = parse_append(request, caller.zone)
+    if isinstance(parsed, Refuse):
+        return parsed
+    try:
+        appending = context.store.appends.append_messages(
+            request.stream, parsed.messages, acks=request.acks, preconditions=parsed.preconditions
+        )
+    except MessageError as error:
+        return refuse_message(parsed.messages, error)
+    outcomes = [AppendedEntry(**append_answer(each)) for each in await context.wrap(appending)]
+    return Reply(AppendAnswer(**context.own, outcomes=outcomes), [])
 
-    def __init__(self, context: Context, appends: Mapping[str, frozenset[str]]) -> None:
-        self._context = context
-        self._appends = appends
 
-    async def append(self, caller: Caller, request: AppendFact) -> Outcome:
-        """What became of each message, once it is where `acks` promises it, or its time is over."""
-        if not self._may(caller, request.stream):
-            return not_allowed(request.stream, caller.zone)
-        parsed = parse_append(request, caller.zone)
-        if isinstance(parsed, Refuse):
-            return parsed
-        try:
-            appending = self._context.store.appends.append_messages(
-                request.stream, parsed.messages, acks=request.acks, preconditions=parsed.preconditions
-            )
-        except MessageError as error:
-            return refuse_message(parsed.messages, error)
-        outcomes = [AppendedEntry(**append_answer(each)) for each in await self._context.wrap(appending)]
-        return Reply(AppendAnswer(**self._context.own, outcomes=outcomes), [])
+async def acquire_lease(context: Context, caller: Caller, request: AcquireLease) -> Outcome:
+    """A new lease epoch; or the one in force, if the caller named another as the one before."""
+    if not _may(context, caller, request.stream):
+        return not_allowed(request.stream, caller.zone)
+    try:
+        check_producer(request.producer, caller.zone)
+    except MessageError as error:
+        return Refuse("bad_request", str(error))
+    store, stream, producer = context.store, request.stream, request.producer
+    if request.lease_after is None:
+        epoch: int | None = await context.wrap(store.appends.acquire_lease(stream, producer))
+    else:
+        epoch = await context.wrap(store.appends.acquire_lease_after(stream, producer, request.lease_after))
+    if epoch is None:
+        in_force = store.appends.lease_epoch(stream, producer)
+        return Reply(LeaseAnswer(**context.own, lease_in_force=in_force), [])
+    fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
+    _log.info("lease_acquired", extra=fields)
+    return Reply(LeaseAnswer(**context.own, lease_epoch=epoch), [])
 
-    async def acquire_lease(self, caller: Caller, request: AcquireLease) -> Outcome:
-        """A lease epoch higher than every one before, or which is in force, where the caller names another."""
-        if not self._may(caller, request.stream):
-            return not_allowed(request.stream, caller.zone)
-        try:
-            check_producer(request.producer, caller.zone)
-        except MessageError as error:
-            return Refuse("bad_request", str(error))
-        store, stream, producer = self._context.store, request.stream, request.producer
-        if request.lease_after is None:
-            epoch: int | None = await self._context.wrap(store.appends.acquire_lease(stream, producer))
-        else:
-            epoch = await self._context.wrap(store.appends.acquire_lease_after(stream, producer, request.lease_after))
-        if epoch is None:
-            in_force = store.appends.lease_epoch(stream, producer)
-            return Reply(LeaseAnswer(**self._context.own, lease_in_force=in_force), [])
-        fields = {"peer": caller.zone, "stream": request.stream, "producer": request.producer, "lease_epoch": epoch}
-        _log.info("lease_acquired", extra=fields)
-        return Reply(LeaseAnswer(**self._context.own, lease_epoch=epoch), [])
 
-    def _may(self, caller: Caller, stream: str) -> bool:
-        return stream in self._appends.get(caller.zone, frozenset())
+def _may(context: Context, caller: Caller, stream: str) -> bool:
+    return stream in context.appends.get(caller.zone, frozenset())

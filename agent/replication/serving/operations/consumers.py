@@ -1,13 +1,14 @@
 """FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
 
-A fetch that finds nothing is parked until its stream grows or its patience ends; a newer fetch of the same consumer
-takes its place.
+A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
+consumer replaces it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,38 +16,19 @@ from typing import Any
 from agent.pages import Consumer
 from agent.replication.protocol.errors import ERRORS
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.consumer_effects import (
-    AnnounceLease,
-    AwaitConfirm,
-    BeginServing,
-    CheckConfirm,
-    CompareHistory,
-    CountConsumers,
-    Effect,
-    ExplainNeverServed,
-    FindConsumer,
-    HasServed,
-    HoldLease,
-    LookAtStream,
-    Park,
-    Parked,
-    ReadPage,
-    RecordServed,
-    RegisterConsumer,
-    ReportPeerAhead,
-    StartConfirm,
-    Steps,
-    StreamNow,
-)
+from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamNow
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.reading import PageQuery
-from agent.replication.serving.waiters import Waiters, end_wait
 from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+"""Zone and consumer."""
 
 
 class Consumers:
@@ -102,48 +84,47 @@ class Consumers:
         """The result of an effect. Raises the store's errors."""
         context, store = self._context, self._context.store
         match effect:
-            case FindConsumer(name):
+            case effects.FindConsumer(name):
                 return store.consumers.get(name)
-            case CountConsumers(zone):
+            case effects.CountConsumers(zone):
                 return sum(1 for each in store.consumers.all() if each.zone == zone)
-            case LookAtStream(stream, zone):
+            case effects.LookAtStream(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
                 return StreamNow(store.end_offset(stream), self._waiters.count(zone), now_ms)
-            case ReportPeerAhead(zone, why):
+            case effects.ReportPeerAhead(zone, why):
                 return store.peer_is_ahead(zone, why)
-            case ExplainNeverServed(stream, zone, offset):
+            case effects.ExplainNeverServed(stream, zone, offset):
                 return store.consumers.why_not_served(stream, zone, offset)
-            case HasServed(stream, zone, end):
+            case effects.HasServed(stream, zone, end):
                 return store.consumers.has_served(stream, zone, end)
-            case CompareHistory(stream, taken, held):
+            case effects.CompareHistory(stream, taken, held):
                 return await context.in_thread(store.contradiction, stream, taken, held)
-            case RegisterConsumer():
+            case effects.RegisterConsumer():
                 return await self._register(effect)
-            case HoldLease(name, shown):
+            case effects.HoldLease(name, shown):
                 return await context.wrap(store.consumers.hold_lease(name, shown))
-            case AnnounceLease(name, zone, before, lease):
+            case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
-                return self._waiters.supersede((zone, name))  # the parked instance learns at once that it is fenced
-            case StartConfirm():
+                return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
+            case effects.StartConfirm():
                 return self._start_confirm(effect)
-            case AwaitConfirm(confirming):
+            case effects.AwaitConfirm(confirming):
                 return await confirming
-            case CheckConfirm(confirming):
+            case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case BeginServing(stream, zone):
+            case effects.BeginServing(stream, zone):
                 beginning = store.consumers.begin_serving(stream, zone)
                 return None if beginning is None else await context.wrap(beginning)
-            case Park():
+            case effects.Park():
                 return await self._park(effect)
-            case ReadPage(plan, zone, known):
-                packet_bytes_max = context.link.require().packet_bytes_max  # of the connection at this moment
-                return await context.page(PageQuery(plan, zone, known, packet_bytes_max))
-            case RecordServed():
+            case effects.ReadPage(plan, zone, known):
+                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
+            case effects.RecordServed():
                 return self._record_served(effect)
         raise AssertionError(effect)
 
-    async def _register(self, effect: RegisterConsumer) -> Consumer:
+    async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
         registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
         consumer = await self._context.wrap(registering)
         self._bootstraps.began(effect.name, effect.zone, effect.stream)
@@ -151,7 +132,7 @@ class Consumers:
         _log.info("consumer_registered", extra=fields)
         return consumer
 
-    def _start_confirm(self, effect: StartConfirm) -> asyncio.Future[int]:
+    def _start_confirm(self, effect: effects.StartConfirm) -> asyncio.Future[int]:
         confirm, telemetry = effect.confirm, self._context.telemetry
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
@@ -165,7 +146,7 @@ class Consumers:
         confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
         return confirming
 
-    async def _park(self, effect: Park) -> Parked:
+    async def _park(self, effect: effects.Park) -> Parked:
         context, store, waiters = self._context, self._context.store, self._waiters
         key, began_ns = (effect.zone, effect.name), context.now_ns()
         wait_ms = max(0, effect.until_ms - began_ns // 1_000_000)
@@ -183,12 +164,62 @@ class Consumers:
             waiters.remove(key, ended)
         return Parked(is_superseded, context.now_ns() - began_ns)
 
-    def _record_served(self, effect: RecordServed) -> None:
+    def _record_served(self, effect: effects.RecordServed) -> None:
         store = self._context.store
         store.consumers.record_served(effect.stream, effect.zone, effect.last_offset, effect.end)
         store.consumers.seen(effect.name, is_at_end=effect.is_at_end)
         if effect.is_at_end:
             self._bootstraps.reached_end(effect.name)
+
+
+class Waiters:
+    """The parked fetches of one server: which wait for which stream to grow. Belongs to the event loop's thread.
+
+    A consumer waits once: a newer fetch takes the place of an earlier one, which then ends without an answer. The
+    result of a wait is True in that case. How many fetches may wait is decided in `admission`.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[Key, tuple[str, asyncio.Future[bool]]] = {}
+        self._by_zone: Counter[str] = Counter()
+
+    def count(self, zone: str | None = None) -> int:
+        """How many wait, in all or of one zone."""
+        return len(self._waits) if zone is None else self._by_zone[zone]
+
+    def has_any(self) -> bool:
+        """Whether any fetch waits. May be called from any thread."""
+        return bool(self._waits)
+
+    def add(self, key: Key, stream: str, ended: asyncio.Future[bool]) -> None:
+        """A consumer waits for a stream; `ended` is resolved when the wait is over."""
+        self.supersede(key)
+        self._waits[key] = stream, ended
+        self._by_zone[key[0]] += 1
+
+    def wake(self, ends: Mapping[str, int]) -> None:
+        """These streams have grown."""
+        for stream, ended in self._waits.values():
+            if stream in ends:
+                end_wait(ended)
+
+    def supersede(self, key: Key) -> None:
+        """A newer fetch of this consumer, or another instance, has come: an earlier wait ends without an answer."""
+        if (wait := self._waits.get(key)) is not None:
+            end_wait(wait[1], is_superseded=True)
+            self.remove(key, wait[1])
+
+    def remove(self, key: Key, ended: asyncio.Future[bool]) -> None:
+        """Remove a wait, unless another has replaced it."""
+        if key in self._waits and self._waits[key][1] is ended:
+            del self._waits[key]
+            self._by_zone[key[0]] -= 1
+
+
+def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> None:
+    """Resolve a wait once."""
+    if not ended.done():
+        ended.set_result(is_superseded)
 
 
 class BootstrapSpans:

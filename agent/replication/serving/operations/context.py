@@ -8,27 +8,21 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeVar
+from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
 
 
-class StoreName(TypedDict):
-    """The fields of every answer that say which store it comes from."""
-
-    store_zone: str
-    epoch: str
-
-
 @dataclass
 class Context:
-    """One link's side of a serving node. `exports`: each peer zone and the streams it may read.
+    """One link's side of a serving node. `exports`: each peer zone and the streams it may read; `appends`: those it may
+    append to.
 
     Everything that operations wait for goes through the methods below, so a simulation can put its own clock and event
     loop here.
@@ -38,6 +32,7 @@ class Context:
     store: ServingStore
     exports: Mapping[str, frozenset[str]]
     telemetry: Telemetry = field(default_factory=Telemetry)
+    appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
@@ -49,6 +44,11 @@ class Context:
     def own(self) -> StoreName:
         """The first fields of every answer."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
+
+    @property
+    def packet_bytes_max(self) -> int:
+        """What the broker accepts, on the connection at this moment. Raises ConnectionLost."""
+        return self.link.require().packet_bytes_max
 
     def now_ns(self) -> int:
         """The monotonic clock."""

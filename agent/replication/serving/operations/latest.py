@@ -1,7 +1,7 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
-One search at a time, for it opens batches, which nothing else in serving does; a few may wait for it, more are told to
-ask later. The next pages of a question are told from the search that answered the first, for as long as it is kept.
+One search runs at a time, because it opens batches, which nothing else in serving does; a few requests may wait for it,
+more are refused as busy. The later pages of a question come from the search that answered the first, while it is kept.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 
-from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry
+from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 
 WAITING_MAX = 8
-"""Searches that wait for the one before, some tenths of a second each: all are answered before their askers give up."""
+"""Searches that wait for the one before, some tenths of a second each: all end before their requests time out."""
 
 HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
@@ -38,13 +38,15 @@ class Latest:
         if request.stream not in context.exports[caller.zone]:
             return not_exported(request.stream, caller.zone)
         if self._waiting > WAITING_MAX:
-            return Refuse("busy", f"{self._waiting} searches for last values are waiting already")
+            return Refuse("busy", f"{self._waiting} searches for latest values are waiting already")
         self._waiting += 1
         try:
             async with self._turn:
                 searched = await self._searched(request)
-                room = context.link.require().packet_bytes_max - HEAD_BYTES
-                values, more = await context.in_thread(_page, searched, request, min(request.bytes_max, room))
+                room = context.packet_bytes_max - HEAD_BYTES
+                after = None if request.after is None else request.after.order
+                page = searched.found, after, request.limit, min(request.bytes_max, room)
+                values, more = await context.in_thread(page_of, *page)
         finally:
             self._waiting -= 1
         answer = LatestAnswer(
@@ -59,8 +61,7 @@ class Latest:
         return Reply(answer, [])
 
     async def _searched(self, request: GetLatest) -> Search:
-        """The search of which a page is asked for: a new one for the first page, and for a later one if it is kept no
-        more."""
+        """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, question = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(question, _now_ms())
         if searched is None:
@@ -70,11 +71,6 @@ class Latest:
             self._kept.put(question, searched)
             asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
         return searched
-
-
-def _page(searched: Search, request: GetLatest, bytes_max: int) -> tuple[list[LatestEntry], bool]:
-    after = None if request.after is None else request.after.order
-    return page_of(searched.found, after, request.limit, bytes_max)
 
 
 def _now_ms() -> int:

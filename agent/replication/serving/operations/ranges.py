@@ -14,55 +14,46 @@ from agent.replication.serving.outcomes import Outcome, Refuse, Reply
 from agent.replication.serving.reading import PageQuery, read_sequences
 
 
-class Ranges:
-    """Serves ranges of offsets and of sequences."""
+async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
+    """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them
+    back."""
+    plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
+    if isinstance(plan, Refuse):
+        return plan
+    asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max)
+    read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
+    if isinstance(read, Refuse):
+        return read
+    answer = SequencesAnswer(
+        **context.own,
+        stream=request.stream,
+        origin=request.origin,
+        batches=read.entries,
+        holes=read.holes,
+        definitions=read.definitions,
+        more=read.last_offset < request.last_sequence,
+    )
+    return Reply(answer, read.batches, read.facts)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    async def fetch_sequences(self, caller: Caller, request: FetchSequences) -> Outcome:
-        """The page from `first_sequence` on. Nothing is omitted: a caller that asks for its own facts wants them
-        back."""
-        context = self._context
-        plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
-        if isinstance(plan, Refuse):
-            return plan
-        packet_bytes_max = context.link.require().packet_bytes_max
-        asked = PageQuery(plan, "", request.definitions_known, packet_bytes_max)
-        read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
-        if isinstance(read, Refuse):
-            return read
-        answer = SequencesAnswer(
-            **context.own,
-            stream=request.stream,
-            origin=request.origin,
-            batches=read.entries,
-            holes=read.holes,
-            definitions=read.definitions,
-            more=read.last_offset < request.last_sequence,
-        )
-        return Reply(answer, read.batches, read.facts)
-
-    async def fetch_range(self, caller: Caller, request: FetchRange) -> Outcome:
-        """The page from `first_offset` on."""
-        context = self._context
-        log = LogView(context.epoch, context.store.end_offset(request.stream))
-        plan = admit_range(request, caller.zone, context.exports[caller.zone], log)
-        if isinstance(plan, Refuse):
-            return plan
-        packet_bytes_max = context.link.require().packet_bytes_max
-        asked = PageQuery(plan, caller.zone, request.definitions_known, packet_bytes_max)
-        read = await context.page(asked)
-        if isinstance(read, Refuse):
-            return read
-        answer = RangeAnswer(
-            **context.own,
-            stream=request.stream,
-            end_offset=read.end_offset,
-            batches=read.entries,
-            omitted=read.omitted,
-            holes=read.holes,
-            definitions=read.definitions,
-            more=read.last_offset < plan.until(read.end_offset),
-        )
-        return Reply(answer, read.batches, read.facts)
+async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:
+    """The page from `first_offset` on."""
+    log = LogView(context.epoch, context.store.end_offset(request.stream))
+    plan = admit_range(request, caller.zone, context.exports[caller.zone], log)
+    if isinstance(plan, Refuse):
+        return plan
+    asked = PageQuery(plan, caller.zone, request.definitions_known, context.packet_bytes_max)
+    read = await context.page(asked)
+    if isinstance(read, Refuse):
+        return read
+    answer = RangeAnswer(
+        **context.own,
+        stream=request.stream,
+        end_offset=read.end_offset,
+        batches=read.entries,
+        omitted=read.omitted,
+        holes=read.holes,
+        definitions=read.definitions,
+        more=read.last_offset < plan.until(read.end_offset),
+    )
+    return Reply(answer, read.batches, read.facts)

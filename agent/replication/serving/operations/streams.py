@@ -28,68 +28,59 @@ RANGES_PER_ANSWER = 1000
 """An answer with this many ranges begins no further origin."""
 
 
-class Streams:
-    """Serves names and bounds."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-
-    async def list_streams(self, caller: Caller, _: ListStreams) -> Outcome:
-        """Every stream exported to the caller, by name."""
-        unix_ms = time.time_ns() // 1_000_000
-        return Reply(StreamsAnswer(**self._context.own, streams=self._exported(caller), unix_ms=unix_ms), [])
-
-    async def get_bounds(self, caller: Caller, request: GetBounds) -> Outcome:
-        """First and last offset of one stream."""
-        for entry in self._exported(caller):
-            if entry.name == request.stream:
-                first, end = entry.first_offset, entry.end_offset
-                answer = BoundsAnswer(**self._context.own, stream=entry.name, first_offset=first, end_offset=end)
-                return Reply(answer, [])
-        return not_exported(request.stream, caller.zone)
-
-    def _exported(self, caller: Caller) -> list[StreamEntry]:
-        """A stream that is exported but holds nothing yet is listed as empty."""
-        bounds = {stream.name: stream for stream in self._context.store.streams()}
-        entries = []
-        for name in sorted(self._context.exports[caller.zone]):
-            stream = bounds.get(name)
-            first, end = (stream.first_offset, stream.end_offset) if stream is not None else (1, 0)
-            entries.append(StreamEntry(name=name, first_offset=max(first, 1), end_offset=end))
-        return entries
+async def list_streams(context: Context, caller: Caller, _: ListStreams) -> Outcome:
+    """Every stream exported to the caller, by name."""
+    unix_ms = time.time_ns() // 1_000_000
+    return Reply(StreamsAnswer(**context.own, streams=_exported(context, caller), unix_ms=unix_ms), [])
 
 
-class Digests:
-    """Serves digests for comparisons."""
+async def get_bounds(context: Context, caller: Caller, request: GetBounds) -> Outcome:
+    """First and last offset of one stream."""
+    for entry in _exported(context, caller):
+        if entry.name == request.stream:
+            first, end = entry.first_offset, entry.end_offset
+            answer = BoundsAnswer(**context.own, stream=entry.name, first_offset=first, end_offset=end)
+            return Reply(answer, [])
+    return not_exported(request.stream, caller.zone)
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
 
-    async def get_digests(self, caller: Caller, request: GetDigests) -> Outcome:
-        """What is held, or what lies inside a range."""
-        context, stream = self._context, request.stream
-        if stream not in context.exports[caller.zone]:
-            return not_exported(stream, caller.zone)
-        if request.origin is None or request.first_sequence is None or request.last_sequence is None:
-            return Reply(self._ranges(stream, request.after_origin or ""), [])
-        targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
-        origin = origin_named(request.origin)
-        found = await context.in_thread(context.store.batch_ends, stream, origin, targets)
-        ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
-        return Reply(
-            DigestsAnswer(**context.own, stream=stream, end_offset=context.store.end_offset(stream), ends=ends), []
-        )
+def _exported(context: Context, caller: Caller) -> list[StreamEntry]:
+    """A stream that is exported but holds nothing yet is listed as empty."""
+    bounds = {stream.name: stream for stream in context.store.streams()}
+    entries = []
+    for name in sorted(context.exports[caller.zone]):
+        stream = bounds.get(name)
+        first, end = (stream.first_offset, stream.end_offset) if stream is not None else (1, 0)
+        entries.append(StreamEntry(name=name, first_offset=max(first, 1), end_offset=end))
+    return entries
 
-    def _ranges(self, stream: str, after_origin: str) -> DigestsAnswer:
-        """Whole origins, in the order of their names. The end is read last, so every range named lies before it."""
-        held = {str(origin): ranges for origin, ranges in self._context.store.held(stream).items()}
-        ranges, more = list[tuple[str, int, int, str, str]](), False
-        for name in sorted(name for name in held if name > after_origin):
-            if len(ranges) >= RANGES_PER_ANSWER:
-                more = True
-                break
-            for one in held[name]:
-                digests = one.first_previous_digest.hex(), one.last_digest.hex()
-                ranges.append((name, one.first_sequence, one.last_sequence, *digests))
-        end_offset = self._context.store.end_offset(stream)
-        return DigestsAnswer(**self._context.own, stream=stream, end_offset=end_offset, ranges=ranges, more=more)
+
+async def get_digests(context: Context, caller: Caller, request: GetDigests) -> Outcome:
+    """Digests of what is held, or of batches in a range."""
+    stream = request.stream
+    if stream not in context.exports[caller.zone]:
+        return not_exported(stream, caller.zone)
+    if request.origin is None or request.first_sequence is None or request.last_sequence is None:
+        return Reply(_ranges(context, stream, request.after_origin or ""), [])
+    targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
+    origin = origin_named(request.origin)
+    found = await context.in_thread(context.store.batch_ends, stream, origin, targets)
+    ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
+    return Reply(
+        DigestsAnswer(**context.own, stream=stream, end_offset=context.store.end_offset(stream), ends=ends), []
+    )
+
+
+def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
+    """Whole origins, in the order of their names. The end is read last, so every range is before it."""
+    held = {str(origin): ranges for origin, ranges in context.store.held(stream).items()}
+    ranges, more = list[tuple[str, int, int, str, str]](), False
+    for name in sorted(name for name in held if name > after_origin):
+        if len(ranges) >= RANGES_PER_ANSWER:
+            more = True
+            break
+        for one in held[name]:
+            digests = one.first_previous_digest.hex(), one.last_digest.hex()
+            ranges.append((name, one.first_sequence, one.last_sequence, *digests))
+    end_offset = context.store.end_offset(stream)
+    return DigestsAnswer(**context.own, stream=stream, end_offset=end_offset, ranges=ranges, more=more)

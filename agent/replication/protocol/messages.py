@@ -1,0 +1,727 @@
+"""The messages of `bsfg.replication` 1.0: every request and every answer, as checked values.
+
+Types say what a field may contain; rules that types cannot express are checked by each message's `check`, which raises
+MalformedMessage, so that a decoded message is always valid. `codec` encodes and decodes messages; `serving.operations`
+carries requests out. docs/reference/protocol.md specifies the same for a second implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+from agent.append_contract import WARNING_CHARACTERS_MAX
+from agent.batch import Origin
+from agent.lease import LEASE_EPOCH_MAX
+from agent.message import Envelope
+from agent.replication.protocol.errors import MalformedMessage
+
+# ---------------------------------------------------------------------------------------- types of fields, base classes
+
+OFFSET_MAX = 2**63 - 1
+Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
+StartText = Annotated[str, msgspec.Meta(max_length=40)]
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
+Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
+Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
+Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
+Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
+Artifact = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
+Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A part of a message; fields with their default value are not encoded."""
+
+
+class RequestBody(Part, frozen=True):
+    """Base class of requests."""
+
+    def check(self) -> None:
+        """Raise MalformedMessage for rules that field types cannot express."""
+
+
+class AnswerBody(Part, frozen=True):
+    """Base class of answers: names the answering store."""
+
+    store_zone: Zone
+    epoch: Epoch
+
+    def check(self) -> None:
+        """Raise MalformedMessage for rules that field types cannot express."""
+
+    def attached(self) -> list[int]:
+        """Length in bytes of each piece of the attachment, in order."""
+        return []
+
+
+def operation_of(message: RequestBody | AnswerBody | type[RequestBody | AnswerBody]) -> str:
+    """The operation of a message."""
+    return str(message.__struct_config__.tag)
+
+
+def check_forwards(first: int, last: int, operation: str) -> None:
+    """Raise MalformedMessage if `first` is after `last`."""
+    if first > last:
+        raise MalformedMessage(f"the range {first} to {last} is backwards", "bad_request", operation)
+
+
+def check_range(name: str, value: int, least: int, most: int, operation: str) -> None:
+    """Raise MalformedMessage with `limit_out_of_range` unless least <= value <= most."""
+    if not least <= value <= most:
+        shown = str(value) if abs(value) <= OFFSET_MAX else "a number beyond 64 bits"
+        raise MalformedMessage(f"{name} is {shown}, must be {least} to {most}", "limit_out_of_range", operation)
+
+
+# -------------------------------------------------------------------------- facts of a consumer, by offset, by sequence
+
+BATCHES_MAX = 2048
+"""Batches of one page; limits the header when batches contain single facts."""
+LIMIT_MAX = 1_000_000
+BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
+BYTES_MAX_DEFAULT = 256 * 1024
+"""The page size with the highest throughput of paho and one broker (measured); larger pages delay other messages."""
+WAIT_MS_MAX = 60_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Confirm(Part, frozen=True):
+    """Offsets `first_offset` to `last_offset` are durable at the requester; without `first_offset` all up to
+    `last_offset`."""
+
+    last_offset: Position
+    first_offset: Position | None = None
+
+    def check(self, operation: str) -> None:
+        """Raise MalformedMessage where the range is backwards."""
+        if self.first_offset is not None and self.first_offset > self.last_offset:
+            why = f"confirm from {self.first_offset} to {self.last_offset} is backwards"
+            raise MalformedMessage(why, "bad_request", operation)
+
+
+class LastBatchEnd(Part, frozen=True):
+    """The last batch that the requester stored from this log: its last offset in the log, and its digest."""
+
+    last_offset: Position
+    digest: Digest
+
+
+class OriginHead(Part, frozen=True):
+    """The newest batch of the serving store's own origin, in its present epoch, that the requester holds by any path.
+
+    Its last sequence and its digest.
+    """
+
+    last_sequence: Position
+    digest: Digest
+
+
+class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
+    """A page from the consumer's frontier, or after `after_offset`; waits up to `wait_ms` for facts."""
+
+    consumer_name: Name
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    wait_ms: int = 0
+    stream: Name | None = None
+    start: Time | StartText = "oldest"
+    epoch: Epoch | None = None
+    after_offset: Offset | None = None
+    confirm: Confirm | None = None
+    lease: Lease | None = None
+    lease_after: Lease | None = None
+    definitions_known: dict[OriginName, Offset] = {}
+    last_batch: LastBatchEnd | None = None
+    origin_head: OriginHead | None = None
+    high_water_offset: Offset | None = None
+
+    def check(self) -> None:
+        check_page(self.limit, self.bytes_max, "FetchFacts")
+        check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
+        _ = self.starts
+        if self.confirm is not None:
+            self.confirm.check("FetchFacts")
+
+    @property
+    def starts(self) -> Literal["oldest", "end"] | int:
+        """Where a consumer starts that this request registers: oldest, end, or ms since 1970. Raises
+        MalformedMessage."""
+        start = self.start
+        match start:
+            case int():
+                return start
+            case "oldest":
+                return "oldest"
+            case "end":
+                return "end"
+        try:
+            found = datetime.fromisoformat(start)
+        except ValueError:
+            found = None
+        if found is None or found.tzinfo is None or found < _EPOCH:
+            why = f"start is {start!r}; it must be a time with a time zone, oldest or end"
+            raise MalformedMessage(why, "bad_request", "FetchFacts")
+        return (found - _EPOCH) // timedelta(milliseconds=1)
+
+
+class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operation"):
+    """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting."""
+
+    stream: Name
+    first_offset: Position
+    last_offset: Position
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    epoch: Epoch | None = None
+    definitions_known: dict[OriginName, Offset] = {}
+
+    def check(self) -> None:
+        check_page(self.limit, self.bytes_max, "FetchRange")
+        check_forwards(self.first_offset, self.last_offset, "FetchRange")
+
+
+class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="operation"):
+    """A page of whole batches with sequences `first_sequence` to `last_sequence` of one origin, also the requester's
+    own."""
+
+    stream: Name
+    origin: OriginName
+    first_sequence: Position
+    last_sequence: Position
+    limit: int
+    bytes_max: int = BYTES_MAX_DEFAULT
+    definitions_known: dict[OriginName, Offset] = {}
+
+    def check(self) -> None:
+        check_page(self.limit, self.bytes_max, "FetchSequences")
+        check_forwards(self.first_sequence, self.last_sequence, "FetchSequences")
+
+
+class ConfirmReceipt(RequestBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the requester."""
+
+    consumer_name: Name
+    offset: Position
+    first_offset: Position | None = None
+    epoch: Epoch | None = None
+    lease: Lease | None = None
+
+    @property
+    def confirm(self) -> Confirm:
+        """The confirmed range."""
+        return Confirm(last_offset=self.offset, first_offset=self.first_offset)
+
+    def check(self) -> None:
+        self.confirm.check("ConfirmReceipt")
+
+
+class GetCursor(RequestBody, frozen=True, tag="GetCursor", tag_field="operation"):
+    """A consumer's position."""
+
+    consumer_name: Name
+
+
+class DefinitionEntry(Part, frozen=True):
+    """Definition `number` of one origin, in the origin's canonical JSON, byte for byte."""
+
+    zone: Zone
+    epoch: Epoch
+    number: Position
+    definition: msgspec.Raw
+
+
+class PageAnswer(AnswerBody, frozen=True):
+    """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
+
+    `omitted`: ranges of offsets left out because the requester recorded these facts itself. `holes`: (first_offset,
+    last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
+    reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
+    the page."""
+
+    stream: Name
+    batches: list[tuple[Position, Position, Position]] = []
+    omitted: list[tuple[Position, Position]] = []
+    holes: list[tuple[Position, Position, Reason]] = []
+    definitions: list[DefinitionEntry] = []
+    more: bool = False
+
+    def end(self) -> int:
+        """Upper bound of all positions in the page."""
+        raise NotImplementedError
+
+    def covered(self) -> tuple[int, int] | None:
+        """First and last offset of the page; None if it covers none."""
+        runs = self.runs()
+        return (runs[0][0], runs[-1][1]) if runs else None
+
+    def runs(self) -> list[tuple[int, int]]:
+        """All ranges of the page (batches, omitted ranges, holes), sorted."""
+        return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
+
+    def attached(self) -> list[int]:
+        return [length for _, _, length in self.batches]
+
+    def check(self) -> None:
+        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most."""
+        operation = operation_of(self)
+        parts = max(len(self.batches), len(self.omitted), len(self.holes))
+        if parts > BATCHES_MAX:
+            raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation=operation)
+        runs = self.runs()
+        for (first, last), (following, _) in zip(runs, [*runs[1:], (runs[-1][1] + 1, 0)] if runs else [], strict=True):
+            if not first <= last == following - 1:
+                raise MalformedMessage(f"page not contiguous at offset {last}", operation=operation)
+        if runs and runs[-1][1] > self.end():
+            raise MalformedMessage(f"page to {runs[-1][1]}, beyond its end {self.end()}", operation=operation)
+
+
+class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
+    """A page whose positions are offsets."""
+
+    end_offset: Offset
+
+    def end(self) -> int:
+        return self.end_offset
+
+
+class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", tag_field="operation"):
+    """A consumer's page. Without offsets and definitions: no facts came while waiting.
+
+    `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
+    named another one; the answer then contains nothing else. `omitted_digest`: digest of the batch at the end of the
+    last omitted range."""
+
+    frontier: Offset
+    lease: Lease | None = None
+    lease_in_force: Lease | None = None
+    omitted_digest: Digest | None = None
+
+
+class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
+    """A page of a range, up to its end or the log's end; without offsets and definitions if it is beyond the log."""
+
+
+class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
+    """A page whose positions are sequences of `origin`: whole batches; the first may begin before the requested range.
+
+    Holes may also be `absent`: never held by this store. Nothing is omitted.
+    """
+
+    origin: OriginName
+
+    def end(self) -> int:
+        return OFFSET_MAX
+
+
+class ConfirmAnswer(AnswerBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
+    """The consumer's frontier after the confirmation, durable before the answer."""
+
+    cursor_advanced_to: Offset
+    lease: Lease | None = None
+
+
+class CursorAnswer(AnswerBody, frozen=True, tag="GetCursor", tag_field="operation"):
+    """A consumer's stream and frontier, and the end of the stream."""
+
+    consumer_name: Name
+    stream: Name
+    frontier: Offset
+    end_offset: Offset
+
+
+def check_page(limit: int, bytes_max: int, operation: str) -> None:
+    """Raise MalformedMessage if the requested page size is out of range."""
+    check_range("limit", limit, 1, LIMIT_MAX, operation)
+    check_range("bytes_max", bytes_max, BYTES_MAX_MIN, BYTES_MAX_MAX, operation)
+
+
+# --------------------------------------------------------------------------------------- digests, to compare two stores
+
+ENDS_MAX, ENDS_DEFAULT = 256, 64
+"""Digests inside a range in one answer: each exchange narrows it to a 64th, so a billion facts take five exchanges."""
+RANGES_MAX = 2000
+"""Ranges in one answer: whole origins until there are a thousand ranges, and one origin has at most a thousand."""
+
+
+class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operation"):
+    """Ranges held of each origin after `after_origin`; or, with `origin`, digests at some batch ends in a range of it.
+
+    An equal digest proves equality of the whole history before it, so a few digests find where two stores differ.
+    """
+
+    stream: Name
+    after_origin: OriginName | None = None
+    origin: OriginName | None = None
+    first_sequence: Position | None = None
+    last_sequence: Position | None = None
+    ends_max: int = ENDS_DEFAULT
+
+    def check(self) -> None:
+        check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
+        given = [one is not None for one in (self.origin, self.first_sequence, self.last_sequence)]
+        if any(given) and not (all(given) and self.after_origin is None):
+            why = "origin, first_sequence and last_sequence are only valid together and without after_origin"
+            raise MalformedMessage(why, "bad_request", "GetDigests")
+        if self.first_sequence is not None and self.last_sequence is not None:
+            check_forwards(self.first_sequence, self.last_sequence, "GetDigests")
+
+
+class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operation"):
+    """Ranges held, or digests of batch ends.
+
+    `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
+    what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
+    digest) of batches in the requested range. `end_offset`: end of the log when it was read; the log up to there
+    contains all `ranges`."""
+
+    stream: Name
+    end_offset: Offset
+    ranges: Annotated[
+        list[tuple[OriginName, Position, Position, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
+    ] = []
+    ends: Annotated[list[tuple[Position, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
+    more: bool = False
+
+    def check(self) -> None:
+        """Raise MalformedMessage unless ranges and ends are sorted and do not overlap."""
+        starts = [(origin, first) for origin, first, _, _, _ in self.ranges]
+        overlaps = any(
+            left[0] == right[0] and left[2] >= right[1]
+            for left, right in zip(self.ranges, self.ranges[1:], strict=False)
+        )
+        if sorted(starts) != starts or overlaps or any(first > last for _, first, last, _, _ in self.ranges):
+            raise MalformedMessage("ranges of digests are not in order", operation="GetDigests")
+        places = [last for last, _ in self.ends]
+        if sorted(set(places)) != places:
+            raise MalformedMessage("ends of batches are not in order", operation="GetDigests")
+
+
+def origin_named(name: str) -> Origin:
+    """The origin in a field that was already checked."""
+    zone, _, epoch = name.partition("/")
+    return Origin(zone, bytes.fromhex(epoch))
+
+
+# ------------------------------------------------------------------------------------------------- artifacts, in chunks
+
+CHUNK_BYTES_MAX = 256 * 1024
+"""Bytes of an artifact in one answer: as many as a page."""
+PUT_BYTES_MAX = 45_000
+"""Bytes of an artifact in one request; base64 makes 60,000 of them."""
+
+
+class GetObject(RequestBody, frozen=True, tag="GetObject", tag_field="operation"):
+    """Bytes of an artifact from `offset`; a fact that the requester may read must refer to it."""
+
+    digest: Artifact
+    offset: Offset = 0
+    bytes_max: int = CHUNK_BYTES_MAX
+
+    def check(self) -> None:
+        check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, CHUNK_BYTES_MAX, "GetObject")
+
+
+class PutObject(RequestBody, frozen=True, tag="PutObject", tag_field="operation"):
+    """The next bytes of an artifact of `size` bytes. Without `data`: ask how many bytes an earlier attempt stored."""
+
+    digest: Artifact
+    size: Position
+    offset: Offset = 0
+    data: Annotated[bytes, msgspec.Meta(max_length=PUT_BYTES_MAX)] = b""
+
+
+class ObjectAnswer(AnswerBody, frozen=True, tag="GetObject", tag_field="operation"):
+    """The attachment is `bytes` bytes of the artifact, from `offset`. After the last one the requester checks the
+    digest."""
+
+    size: Position
+    offset: Offset
+    bytes: Offset = 0
+
+    def attached(self) -> list[int]:
+        return [self.bytes] if self.bytes else []
+
+    def check(self) -> None:
+        if self.bytes > CHUNK_BYTES_MAX or (self.offset + self.bytes > self.size and self.bytes):
+            why = f"{self.bytes} bytes from {self.offset} of {self.size}"
+            raise MalformedMessage(why, operation="GetObject")
+
+
+class PutAnswer(AnswerBody, frozen=True, tag="PutObject", tag_field="operation"):
+    """`received`: bytes stored so far, continue there. `is_complete`: all bytes, checked against the digest, and
+    durable."""
+
+    received: Offset
+    is_complete: bool
+
+
+# --------------------------------------------------------------------------------------------- streams and their bounds
+
+
+class GetBounds(RequestBody, frozen=True, tag="GetBounds", tag_field="operation"):
+    """The first and last offset a stream holds."""
+
+    stream: Name
+
+
+class ListStreams(RequestBody, frozen=True, tag="ListStreams", tag_field="operation"):
+    """List the streams exported to the requester."""
+
+
+class StreamEntry(Part, frozen=True):
+    """One exported stream and its bounds; `first_offset` is `end_offset + 1` if it is empty."""
+
+    name: Name
+    first_offset: Position
+    end_offset: Offset
+
+
+class BoundsAnswer(AnswerBody, frozen=True, tag="GetBounds", tag_field="operation"):
+    """The bounds of one stream."""
+
+    stream: Name
+    first_offset: Position
+    end_offset: Offset
+
+
+class StreamsAnswer(AnswerBody, frozen=True, tag="ListStreams", tag_field="operation"):
+    """The streams exported to the requester, by name, and the server's wall clock in ms since 1970, for comparison
+    only."""
+
+    streams: list[StreamEntry]
+    unix_ms: Offset | None = None
+
+
+# ---------------------------------------------------------------------- appends of other zones, and leases of producers
+
+MESSAGES_MAX = 256
+"""Messages of one append: as many small ones as fit into a request, and their outcomes into an answer."""
+
+
+class NewFact(Part, frozen=True):
+    """A fact; `object` is any JSON, stored in canonical form."""
+
+    subject: str
+    predicate: str
+    object: msgspec.Raw
+
+
+class NewMessage(Part, frozen=True):
+    """A message to store once, with its preconditions: the producer's lease, the newest fact of the subject that it is
+    based on."""
+
+    envelope: Envelope
+    fact: NewFact
+    producer: str | None = None
+    lease_epoch: int | None = None
+    base_offset: int | None = None
+
+
+class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operation"):
+    """Append messages to a stream in this order; if one breaks a rule, none is stored."""
+
+    stream: Name
+    messages: Annotated[list[NewMessage], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+    acks: Literal["none", "local", "quorum", "all"] | None = None
+
+
+class AcquireLease(RequestBody, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """Acquire a new lease epoch for a producer of the requesting zone; appends with a lower epoch are fenced from then
+    on.
+
+    With `lease_after` only if that epoch is in force (0: none).
+    """
+
+    stream: Name
+    producer: Name
+    lease_after: Offset | None = None
+
+
+class AppendedEntry(Part, frozen=True):
+    """The outcome of one message, as in `agent.append_contract`; an unknown outcome counts as a refusal."""
+
+    offset: Offset
+    outcome: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+    warning: Annotated[str, msgspec.Meta(max_length=WARNING_CHARACTERS_MAX)] = ""
+    lease_epoch: Offset | None = None
+
+
+class AppendAnswer(AnswerBody, frozen=True, tag="AppendFact", tag_field="operation"):
+    """The outcome of each message, in the order of the request."""
+
+    outcomes: Annotated[list[AppendedEntry], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
+
+
+class LeaseAnswer(AnswerBody, frozen=True, tag="AcquireLease", tag_field="operation"):
+    """The new lease epoch; or, if `lease_after` was not in force, the epoch that is."""
+
+    lease_epoch: Position | None = None
+    lease_in_force: Offset | None = None
+
+    def check(self) -> None:
+        if (self.lease_epoch is None) is (self.lease_in_force is None):
+            raise MalformedMessage(
+                "exactly one of lease_epoch and lease_in_force must be present", operation="AcquireLease"
+            )
+
+
+# -------------------------------------------------------------------------------------------------------- latest values
+
+SUBJECTS_MAX = 1000
+VALUES_MAX, VALUES_DEFAULT = 10_000, 1_000
+VALUES_BYTES_MAX = 768 * 1024
+"""The values are part of an answer's header, which has at most 1 MiB."""
+FRESH_MS_MAX, FRESH_MS_DEFAULT = 30 * 86_400_000, 60_000
+DEPTH_FACTS_MAX, DEPTH_FACTS_DEFAULT = 20_000_000, 2_000_000
+"""Facts searched from the end of the stream: tenths of a second by default, some seconds at most, if a tag is not
+found."""
+
+
+class TagKey(Part, frozen=True):
+    """The key of a latest value: zone, subject and predicate; ordered by these."""
+
+    zone: Zone
+    subject: Text
+    predicate: Text
+
+    @property
+    def order(self) -> tuple[str, str, str]:
+        """The sort key."""
+        return self.zone, self.subject, self.predicate
+
+
+class GetLatest(RequestBody, frozen=True, tag="GetLatest", tag_field="operation"):
+    """The latest value of each tag of a stream, ordered by key, starting after the key `after`."""
+
+    stream: Name
+    subjects: Annotated[list[Text], msgspec.Meta(max_length=SUBJECTS_MAX)] = []
+    prefix: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    after: TagKey | None = None
+    limit: int = VALUES_DEFAULT
+    bytes_max: int = BYTES_MAX_DEFAULT
+    fresh_ms: int = FRESH_MS_DEFAULT
+    depth_facts: int = DEPTH_FACTS_DEFAULT
+
+    def check(self) -> None:
+        check_range("limit", self.limit, 1, VALUES_MAX, "GetLatest")
+        check_range("bytes_max", self.bytes_max, BYTES_MAX_MIN, VALUES_BYTES_MAX, "GetLatest")
+        check_range("depth_facts", self.depth_facts, 1, DEPTH_FACTS_MAX, "GetLatest")
+        check_range("fresh_ms", self.fresh_ms, 0, FRESH_MS_MAX, "GetLatest")
+
+
+class LatestEntry(Part, frozen=True):
+    """The latest value of a tag that the answering node has, and the staleness of its source there."""
+
+    zone: Zone
+    subject: Text
+    predicate: Text
+    source: str
+    value: msgspec.Raw
+    value_type: Word
+    quality: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    source_time: TimeText
+    as_of: TimeText
+    staleness_ms: Offset
+    mode: Word
+    unit: str | None = None
+    offset: Position | None = None
+    via: Zone | None = None
+
+    @property
+    def key(self) -> TagKey:
+        """The key of the value."""
+        return TagKey(zone=self.zone, subject=self.subject, predicate=self.predicate)
+
+
+class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operation"):
+    """Latest values in order of their keys; `more`: others follow after the last. A tag without a value within the last
+    `depth_facts` facts is left out."""
+
+    stream: Name
+    end_offset: Offset
+    queue_depth: Offset
+    depth_facts: Offset
+    values: Annotated[list[LatestEntry], msgspec.Meta(max_length=VALUES_MAX)] = []
+    more: bool = False
+
+    def last_after(self, before: TagKey | None) -> TagKey:
+        """The last key, for the next request. Raises MalformedMessage if the page is not after `before`."""
+        last = self.values[-1].key if self.values else None
+        if last is None or (before is not None and last.order <= before.order):
+            raise MalformedMessage("a page of values that does not follow the page before", operation="GetLatest")
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLatest:
+    """The latest values of a stream in a peer's store (zone, epoch), and when the peer was asked for them."""
+
+    peer: str
+    epoch: str
+    stream: str
+    asked_unix_ms: int
+    values: Sequence[LatestEntry]
+
+
+# ---------------------------------------------------------------------------------------------------------- all of them
+
+Request = (
+    FetchFacts
+    | FetchRange
+    | FetchSequences
+    | GetDigests
+    | ConfirmReceipt
+    | GetCursor
+    | GetBounds
+    | ListStreams
+    | AppendFact
+    | AcquireLease
+    | GetLatest
+    | GetObject
+    | PutObject
+)
+REQUESTS: tuple[type[Request], ...] = get_args(Request)
+
+
+class ErrorBody(Part, frozen=True):
+    """A code of the error table with a message about this request."""
+
+    code: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+    message: Annotated[str, msgspec.Meta(max_length=1000)]
+    retryable: bool
+    hint: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class ErrorAnswer(AnswerBody, frozen=True):
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
+
+    operation: Annotated[str, msgspec.Meta(max_length=64)]
+    error: ErrorBody
+
+
+Answer = (
+    FetchAnswer
+    | RangeAnswer
+    | SequencesAnswer
+    | DigestsAnswer
+    | ConfirmAnswer
+    | CursorAnswer
+    | BoundsAnswer
+    | StreamsAnswer
+    | AppendAnswer
+    | LeaseAnswer
+    | LatestAnswer
+    | ObjectAnswer
+    | PutAnswer
+)
+ANSWERS: tuple[type[Answer], ...] = get_args(Answer)
