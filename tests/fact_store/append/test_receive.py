@@ -27,6 +27,7 @@ from tests.fact_store.making import (
     failed,
     parsed,
     plant,
+    read_file,
     samples,
     sealed_in,
     tag,
@@ -49,7 +50,7 @@ def test_carried_verbatim(store: FactStore) -> None:
     first, second = origin.seal(10), origin.seal(5)
     assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
     assert sealed_in(store) == [first, second]
-    page = store.read(TELEMETRY, 0, 100, 10**6)
+    page = read_file(store, TELEMETRY)
     assert [(one.first_offset, one.last_offset, one.origin) for one in page.batches] == [
         (1, 10, origin.origin),
         (11, 15, origin.origin),

@@ -155,17 +155,19 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
 @pytest.mark.parametrize("full", [False, True], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])
-def test_every_operation_fails_in_turn(ram: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool) -> None:
+def test_every_operation_fails_in_turn(
+    memory: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool
+) -> None:
     """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the
     module. Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one
     in two, so that each is met by either error, and once and for ever."""
     first, stride = (1, 1) if IS_LONG else (1 + (full != for_ever), 2)
     began, ends, struck = time.monotonic(), Counter[str](), Counter[str]()
     disk.arm(0, for_ever=False, full=False)
-    template = ram / "template"
+    template = memory / "template"
     known, asked = killed_in_the_middle(template, disk) if begin == "killed" else (Promises(), list(steps()))
     for at in count(first, stride):
-        path = ram / str(at) / "facts.db"
+        path = memory / str(at) / "facts.db"
         shutil.copytree(template, path.parent) if begin == "killed" else path.parent.mkdir()
         promises = copy.deepcopy(known)
         disk.arm(at, for_ever=for_ever, full=full)

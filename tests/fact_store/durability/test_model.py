@@ -40,7 +40,6 @@ from agent.pages import Hole, PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,
-    EVERYTHING,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -51,6 +50,7 @@ from tests.fact_store.making import (
     ids_in,
     message,
     parsed,
+    read_file,
     samples,
     tag,
 )
@@ -360,7 +360,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def held(self) -> list[object]:
         """Every value that is not forgotten, in order of offsets."""
         found: list[object] = []
-        for one in self.store.read(TELEMETRY, self.forgotten, EVERYTHING, EVERYTHING).batches:
+        for one in read_file(self.store, TELEMETRY, self.forgotten).batches:
             assert one.first_offset == self.forgotten + len(found) + 1
             parsed = batch.parse(one.sealed)
             is_notice = parsed.header.kind is batch.Kind.MESSAGES
@@ -394,7 +394,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 @patient
-def test_the_store_agrees_with_the_model(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_agrees_with_the_model(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """See the module. Where this interpreter's SQLite cannot be reached, the disk is never full."""
     model, work = StoreAgainstModel, Housekeeping.work
 
@@ -404,7 +404,7 @@ def test_the_store_agrees_with_the_model(ram: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Housekeeping, "work", work_at_once)
     monkeypatch.setattr(Writer, "age_ms", lambda self: self._age.now_ms(time.monotonic_ns() + model.ahead_ns))
-    StoreAgainstModel.folder = ram
+    StoreAgainstModel.folder = memory
     StoreAgainstModel.counts = Counter()
     StoreAgainstModel.disk = the_disk()
     began = time.monotonic()

@@ -182,19 +182,19 @@ def verification(path: Path) -> list[str]:
 
 
 @patient
-def test_no_changed_fact_is_served(ram: Path, original: Original) -> None:
+def test_no_changed_fact_is_served(memory: Path, original: Original) -> None:
     """Whatever bit changes, each fact served is the one stored, byte for byte at its offset. A fact that is not served
     is named: by a hole in the page, by an error, or by `bsfg store verify` for a name or number that no read uses. A
     bit inside a batch costs that batch alone."""
     rng, began, outcomes = random.Random(first_seed()), time.monotonic(), Counter[str]()
     between = sorted(set(range(len(original.bytes))) - set(original.owners))
     inside = sorted(original.owners)
-    path = ram / "facts.db"
+    path = memory / "facts.db"
     for n in range(FLIPS):
         at, bit = rng.choice(between if n % 2 else inside), rng.randrange(8)
         data = bytearray(original.bytes)
         data[at] ^= 1 << bit
-        for left in ram.iterdir():
+        for left in memory.iterdir():
             left.unlink()
         path.write_bytes(data)
         found, where = look(path, original), f"byte {at}, bit {bit}"

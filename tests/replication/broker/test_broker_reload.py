@@ -282,7 +282,7 @@ def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
                 assert bad(await asyncio.to_thread(reload, broker)) == []
 
                 with pytest.raises(NotAuthorized):
-                    await enterprise.asker("idmz").ask(ListStreams(), 5)
+                    await enterprise.requester("idmz").ask(ListStreams(), 5)
                 await plant.append(101, 100)
                 await idmz.wait_end(200)
                 assert enterprise.link.connection is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.fact_store import StoreSettings
 from agent.lease import LeaseClaim
 from agent.message import Envelope
 from agent.node.store_errors import COMPARISON_ERRORS
@@ -51,6 +52,7 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 ONE, TWO = "1" * 32, "2" * 32
+SMALL_BATCHES = StoreSettings(batch_facts_target=50)  # 1,000 facts are several pages of 2,048 bytes
 PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
 
 
@@ -250,12 +252,12 @@ def test_the_log_tells_each_step_on_both_sides(
     caplog.set_level(logging.DEBUG, "agent.telemetry")
 
     async def scenario() -> None:
-        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
         plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
-        await plant.append(0, 1_000, 50)
+        comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+        await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
             await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
@@ -288,7 +290,7 @@ def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquit
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
         asking = Telemetry()
-        asker = ThrottledRequester(idmz.asker("plant-a"), telemetry=asking)
+        asker = ThrottledRequester(idmz.requester("plant-a"), telemetry=asking)
         envelope = Envelope("a", "idmz", "*", 1)
         fact = NewFact(subject="order:1", predicate="done", object=msgspec.Raw(b"1"))
         good: list[Request] = [
@@ -333,10 +335,10 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
     caplog.set_level(logging.INFO)
 
     async def scenario() -> tuple[Telemetry, Telemetry]:
-        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
-        await plant.append(0, 1_000, 50)
+        await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
             await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")

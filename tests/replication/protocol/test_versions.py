@@ -111,7 +111,7 @@ def test_a_later_minor_version_is_understood(
         assert puller.statistics().lease == 1
         assert sealed(idmz.store) == sealed(plant.store)
         with pytest.raises(PeerRefused) as raised:
-            await idmz.askers["plant-a"].ask(GetBounds(stream="facts.other"), 5)
+            await idmz.requesters["plant-a"].ask(GetBounds(stream="facts.other"), 5)
         assert raised.value.code == "stream_not_exported"
 
     pulled(broker, tmp_path, until)
@@ -158,7 +158,7 @@ def test_another_major_version_is_named_to_who_serves(
     async def until(plant: Node, idmz: Node, _puller: Puller) -> None:
         for _ in range(3):
             with pytest.raises(PeerRefused) as raised:
-                await idmz.askers["plant-a"].ask(ListStreams(), 5)
+                await idmz.requesters["plant-a"].ask(ListStreams(), 5)
             assert raised.value.code == "unsupported_version"
             assert "'2.0', this node 'bsfg.replication' '1.0'" in raised.value.message
         assert plant.server is not None

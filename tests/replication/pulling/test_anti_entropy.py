@@ -19,9 +19,8 @@ from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
+from agent.fact_store import FactStore, StoreDamaged, StoreSettings
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreDamaged
-from agent.fact_store.store import FactStore
 from agent.node import compare
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import PeerPosition, ReceivedDefinition
@@ -39,6 +38,8 @@ from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
+SMALL_BATCHES = StoreSettings(batch_facts_target=100)  # 1,000 facts are ten batches, to differ in one by one
+
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
@@ -52,7 +53,7 @@ def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1
     """Compares the stream of a node with a peer's."""
     settings = AntiEntropySettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
     return AntiEntropy(
-        ThrottledRequester(node.asker(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance
+        ThrottledRequester(node.requester(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance
     )
 
 
@@ -65,11 +66,11 @@ def flip(path: Path, batch: bytes) -> None:
 
 async def pulled(broker: Mosquitto, folder: Path) -> list[bytes]:
     """plant-a's 1,000 facts in ten batches, stored at idmz too; both closed again."""
-    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+    plant, idmz = Node.open(broker, "plant-a", folder, SMALL_BATCHES), Node.open(broker, "idmz", folder)
     plant.serve({"idmz": [STREAM]})
     idmz.pull("plant-a")
     async with plant.running(), idmz.running():
-        await plant.append(0, 1_000, 100)
+        await plant.append(0, 1_000)
         await idmz.wait_end(1_000)
     batches = sealed(plant.store)
     plant.store.close()
@@ -86,7 +87,7 @@ def compared(
         plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": exports["plant-a"]})
         idmz.serve({"plant-a": exports["idmz"]})
-        plant.asker("idmz"), idmz.asker("plant-a")
+        plant.requester("idmz"), idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, idmz)
         plant.store.close()
@@ -112,7 +113,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
         settings = AntiEntropySettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
         limit = TokenBucket(1_000_000)
         comparing = AntiEntropy(
-            ThrottledRequester(idmz.asker("plant-a"), limit),
+            ThrottledRequester(idmz.requester("plant-a"), limit),
             idmz.store,
             settings,
             COMPARISON_ERRORS,
@@ -153,7 +154,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
     async def scenario(_: Node, idmz: Node) -> None:
         limit = Counting()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Priority.REPAIR)
+        asker = ThrottledRequester(idmz.requester("plant-a"), limit, Priority.REPAIR)
         found = await AntiEntropy(asker, idmz.store, settings, COMPARISON_ERRORS).compare(
             STREAM, repair=True, scan=True
         )
@@ -250,8 +251,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
     merely on its way is left to the pull."""
 
     async def prepare() -> list[bytes]:
-        plant = Node.open(broker, "plant-a", tmp_path)
-        await plant.append(0, 1_000, 100)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
+        await plant.append(0, 1_000)
         batches = sealed(plant.store)
         origin, body = plant.store.origin, plant.store.definitions(plant.store.origin, 0, 1)
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
@@ -331,7 +332,7 @@ def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> Non
     async def scenario(plant: Node, idmz: Node) -> None:
         origin = str(plant.store.origin)
         span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **span), 5)).answer
         assert isinstance(page, SequencesAnswer)
         assert [entry[:2] for entry in page.batches] == [(901, 1_000)]
@@ -345,7 +346,7 @@ def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> Non
         inside = (await asker.ask(GetDigests(stream=STREAM, ends_max=256, **{**span, "first_sequence": 101}), 5)).answer
         assert isinstance(inside, DigestsAnswer)
         assert inside.ends == [(one.header.last_sequence, one.digest.hex()) for one in map(parse, before[1:])]
-        own = idmz.asker("plant-a")
+        own = idmz.requester("plant-a")
         for request in (GetDigests(stream="facts.other"), FetchSequences(stream="facts.other", limit=1, **span)):
             with pytest.raises(PeerRefused, match="stream_not_exported"):
                 await own.ask(request, 5)

@@ -168,7 +168,7 @@ def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path)
         serve(plant, {"idmz": [STREAM]})
         idmz.pull("plant-a")
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+        comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
         put(plant, SMALL)
         await file_report(plant, SMALL)
         for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
@@ -267,7 +267,7 @@ def test_who_may_read_and_put(broker: Mosquitto, tmp_path: Path) -> None:
             Node.open(broker, "idmz", tmp_path / "idmz"),
         )
         serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
 
         async def code(request: GetObject | PutObject) -> str:
             with pytest.raises(PeerRefused) as caught:

@@ -105,7 +105,7 @@ def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": ["facts.telemetry"]})
-        await plant.append(0, 120_000, 4_000)
+        await plant.append(0, 120_000)
         puller = idmz.pull("plant-a", page_bytes_max=16_384)
         async with plant.running(), idmz.running():
             await idmz.wait_end(120_000)

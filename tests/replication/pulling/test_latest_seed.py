@@ -100,10 +100,10 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
         begun, kept = asyncio.Event(), list[PeerLatest]()
         values = LatestSeed(
-            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
         others = LatestSeed(
-            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
+            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
         )
         async with idmz.running(), enterprise.running():
             begun.set()

@@ -20,6 +20,7 @@ import pytest
 from agent import batch
 from agent.batch import Batch, Origin
 from agent.fact_store.log.errors import ForkError, StoreError, StoreFull
+from agent.node.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
@@ -155,7 +156,7 @@ class Scene:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(asker, port, PULL, (StoreError,), chance=lambda: 0.0, bandwidth=bandwidth)
+        self.puller = Puller(asker, port, PULL, STORE_ERRORS, chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1) -> None:
         """Answer a request, by default the newest."""

@@ -71,7 +71,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
         plant.store.close()
@@ -234,7 +234,7 @@ def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Pat
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
         plant.serve({}, {"idmz": [ORDERS]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
             for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):

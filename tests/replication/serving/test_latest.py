@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
-from agent.node.store_errors import STORE_ERRORS
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
@@ -58,7 +58,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
             await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
         secret = Sample(len(names), BASE_NS, 1.0)
         await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
         plant.store.close()
@@ -178,8 +178,8 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         exports = {"idmz": frozenset([STREAM])}
-        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, look_up=slow)
-        asker = idmz.asker("plant-a")
+        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask(asker)) for _ in range(WAITING_MAX + 1)]
             await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
@@ -201,8 +201,8 @@ def test_a_node_that_has_no_search_says_so(broker: Mosquitto, tmp_path: Path) ->
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS)
-        asker = idmz.asker("plant-a")
+        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             with pytest.raises(PeerRefused) as refused:
                 await ask(asker)

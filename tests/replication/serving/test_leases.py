@@ -16,16 +16,15 @@ from agent.lease import LeaseClaim
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
+from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.puller import Puller
-from tests.replication.nodes import STREAM, Node, sealed
+from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
 NAME = f"idmz.{STREAM}"
-IMPATIENT = ReceiverSettings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
 
 
 def lease_of(plant: Node) -> int:
@@ -137,7 +136,7 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
         foreign, leased = (Node.open(broker, "idmz", tmp_path / name) for name in ("foreign", "leased"))
         page = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000)
 
-        without, by_lease = foreign.asker("plant-a"), leased.asker("plant-a")
+        without, by_lease = foreign.requester("plant-a"), leased.requester("plant-a")
         async with plant.running(), foreign.running(), leased.running():
             answer = (await without.ask(page, 10)).answer
             assert isinstance(answer, FetchAnswer)
@@ -177,7 +176,7 @@ def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosqui
         server = plant.serve({"idmz": [STREAM]})
         await plant.append(0, 100)
         one, two = (Node.open(broker, "idmz", tmp_path / name) for name in ("one", "two"))
-        earlier, later = one.asker("plant-a"), two.asker("plant-a")
+        earlier, later = one.requester("plant-a"), two.requester("plant-a")
         asks = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, after_offset=100, lease=0, wait_ms=20_000)
         at_once = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, confirm=Confirm(last_offset=1), lease=0)
         async with plant.running(), one.running(), two.running(), asyncio.TaskGroup() as group:
@@ -203,7 +202,7 @@ def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_
         plant, living = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path / "living")
         dead = Node.open(broker, "idmz", tmp_path / "dead")
         plant.serve({"idmz": [STREAM]})
-        puller, late = living.pull("plant-a"), dead.asker("plant-a")
+        puller, late = living.pull("plant-a"), dead.requester("plant-a")
         async with plant.running(), dead.running():
             await plant.append(0, 100)
             first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)

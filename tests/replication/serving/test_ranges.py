@@ -126,7 +126,7 @@ def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Pa
         plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
         idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         await plant.append(0, 300)
         async with plant.running(), idmz.running():
             parts = await asyncio.gather(

@@ -52,7 +52,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
         settings = StoreSettings(batch_facts_target=100)
         plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": [STREAM, "facts.empty"]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         await plant.append(0, 300)
         async with plant.running(), idmz.running():
             await scenario(plant, asker)

@@ -12,7 +12,7 @@ import pytest
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.message import Envelope
-from agent.node.store_errors import REFUSAL_CODES
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
@@ -30,7 +30,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.replication.nodes import STREAM
 from tests.waiting import wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")

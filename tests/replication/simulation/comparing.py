@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from agent.fact_store.log.errors import StoreError
+from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
@@ -82,7 +83,7 @@ class Comparing:
             return False
         settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
         asker: Any = PeerAsker(self._pull)
-        self._running = self._compare(AntiEntropy(asker, node.running, settings, (StoreError,)))
+        self._running = self._compare(AntiEntropy(asker, node.running, settings, COMPARISON_ERRORS))
         run(self._running, node.soon)
         return True
 

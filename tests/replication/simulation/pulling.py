@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
+from agent.node.store_errors import STORE_ERRORS
 from agent.pages import PeerPosition, PutResult, ReceivedDefinition
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
@@ -63,7 +64,7 @@ class Pull:
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
         )
         store: Any = _WatchedStore(self)
-        self._runner = PullRunner(self, store, settings, (StoreError,), make_receiver=world.receiver)
+        self._runner = PullRunner(self, store, settings, STORE_ERRORS, make_receiver=world.receiver)
         self._is_linked = False
         self._tick_at = None
         self.node.after(world.chance.randint(1, 1_000), self.link_up)
@@ -200,7 +201,7 @@ class Pull:
 
     def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
         asker: Any = PeerAsker(self)
-        return ArtifactPull(asker, self.node.running.artifacts, (StoreError,)).fetch(batches)
+        return ArtifactPull(asker, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
 
     def note(self, note: Note) -> None:
         """Nobody reads the log."""

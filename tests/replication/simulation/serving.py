@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from agent.fact_store.log.errors import StoreError
 from agent.lease import Lease, LeaseClaim
-from agent.node.store_errors import REFUSAL_CODES
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_request
 from agent.replication.protocol.errors import MalformedMessage
@@ -101,7 +100,7 @@ class Serving:
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        self.server = server.Server(carrier, store, exports, (StoreError,), REFUSAL_CODES)
+        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES)
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 

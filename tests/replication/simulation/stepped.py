@@ -36,7 +36,7 @@ FILE = "facts.db"
 WALL_START_MS = 1_700_000_000_000
 PLENTY_BYTES = 2**40
 SECTOR_BYTES = 512
-SETTINGS = StoreSettings(ballast_bytes=0, disk_free_bytes_min=1024 * 1024)
+SETTINGS = StoreSettings(ballast_bytes=0)  # an image of a store is made at each crash; a ballast would be 16 MB of it
 
 Image = dict[str, bytes]
 """The files of a store by name, as one moment left them."""
