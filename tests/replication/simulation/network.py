@@ -107,7 +107,9 @@ class World:
         for zone in topology.producers:
             nodes[zone].is_producer = True
         if self.faults.serving_twin:
-            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(asked)])
+            recording = asked.intersection(topology.producers)
+            twinned = recording if self.faults.twins_diverge else asked
+            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(twinned)])
         found = list(nodes.values())
         if self.faults.fenced_twin:
             for node in [one for one in found if one.is_sink]:
@@ -246,7 +248,8 @@ class World:
                 self._again(name, interval_ms, action)
         if self._twinned is not None:
             node = self._twinned
-            self.at(self.chance.randint(300, 7_000), lambda: self._begin_twin(node))
+            last_ms = 2_000 if faults.twins_diverge else 7_000
+            self.at(self.chance.randint(300, last_ms), lambda: self._begin_twin(node))
         if faults.version_minor:
             self.chance.choice(self.nodes).version = "minor"
             self.injected["version_minor"] += 1
@@ -260,16 +263,21 @@ class World:
         twin = Node(self, node.zone, f"{node.name}-2", is_sink=False)
         twin.is_producer = node.is_producer
         twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
-        is_clone = self.chance.random() < 0.7
-        if is_clone:
+        diverge = self.faults.twins_diverge
+        if diverge:  # one of the two has the source, so the other's own facts contradict nothing that it serves
+            self.chance.choice((node, twin)).is_producer = False
+        if diverge or self.chance.random() < 0.7:
             twin.clone(node)
         else:
             twin.make()
         self.injected["serving_twin"] += 1
         self.nodes.append(twin)
+        if diverge:  # both have pages that nobody has read when they are reached again
+            self.hide(node, self.now_ms + self.chance.randint(3_000, 5_000))
         twin.start()
         stopped, left = (node, twin) if self.chance.random() < 0.5 else (twin, node)
-        self.at(self.chance.randint(500, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
+        least_ms = 6_000 if diverge else 500
+        self.at(self.chance.randint(least_ms, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
 
     def _stop_twin(self, stopped: Node, left: Node) -> None:
         stopped.retire()
@@ -330,8 +338,9 @@ class World:
         """Nearly nobody reaches a node for a while who asks it for facts; it may ask others."""
         for asker in self.nodes:
             for pull in asker.pulls:
-                if pull.peer is node and self.chance.random() < 0.8:
-                    self._broken[asker.name, node.name] = self._broken[node.name, asker.name] = until_ms
+                if pull.peer.zone == node.zone and self.chance.random() < 0.8:
+                    for machine in self.machines(node.zone):
+                        self._broken[asker.name, machine.name] = self._broken[machine.name, asker.name] = until_ms
 
     def _fill(self) -> bool:
         return self._hit(Node.fill)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
 
 DISK_MS_MAX = 8
-APPEND_MS = 700
-"""Between two appends in the whole network, on average."""
 IDLE_MS = 4_000
 """Between two looks of the writer at its store when nobody has anything for it."""
 
@@ -152,13 +150,18 @@ class Node:
         if not world.faults_are_on:
             return
         self._append()
-        self.after(int(world.chance.expovariate(1 / (APPEND_MS * world.producers))) + 5, self._produce)
+        self.after(int(world.chance.expovariate(1 / (world.faults.append_ms * world.producers))) + 5, self._produce)
 
     def _grow(self) -> None:
         """After it was put back to an old copy: append until it is longer than it ever was."""
-        if self.world.faults_are_on and self.running.end_offset(STREAM) < self._grows_past:
+        if not self.world.faults_are_on:
+            return
+        if self.running.end_offset(STREAM) < self._grows_past:
             self._append()
             self.after(self.world.chance.randint(5, 100), self._grow)
+        elif self._grows_past and self.world.faults.restarts_grown:
+            self._grows_past = 0
+            self.kill("idle")
 
     def _append(self) -> None:
         """Somebody appends some facts, and waits for the answer."""
