@@ -390,7 +390,7 @@ def test_messages_not_checked_are_not_sealed() -> None:
             batch.seal_messages(LINK, [Message(envelope, fact)])
 
 
-def test_too_much_for_a_batch_is_told_apart() -> None:
+def test_too_large_for_a_batch_has_its_own_error() -> None:
     """BatchTooLarge means that fewer facts would fit: by facts, by content, by sealed bytes; for samples and for
     messages."""
     row = (1, 1, 1, 0)

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/artifacts.md").read_
 REPORT = b"%PDF-1.7 report of batch B7.\n"
 
 
-def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command in its order, in a new folder: the file comes back as it went in, and a fact about another is
     refused."""
     monkeypatch.chdir(tmp_path)
@@ -40,7 +40,7 @@ def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "to which the fact refers, is not here" in str(refused.exception)
 
 
-def test_a_file_that_is_empty_or_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_or_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty file is refused by name; bytes that the disk has changed are not given out as what they were."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])

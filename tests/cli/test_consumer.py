@@ -34,7 +34,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(bsfg, arguments)
 
 
-def test_what_the_page_shows_works() -> None:
+def test_documented_commands_work() -> None:
     """Each command of docs/operate/consumers.md succeeds, in its order, in an empty folder."""
     page = (ROOT / "docs/operate/consumers.md").read_text("utf-8")
     shown = re.search(r"<!-- test: consumers -->\n(.*?)<!-- end -->", page, re.DOTALL)
@@ -52,7 +52,7 @@ def test_what_the_page_shows_works() -> None:
     assert outputs[-1] == "mes is removed\n"
 
 
-def test_what_each_holds_back() -> None:
+def test_consumer_list_shows_what_each_holds_back() -> None:
     """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said,
     too."""
     assert run("consumer", "list").output.startswith("no consumers")
@@ -73,7 +73,7 @@ def test_what_each_holds_back() -> None:
     assert behind["seen_unix_ms"] is not None
 
 
-def test_the_lease_of_a_consumer_is_told() -> None:
+def test_consumer_list_shows_the_lease() -> None:
     """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an
     empty place."""
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
@@ -125,7 +125,7 @@ def test_with_a_running_node(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_store_error_is_told_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     """What happened, then what to do, each once."""
     monkeypatch.setattr("sys.argv", ["bsfg", "confirm", "--consumer", "nobody", "1"])
     with pytest.raises(SystemExit) as ended:

@@ -61,7 +61,7 @@ def _bring(issued: pki.Issued, own: Path) -> None:
     ],
     ids=["expired", "wrong zone", "wrong authority"],
 )
-def test_what_is_wrong_is_named(
+def test_an_unusable_identity_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], says: str, command: list[str]
 ) -> None:
     """Before anything is sent (nobody listens at this port): the file, the reason and what to do, and no advice about
@@ -93,9 +93,7 @@ pulls = ["facts.telemetry"]
     assert not done.output
 
 
-def test_a_link_without_identity_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_link_without_identity_logs_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A node whose certificate has ended tries on and on, and its log has one line of it although each reason names
     another second, and one of another reason with which it takes turns; its status says that somebody must act, which
     it does not say of a broker that is away."""

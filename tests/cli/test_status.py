@@ -28,7 +28,7 @@ def snapshot(stream: StreamStatus, consumer: ConsumerStatus) -> NodeSnapshot:
     return NodeSnapshot("plant", "00", 1, 0, None, (stream,), (consumer,))
 
 
-def test_a_store_without_limits_that_nobody_lags_says_no_more_than_it_holds() -> None:
+def test_status_without_limits_and_lag_shows_only_what_is_held() -> None:
     """What is not to be expected is not printed."""
     lines = told(
         snapshot(
@@ -49,7 +49,7 @@ def test_limits_and_hours() -> None:
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
 
 
-def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
+def test_status_estimates_when_a_consumer_has_caught_up() -> None:
     """How fast it reads and how long still; a year of history that it began with a moment ago is nobody's outage."""
     consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
     reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
@@ -61,7 +61,7 @@ def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
     assert assess(snapshot(stream, consumer)).alert
 
 
-def test_a_source_says_what_it_lost() -> None:
+def test_status_shows_the_losses_of_a_source() -> None:
     """How many tags it has and how many values came; losses only where there were some."""
     source = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
     assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
@@ -71,7 +71,7 @@ def test_a_source_says_what_it_lost() -> None:
     assert "- source press: 3 of 40 tags cannot be read" in said
 
 
-def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
+def test_status_estimates_when_a_pull_has_caught_up() -> None:
     """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
     state = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
@@ -84,7 +84,7 @@ def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
     assert "25.0 % at 50,000 facts/s" in told(replace(closing, peers=(stuck,)))
 
 
-def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
+def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
     """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is
     told of the limit, and of nothing where it is not the reason."""
     pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)

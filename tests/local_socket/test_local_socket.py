@@ -229,7 +229,7 @@ def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server stops with clients connected; they see the end of the connection, and nothing is logged."""
 
     async def scenario() -> None:

@@ -64,7 +64,7 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
         assert {one.consumer_name for one in pulls.values()} == {f"idmz.{TELEMETRY}"}
 
 
-def test_a_source_waits_out_what_passes() -> None:
+def test_a_source_retries_only_passing_errors() -> None:
     """A store that is full or busy; any other trouble of it ends the life of a source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
     assert all(one("", "").retryable for one in _SOURCE_RETRIES)
@@ -79,6 +79,6 @@ def test_a_source_waits_out_what_passes() -> None:
         ([ValueError("x")], ExceptionGroup),
     ],
 )
-def test_an_operator_is_told_the_first_error_of_ours(raised: list[Exception], told: type[Exception]) -> None:
+def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], told: type[Exception]) -> None:
     """But a mistake of the program itself, or what nobody foresaw, with everything that belongs to it."""
     assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)

@@ -143,13 +143,13 @@ def a_store_has_begun_again(given: Told) -> None:
         (a_store_has_begun_again, "plant: incident"),
     ],
 )
-def test_each_wrong_is_told(good: Told, do: Callable[[Told], None], said: str) -> None:
+def test_each_violation_is_reported(good: Told, do: Callable[[Told], None], said: str) -> None:
     """What is lost, doubled, changed, out of order, unconfirmed or begun anew is named with its zone."""
     do(good)
     assert said in complained(good)
 
 
-def test_a_message_twice_is_told(good: Told) -> None:
+def test_a_duplicate_message_is_reported(good: Told) -> None:
     """No store takes the same batch twice, so the eyes that would see it are shown a log that no store has made."""
     with contextlib.closing(StoreReader(good[0]["plant"])) as reader:
         log = sealed_in(reader, OPERATIONAL)

@@ -94,7 +94,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_what_is_said_to_an_append(row: Row) -> None:
+def test_outcome_of_an_append(row: Row) -> None:
     """Each row of the table."""
     decision = decide_ack(10, row.terms, row.followers, 100 * S, int(row.now * S))
     if isinstance(row.decision, type):
@@ -116,7 +116,7 @@ def test_what_is_said_to_an_append(row: Row) -> None:
         ("local", 1, (), Acknowledged),
     ],
 )
-def test_write_class_queued_does_not_wait_for_nobody(
+def test_write_class_queued_does_not_wait_without_consumers_in_sync(
     acks: Acks, min_in_sync: int, followers: tuple[Follower, ...], decision: type[Decision]
 ) -> None:
     """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their
@@ -176,7 +176,7 @@ def test_both_promises() -> None:
     assert isinstance(decide_ack(10, both, one_of_four, 100 * S, 100 * S), Pending)
 
 
-def test_who_is_missing() -> None:
+def test_the_reason_names_the_missing_consumers() -> None:
     """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of
     them."""
     followers = [consumer(3, IN_SYNC, f"c{n}") for n in range(5)] + [consumer(3, BEHIND, "old")]
@@ -211,7 +211,7 @@ def test_reached_is_the_last_offset_acknowledged(
 
 
 @given(st.lists(anyone, max_size=6), st.sampled_from(["quorum", "all"]), st.integers(1, 20), st.integers(100, 130))
-def test_nobody_waits_longer_than_the_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
+def test_every_append_is_answered_by_its_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
     """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is
     an answer."""
     decision = decide_ack(offset, of(acks), followers, 100 * S, now * S)

@@ -179,7 +179,7 @@ def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
         assert ids_in(store, STRONG) == ["a", "b", "d", "e"]
 
 
-def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
+def test_undecidable_preconditions_are_refused_at_once(tmp_path: Path) -> None:
     """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the
     call."""
     with plant(tmp_path) as store:

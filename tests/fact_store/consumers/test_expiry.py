@@ -86,7 +86,7 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
         assert store.consumers.seen_unix_ms(NAME) == later
 
 
-def test_who_is_due_when() -> None:
+def test_when_a_consumer_is_lost() -> None:
     """Lost 45 s after it was last seen, not before, and not while its fetch waits at the end; then tried again each
     second."""
     activity = ConsumerActivity()

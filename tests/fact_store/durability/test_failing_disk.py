@@ -155,7 +155,7 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
 @pytest.mark.parametrize("full", [False, True], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])
-def test_every_operation_fails_in_turn(
+def test_each_disk_operation_fails_in_turn(
     memory: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool
 ) -> None:
     """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the

@@ -121,7 +121,7 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
-def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
+def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
     """A program that holds the write lock for too long costs its time, not the store."""
     with faulty(tmp_path) as (store, faults):
         faults.arm("BEGIN", 1, busy_error)
@@ -132,7 +132,7 @@ def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
         assert values_in(store) == [1, 2, 3, 4]
 
 
-def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
+def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
     """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at
     once."""
     with plant(tmp_path) as store:
@@ -161,7 +161,7 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
 
 
-def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is
     told."""
     told: list[type[BaseException]] = []
@@ -235,7 +235,7 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
     assert [hole.reason for hole in page.holes] == ["damaged"]
 
 
-def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Path) -> None:
+def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
     """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at
     once, and goes on when there is room."""
     with faulty(tmp_path) as (store, faults):

@@ -80,7 +80,7 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memo
     assert min(kinds[kind] for kind in KINDS) > STATES / 200, "every kind of power cut must have happened"
 
 
-def test_the_power_cut_tells_full_from_normal(tmp_path: Path, memory: Path) -> None:
+def test_the_power_cut_distinguishes_synchronous_full_from_normal(tmp_path: Path, memory: Path) -> None:
     """The test of the test: with synchronous=NORMAL the same disks lose what was acknowledged, and are found out."""
     require_strace(tmp_path)
     log, store = recording(tmp_path, 1, "normal")

@@ -66,7 +66,7 @@ def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) ->
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
 
 
-def test_what_each_consumer_holds_back() -> None:
+def test_bytes_and_hours_held_back_by_each_consumer() -> None:
     """Unconfirmed bytes and hours waited for each consumer; released facts are not held back."""
     found = forecast(0, None, [log(caught_up("a"), behind(60, 68, "b"), behind(5, 169, "c"))])
     assert found.consumers == (

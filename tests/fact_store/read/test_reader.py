@@ -65,7 +65,7 @@ def test_until(reader: StoreReader) -> None:
     assert offsets(reader, 20, until_offset=20) == []
 
 
-def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
+def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     """Streams, ends, origins and definitions can be read by other programs."""
     assert reader.zone == "plant"
     (info,) = reader.streams()

@@ -41,7 +41,7 @@ def view(**known: object) -> StreamOffsets:
         (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
     ],
 )
-def test_what_is_released(found: StreamOffsets, expected: Release | None) -> None:
+def test_which_batches_are_released(found: StreamOffsets, expected: Release | None) -> None:
     """Each rule at its edges: what is released, why, and which part of it is a loss."""
     assert decide_release(found) == expected
 
@@ -58,7 +58,7 @@ offsets = st.integers(0, 200)
     excess=st.none() | offsets,
     may_drop=st.booleans(),
 )
-def test_invariant_8_only_what_everybody_has_goes_silently(
+def test_invariant_8_unconfirmed_facts_are_never_released_silently(
     released: int,
     more: int,
     confirmed: int | None,

@@ -137,7 +137,7 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
         assert find_brokers(broker.files.config_file) == [broker.pid]
 
 
-def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
     file is found, however its path is written. (Comparing the arguments alone, the wrong broker got the signal and the
     right one kept a revoked zone.)"""
@@ -240,7 +240,7 @@ def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
 
 
 @pytest.mark.system
-def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
+def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     """A month before the list or certificate expires there is a note with what to do."""
     later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
     notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]

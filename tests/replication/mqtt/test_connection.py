@@ -26,7 +26,7 @@ def test_the_first_reason_counts() -> None:
     asyncio.run(run())
 
 
-def test_everybody_who_waits_is_told_of_the_end() -> None:
+def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     """Requests that were not sent or not acknowledged yet, and who waits for the session to stand."""
 
     async def run() -> None:
@@ -52,7 +52,7 @@ def test_everybody_who_waits_is_told_of_the_end() -> None:
         (PUBLISH, b"\x00\x09t", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # a topic beyond its end
     ],
 )
-def test_packets_that_nobody_subscribed_to(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
+def test_unexpected_packets_end_the_connection(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
     """A packet of a QoS that we never asked for, or one that is malformed, ends the connection."""
 
     async def run() -> None:

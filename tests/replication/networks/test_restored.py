@@ -81,7 +81,7 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
     asyncio.run(scenario())
 
 
-def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mosquitto, tmp_path: Path) -> None:
     """A reader that starts at the end of the log, without any fact yet, and a plant that restarts and grows in between:
     the epoch stays, there is no incident, and all new facts arrive."""
 

@@ -167,7 +167,7 @@ def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, 
     assert pull.ends(Span.CONFIRM) == confirms
 
 
-def test_confirmations_that_are_never_told_are_not_kept() -> None:
+def test_open_confirm_spans_are_bounded() -> None:
     """A peer that accepts confirmations but never advances the frontier: a few spans stay open, older ones are
     discarded."""
     pull = Pull()
@@ -181,7 +181,7 @@ def test_confirmations_that_are_never_told_are_not_kept() -> None:
     assert started - discarded == CONFIRMS_MAX
 
 
-def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
+def test_spans_open_at_a_stop_are_discarded() -> None:
     """One of each: a fetch, a page being stored, a confirmation, a first reading."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
@@ -193,7 +193,7 @@ def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
         assert discarded > 0, span
 
 
-def test_how_a_first_reading_ends_for_who_serves_it() -> None:
+def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
     """On the serving side: at the end of the log, by a final refusal, or when the consumer registers again; not by a
     retryable refusal."""
     telemetry = Telemetry()
@@ -216,7 +216,7 @@ def test_how_a_first_reading_ends_for_who_serves_it() -> None:
     assert told() == (3, 1, 1, 1)
 
 
-def test_how_a_confirmation_ends_for_who_serves_it() -> None:
+def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
     """On the serving side: durable, refused by the store, or discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
@@ -244,7 +244,7 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
 
 
 @pytest.mark.system
-def test_the_log_tells_each_step_on_both_sides(
+def test_the_debug_log_has_each_step_on_both_sides(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At level debug a pull of a new stream and a comparison log start and stop of each step, with side and peer; each
@@ -282,7 +282,7 @@ def test_the_log_tells_each_step_on_both_sides(
 
 
 @pytest.mark.system
-def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
+def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
     """Appends, leases, ranges and latest values: answered ones stop on both sides, refused ones fail on both, abandoned
     ones are discarded by the requester; an unreadable request has no operation."""
 

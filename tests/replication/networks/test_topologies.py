@@ -143,7 +143,7 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
         asyncio.run(scenario(broker))
 
 
-def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
+def test_nothing_circulates_in_a_ring(meshed: Mosquitto, tmp_path: Path) -> None:
     """Three zones that pull from each other in a ring end with all facts, each once, and nothing circulates: every
     position reaches its peer's end."""
 

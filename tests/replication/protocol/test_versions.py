@@ -117,7 +117,7 @@ def test_a_later_minor_version_is_understood(
     pulled(broker, tmp_path, until)
 
 
-def test_another_major_version_is_named_to_who_asks(
+def test_another_major_version_is_reported_at_the_requester(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A peer answers in version 2.0. The log names both versions and what to do, once; the pull is blocked, and `bsfg
@@ -148,7 +148,7 @@ def test_another_major_version_is_named_to_who_asks(
     assert [record.message for record in lines] == ["peer_refuses"]
 
 
-def test_another_major_version_is_named_to_who_serves(
+def test_another_major_version_is_reported_at_the_server(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request in version 2.0 is refused each time with both versions; the serving node logs it once."""

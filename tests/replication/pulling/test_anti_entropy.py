@@ -282,7 +282,7 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
     """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or
     changed."""
     asyncio.run(pulled(broker, tmp_path))
@@ -324,7 +324,7 @@ def resealed(before: Batch, one: Batch) -> Batch:
     return seal_columns(before.link, changed, one.header.definitions)
 
 
-def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> None:
+def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
     """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
     page."""
     before = asyncio.run(pulled(broker, tmp_path))

@@ -187,7 +187,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
 )
-def test_what_may_pass_is_the_pages_to_wait_for(error: Exception) -> None:
+def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
     """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come
     stays."""
     files, peer = Files(), Peer(answers=[error])
@@ -219,7 +219,7 @@ def test_a_full_store_is_the_pages_to_wait_for() -> None:
     ],
     ids=["gone", "an older version", "changed", "longer", "shorter"],
 )
-def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> None:
+def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None:
     """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for
     twice, as those that lay here may have been the spoilt ones."""
     files = Files()
@@ -229,7 +229,7 @@ def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> Non
     assert len([one for one in peer.asked if one.offset == 0]) <= 2
 
 
-def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
+def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
     """What an earlier life left was not what it should be: it is thrown away, and the artifact comes whole."""
     files, peer = Files(), Peer()
     files.bytes = b"?" * 1_000_000
@@ -238,7 +238,7 @@ def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
     assert files.told == []
 
 
-def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
+def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
     """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to
     the first."""
     files = Files()

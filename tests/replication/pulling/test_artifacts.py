@@ -87,7 +87,7 @@ def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozense
     node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSAL_CODES, appends=appends)
 
 
-def test_an_artifact_travels_before_its_fact_whatever_goes_away(tmp_path: Path) -> None:
+def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(tmp_path: Path) -> None:
     """20 MiB put at the plant are at the enterprise, byte for byte, when the fact is; the broker was killed on the way,
     and at no node did the fact stand before its artifact."""
 
@@ -229,7 +229,7 @@ def test_a_store_without_room_waits_and_loses_nothing(
 
 
 @pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
-def test_what_will_not_come_stops_nobody_and_is_told(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
+def test_a_missing_artifact_delays_no_fact_and_is_reported(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
     """An artifact whose bytes the peer's disk has changed, or that somebody has removed there, is never taken for the
     right one; the fact arrives, what comes after it too, and an incident names what is missing."""
 
@@ -256,7 +256,7 @@ def test_what_will_not_come_stops_nobody_and_is_told(broker: Mosquitto, tmp_path
     asyncio.run(scenario())
 
 
-def test_who_may_read_and_put(broker: Mosquitto, tmp_path: Path) -> None:
+def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
     """An artifact is given to who may read a fact that refers to it, and to nobody else; who may append may put, in
     pieces, and what is wrong with it has its own code."""
 

@@ -24,7 +24,7 @@ from tests.waiting import wait_until_async
 FAR = 50 * BEHIND_FACTS_MIN
 
 
-def test_who_is_near_says_nothing() -> None:
+def test_a_small_lag_is_no_catch_up() -> None:
     """A page or two behind is not catching up."""
     tracker = CatchUpTracker()
     assert tracker.update(0, 0, BEHIND_FACTS_MIN - 1) is None
@@ -50,7 +50,7 @@ def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
     assert (tracker.now.facts_per_s, tracker.now.seconds_left) == (200.0, None)
 
 
-def test_what_comes_is_backlog_while_the_end_comes_nearer() -> None:
+def test_pages_are_backlog_while_the_lag_shrinks() -> None:
     """From the first page on, as long as nobody knows better, and not where the peer writes as fast as we read."""
     tracker = CatchUpTracker()
     assert not tracker.takes_backlog
@@ -73,7 +73,7 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
     assert tracker.now.facts_per_s == pytest.approx(100)
 
 
-def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
+def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
     """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After
     it, it begins anew only when far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
@@ -89,7 +89,7 @@ def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
     assert tracker.now == CatchUp(FAR, FAR, 2 * FAR)
 
 
-def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
+def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
     """An offset that goes back is another life of the peer's store."""
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
@@ -98,7 +98,9 @@ def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
 
 
 @pytest.mark.system
-def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_catch_up_from_the_oldest_fact_is_logged(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has
     caught up; and its store knows that it was history that came."""
 

@@ -90,7 +90,7 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
 
 
 @pytest.mark.system
-def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
     """A zone above one that began at the latest values is told the same, with who told it, and no offset; zones that
     the peer may not speak for are left out."""
 
@@ -125,7 +125,7 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
     return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
 
-def test_what_is_kept_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file
     that is cut is as good as none."""
     save_peer_latest(tmp_path, told("plant-a", [value(1)]))

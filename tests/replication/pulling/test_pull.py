@@ -387,7 +387,7 @@ def test_full_store_pauses_and_skips_nothing(
     assert said[:4] == ["store_refuses", "store_accepts"] * 2
 
 
-def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
     """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also
     as an incident that outlives the log."""
 

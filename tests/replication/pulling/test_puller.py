@@ -237,7 +237,7 @@ def result(facts: int = 10) -> PutResult:
     return PutResult(facts, 0, facts)
 
 
-def test_request_says_what_is_durable_here() -> None:
+def test_the_first_request_reports_what_is_durable() -> None:
     """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
     request, and it expires when nobody would wait for its answer any more."""
     origin = Origin("plant", bytes.fromhex(ONE))
@@ -395,7 +395,7 @@ def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> N
     asyncio.run(scenario())
 
 
-def test_final_refusal_at_once_stands() -> None:
+def test_an_immediate_final_refusal_is_final() -> None:
     """A page that the store refuses when it is handed over is not offered again either."""
     plant = Peer()
 
@@ -580,7 +580,7 @@ def test_far_behind_the_page_is_backlog() -> None:
     asyncio.run(scenario())
 
 
-def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
     plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
     one = OriginRange("plant", bytes(16), 1, 5)

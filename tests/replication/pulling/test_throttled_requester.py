@@ -52,7 +52,7 @@ class Clock:
         self.now_ms += round(seconds * 1000)
 
 
-def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs
     nothing."""
     clock = Clock(monkeypatch)
@@ -83,7 +83,7 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
 
 
-def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> None:
+def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
     """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a
     peer without a limit they have none."""
 

@@ -92,7 +92,7 @@ def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
     assert bandwidth.ready_ms(0, Priority.LIVE) == 1
 
 
-def test_what_is_not_used_is_not_saved_for_long() -> None:
+def test_unused_tokens_are_bounded() -> None:
     """After an hour of silence there is no more than a quarter of a second's worth."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE, 0)
@@ -183,7 +183,7 @@ def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
     assert TokenBucket(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
 
 
-def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
+def test_debt_and_waited_time_are_reported() -> None:
     """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted;
     time without debt is not. The pull says for how long it did not ask, also while it still waits, and not for the time
     in which it was cut off."""

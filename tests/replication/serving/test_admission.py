@@ -59,7 +59,7 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
         (arrived(TOPIC, ANSWER_TO, b"x" * 33, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
     ],
 )
-def test_who_asks(arrival: Incoming, outcome: Caller | Drop) -> None:
+def test_the_requester_is_known_by_its_topic(arrival: Incoming, outcome: Caller | Drop) -> None:
     """Only the request topic says who asks, and only his own response topic gets an answer."""
     assert admission.check_arrival(arrival, "plant-a", PEERS) == outcome
 

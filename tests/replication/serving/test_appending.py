@@ -131,7 +131,7 @@ def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Pat
         serve(broker, tmp_path, scenario)
 
 
-def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_path: Path) -> None:
+def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_path: Path) -> None:
     """The same messages through the socket's door of another store give the same offsets, outcomes and warnings."""
 
     def door_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
@@ -211,7 +211,7 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
         (request(), "bad_request", "messages"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_stored(
+def test_an_invalid_message_refuses_its_whole_request(
     broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
 ) -> None:
     """One wrong message refuses its whole request, naming it; the next request is carried out."""
@@ -278,7 +278,7 @@ def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp
     asyncio.run(run())
 
 
-def test_a_full_store_says_so_and_may_be_asked_again(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
     """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before
     stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")

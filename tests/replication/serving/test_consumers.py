@@ -274,7 +274,7 @@ def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
     play(scenario)
 
 
-def test_a_page_read_ahead_tells_of_a_confirmation_that_has_failed() -> None:
+def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
     """The confirmation failed while serving was begun: the asker hears of it at once, not with its next request."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
@@ -367,7 +367,7 @@ def test_patience_ends_with_an_empty_page() -> None:
     play(scenario)
 
 
-def test_what_was_written_before_the_fetch_was_parked_wakes_it() -> None:
+def test_a_commit_before_parking_wakes_the_fetch() -> None:
     """The log grows between the decision to wait and the wait, when the writer sees nobody to wake."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
@@ -408,7 +408,7 @@ def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
     play(scenario)
 
 
-def test_a_fetch_that_is_given_up_leaves_no_wait_behind() -> None:
+def test_a_cancelled_fetch_leaves_no_waiter() -> None:
     """The node is being stopped."""
 
     async def scenario(_store: Store, consumers: Consumers) -> None:

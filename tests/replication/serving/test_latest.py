@@ -82,7 +82,7 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.system
-def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_path: Path) -> None:
+def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
     """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams,
     are not named."""
 
@@ -143,7 +143,7 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
 
 
 @pytest.mark.system
-def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
+def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
     """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by
     name."""
 
@@ -196,7 +196,7 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
 
 
 @pytest.mark.system
-def test_a_node_that_has_no_search_says_so(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
     """Where nobody handed in a way to look values up, the operation is refused as one that is not known there."""
 
     async def run() -> None:
@@ -269,7 +269,7 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     assert kept._searches == {}
 
 
-def test_a_peer_cannot_lead_in_a_circle() -> None:
+def test_a_peer_cannot_cause_an_endless_loop() -> None:
     """A page that is not beyond the one before, or says there is more after nothing, is no answer."""
     own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
     page = LatestAnswer(**own, queue_depth=0, depth_facts=0, values=[value(1)], more=True)

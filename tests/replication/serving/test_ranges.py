@@ -33,7 +33,7 @@ LOG = LogView(EPOCH, 100)
         (FetchRange(stream=STREAM, first_offset=1, last_offset=2, limit=1, epoch="11" * 16), "epoch_changed"),
     ],
 )
-def test_what_may_not_be_read_is_refused(request_: FetchRange, code: str) -> None:
+def test_unreadable_ranges_are_refused(request_: FetchRange, code: str) -> None:
     """A stream of others, a place that was never written, and offsets of another life each have their code."""
     refused = admit_range(request_, "idmz", frozenset({STREAM}), LOG)
     assert isinstance(refused, Refuse)
@@ -57,7 +57,7 @@ def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> No
         ({"first_offset": 1, "last_offset": 2, "limit": 1, "bytes_max": 1}, "limit_out_of_range"),
     ],
 )
-def test_a_range_that_is_none_is_no_request(fields: dict[str, int], code: str) -> None:
+def test_invalid_ranges_are_refused(fields: dict[str, int], code: str) -> None:
     """Backwards, before the first offset, or of a size that no page has."""
     with pytest.raises(MalformedMessage) as refused:
         decode_request(encode_request(FetchRange(stream=STREAM, **fields)))

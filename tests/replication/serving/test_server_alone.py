@@ -109,9 +109,7 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
     "error, code, is_retryable",
     [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
 )
-def test_what_the_store_says_is_told_in_the_protocols_words(
-    tmp_path: Path, error: Exception, code: str, *, is_retryable: bool
-) -> None:
+def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, code: str, *, is_retryable: bool) -> None:
     """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only
     that it is there."""
 
@@ -156,7 +154,7 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     serving(tmp_path, scenario)
 
 
-def test_who_may_only_read_puts_nothing(tmp_path: Path) -> None:
+def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
     """An artifact is of use to whoever may append a fact that refers to it, and takes room from all others."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:

@@ -326,7 +326,7 @@ def _quiet(quiet: None) -> Iterator[None]:  # noqa: ARG001  asked for by name
 
 @patient
 @pytest.mark.parametrize("broken", BROKEN, ids=str)
-def test_each_fault_bites(broken: Broken, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_broken_part_is_caught(broken: Broken, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is broken is caught within forty schedules, by the checker that is there for it."""
     broken.breaks(monkeypatch)
     for seed in range(SCHEDULES_MAX):
@@ -341,6 +341,6 @@ def test_each_fault_bites(broken: Broken, memory: Path, monkeypatch: pytest.Monk
     pytest.fail(f"{broken} passed {SCHEDULES_MAX} schedules")
 
 
-def test_every_fault_has_a_core_that_it_breaks() -> None:
+def test_every_fault_catches_a_broken_part() -> None:
     """A fault that nothing is ever caught by may as well not be injected."""
     assert {one.fault for one in BROKEN} >= set(NAMED) - {"everything"}

@@ -210,7 +210,7 @@ def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("fault", ["retention_releases_unconfirmed", "batch_damaged"])
-def test_what_a_peer_leaves_out_without_a_word_is_never_skipped(fault: str) -> None:
+def test_an_unnamed_hole_is_never_skipped(fault: str) -> None:
     """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores
     nothing wrong."""
     stood_still = 0
