@@ -725,7 +725,7 @@ def test_documents_name_no_machine_either() -> None:
     assert not complaints, "\n".join(complaints)
 
 
-# --- the rules, tried on samples ---------------------------------------------------------------------------------------
+# --- the rules, applied to samples
 
 PROSE = (
     '"""Keeps what a source said until somebody has confirmed it, and forgets nothing before that moment comes."""\n'

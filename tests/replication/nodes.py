@@ -69,8 +69,8 @@ class Node:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
     ) -> "Node":
-        """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults unless a
-        test says why it needs others."""
+        """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
+        that needs others says why."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings or StoreSettings()
         store = FactStore.open(folder / f"{zone}.db", zone, settings=settings, streams=streams, unattended=True)

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ from hypothesis.stateful import (
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
@@ -40,6 +41,7 @@ from agent.pages import Hole, PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,
+    IN_MEMORY,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -56,7 +58,7 @@ from tests.fact_store.making import (
 )
 from tests.sim import patient, scaled
 
-SETTINGS = StoreSettings(commit_interval_ms=1, batch_facts_target=7)
+SETTINGS = replace(IN_MEMORY, commit_interval_ms=1, batch_facts_target=7)
 STREAMS = (StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1), StreamSettings(OPERATIONAL, ttl_hours=0))
 LONG_NS = 3 * 3_600_000_000_000
 OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12}

@@ -23,9 +23,9 @@ from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.pages import Hole, Page, PeerPosition, StoredBatch
 from tests.fact_store.durability.promises import NORTH, origin_of_north
 from tests.fact_store.making import (
-    AT_ONCE,
     EPOCH,
     EVERYTHING,
+    IN_MEMORY,
     OPERATIONAL,
     TELEMETRY,
     done,
@@ -169,7 +169,7 @@ def look(path: Path, original: Original) -> Found:
     except StoreUnusable as error:
         found.names.append(type(error).__name__)
     try:
-        with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        with FactStore.open(path, "plant", settings=IN_MEMORY) as store:
             found.read(store)
     except StoreUnusable as error:
         found.names.append(type(error).__name__)

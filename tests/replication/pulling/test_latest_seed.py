@@ -30,14 +30,13 @@ async def plant_with_history(broker: Mosquitto, folder: Path) -> Node:
     plant = Node.open(broker, "plant-a", folder)
     tags = [TagDefinition(f"tag:line1/t{number}", source="press") for number in range(TAGS)]
     await asyncio.wrap_future(plant.store.appends.define(tags))
-    for round_ in range(100):
-        await say(plant, round_, range(1, TAGS + 1))
+    await append_rounds(plant, range(100), range(1, TAGS + 1))
     return plant
 
 
-async def say(plant: Node, round_: int, tags: range) -> None:
-    """One fact of each tag."""
-    rows = [Sample(tag, BASE_NS + round_ * 1_000_000_000, float(100 * round_ + tag)) for tag in tags]
+async def append_rounds(plant: Node, rounds: range, tags: range) -> None:
+    """One fact of each tag in each round."""
+    rows = [Sample(tag, BASE_NS + n * 1_000_000_000, float(100 * n + tag)) for n in rounds for tag in tags]
     await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, rows))
 
 
@@ -69,11 +68,11 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
                 await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
                 assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
                 assert plant.store.consumers.all()[0].frontier == history
-                await say(plant, 200, range(1, 3))
+                await append_rounds(plant, range(200, 201), range(1, 3))
                 await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 2, "what is new")
             asked = server.statistics().requests["GetLatest"]
             async with whole_node(folder, broker, "idmz", PULL):
-                await say(plant, 300, range(2, 3))
+                await append_rounds(plant, range(300, 301), range(2, 3))
                 await wait_until_async(
                     lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after"
                 )

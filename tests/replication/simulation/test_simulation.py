@@ -21,12 +21,12 @@ from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan, Selection
 from tests.replication.simulation.broken import (
+    AcceptsAnyPage,
+    AcceptsNewestOnly,
     ConfirmsTooEarly,
     ForgetsEpoch,
-    NeverAsksAgain,
+    NeverRetries,
     SkipsRefusedPage,
-    TakesAnyPage,
-    TakesNewestOnly,
 )
 from tests.replication.simulation.pair import Faults, Violation, World
 from tests.sim import first_seed, scaled
@@ -164,14 +164,14 @@ SHORT_PATIENCE = ReceiverSettings(wait_ms=100, answer_timeout_ms=100)
     "broken, fault, settings",
     [
         (ConfirmsTooEarly, "slow_append", None),
-        (TakesAnyPage, "slow_network", None),
+        (AcceptsAnyPage, "slow_network", None),
         (SkipsRefusedPage, "page_refused", None),
         (SkipsRefusedPage, "store_full", None),
-        (NeverAsksAgain, "loss", None),
-        (TakesNewestOnly, "endless_round_trip", SHORT_PATIENCE),
+        (NeverRetries, "loss", None),
+        (AcceptsNewestOnly, "endless_round_trip", SHORT_PATIENCE),
         (ForgetsEpoch, "trusting_sender", None),
         (WaitsAtHoles, "rotten_tail", None),
-        (TakesAnyPage, "silent_sender", None),
+        (AcceptsAnyPage, "silent_sender", None),
         (Receiver, "hasty_sender", None),
         (Receiver, "lying_sender", None),
         (Receiver, "forgetful_store", None),
