@@ -93,11 +93,8 @@ class Process:
     )
 )
 def test_late_requests_of_dead_processes_never_fence_the_living_one(happens: list[tuple[str, int]]) -> None:
-    """One process after the other under one name; their requests arrive at any time, in any order, also twice and after
-    their death. The living process is never fenced, and gets its lease as soon as its requests arrive.
-
-    Catches a first request without `after`, and a keeper that ignores it.
-    """
+    """Processes run one after the other under one name; their requests arrive at any time, in any order, also twice and
+    after their death. The living process is never fenced."""
     held, under_way, living = NO_LEASE, list[LeaseClaim](), Process("0")
     for event, which in [*happens, *[("arrives", -1)] * 3]:
         if event == "dies":

@@ -689,7 +689,7 @@ def test_cores_lean_on_nothing_that_does_io() -> None:
 
 
 def test_a_declared_core_is_in_the_table() -> None:
-    """A module that calls itself a core is in CORES, so that saying it and keeping it are one."""
+    """A module whose docstring says "core" is in CORES."""
     saying = re.compile(r"^Core:|\. Core: no IO")
     named = {module.path for module in modules() if is_product(module) and saying.search(opening(module))}
     assert named <= set(CORES), f"not in CORES: {sorted(named - set(CORES))}"

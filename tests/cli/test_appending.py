@@ -48,8 +48,8 @@ def test_the_page_explains_every_outcome() -> None:
 
 
 def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the second part, as plant-a at the broker where both meet: the words are those of an append at
-    home, and who may not is told why and where to look."""
+    """The commands of the second part, as plant-a at the shared broker: outcomes are those of a local append, and a
+    refused zone gets the reason and the setting to change."""
     monkeypatch.chdir(tmp_path)
     shown = re.search(r"<!-- test: appending elsewhere -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert shown

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.fact_store.log.errors import ArtifactMismatch
-from tests.replication.nodes import STREAM, Node, write_node_toml
+from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/artifacts.md").read_text("utf-8")
@@ -41,7 +41,7 @@ def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_empty_or_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty file is refused by name; bytes that the disk has changed are not given out as what they were."""
+    """An empty file is refused by name; bytes that the disk has changed are not returned."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])
     (tmp_path / "empty").write_bytes(b"")
@@ -104,10 +104,7 @@ def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monke
     async def run(broker: Mosquitto) -> list[tuple[int, str]]:
         idmz = Node.open(broker, "idmz", tmp_path / "idmz")
         idmz.serve({"plant-a": [STREAM]}, {"plant-a": [STREAM]})
-        async with idmz.running():
-            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        idmz.store.close()
-        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+        return await run_commands(idmz, commands)
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
         write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')

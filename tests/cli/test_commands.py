@@ -139,7 +139,7 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
 
 
 def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
-    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and
+    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, names the epoch in force, and
     fails."""
     assert node("lease", "mes").stdout == "1\n"
     assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}
@@ -152,8 +152,8 @@ def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
 
 
 def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
-    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does
-    not."""
+    """With acks all and no consumer in sync the fact is stored, the outcome is `queued`, the status 0, and a warning
+    goes to a terminal but not into a pipe."""
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
     assert done.returncode == 0
     told = json.loads(done.stdout)
@@ -165,8 +165,7 @@ def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
 
 
 def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
-    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts
-    alone."""
+    """A misspelt stream is reported on stderr with the streams there are; a known one prints facts only."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("tail", "--stream", "facts.operationl")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -175,8 +174,8 @@ def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
 
 
 def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
-    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it
-    back."""
+    """A reader may come before the first fact; the warning names the stream and the command that removes the
+    consumer."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -254,8 +253,8 @@ def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
 
 
 def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is
-    said."""
+    """A row for each tag with its staleness, as a table and as JSON; tags without a value and patterns without a match
+    are reported."""
     file = everything(tmp_path)
     done = bsfg("latest", "--file", str(file))
     assert done.returncode == 0, done.stderr

@@ -53,8 +53,8 @@ def test_documented_commands_work() -> None:
 
 
 def test_consumer_list_shows_what_each_holds_back() -> None:
-    """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said,
-    too."""
+    """Lag in facts, bytes and hours; a consumer that has confirmed everything holds nothing back; a stream without
+    consumers is reported too."""
     assert run("consumer", "list").output.startswith("no consumers")
     for n in range(3):
         run("append", f"batch:{n}", "done", "{}")
@@ -74,8 +74,8 @@ def test_consumer_list_shows_what_each_holds_back() -> None:
 
 
 def test_consumer_list_shows_the_lease() -> None:
-    """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an
-    empty place."""
+    """The lease epoch and the instance that holds it, as text and as JSON; the field is empty for a consumer without a
+    lease."""
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
     run("consumer", "add", "mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
@@ -126,7 +126,7 @@ def test_with_a_running_node(folder: Path) -> None:
 
 
 def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happened, then what to do, each once."""
+    """The error says what happened and what to do, each once."""
     monkeypatch.setattr("sys.argv", ["bsfg", "confirm", "--consumer", "nobody", "1"])
     with pytest.raises(SystemExit) as ended:
         main()

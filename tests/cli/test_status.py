@@ -50,7 +50,7 @@ def test_limits_and_hours() -> None:
 
 
 def test_status_estimates_when_a_consumer_has_caught_up() -> None:
-    """How fast it reads and how long still; a year of history that it began with a moment ago is nobody's outage."""
+    """The status shows its read rate and the time left; a backlog that it has just begun to read is no outage."""
     consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
     reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
     stream = StreamStatus("facts.telemetry", 1, 10**7 + 2, 2_000_000)
@@ -72,7 +72,7 @@ def test_status_shows_the_losses_of_a_source() -> None:
 
 
 def test_status_estimates_when_a_pull_has_caught_up() -> None:
-    """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
+    """The status shows start, position, rate and time left; while the pull catches up it is no alert."""
     state = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
     closing = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
@@ -85,8 +85,8 @@ def test_status_estimates_when_a_pull_has_caught_up() -> None:
 
 
 def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
-    """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is
-    told of the limit, and of nothing where it is not the reason."""
+    """The status shows the limit, for how long it has delayed the pull and for how many bytes; the reason for a lag
+    names the limit only where it is the cause."""
     pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
     waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))

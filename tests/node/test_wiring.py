@@ -80,5 +80,6 @@ def test_a_source_retries_only_passing_errors() -> None:
     ],
 )
 def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], told: type[Exception]) -> None:
-    """But a mistake of the program itself, or what nobody foresaw, with everything that belongs to it."""
+    """The first BsfgError of a group is raised; with an AssertionError or an unexpected error in it, the whole
+    group."""
     assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)

@@ -29,18 +29,6 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything in it, three times."""
-    return everything(tmp_path_factory.mktemp("query"), rounds=3)
-
-
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[dict[str, Any]]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 @pytest.fixture
 def scanner(file: Path) -> Iterator[Scanner]:
     """A scanner of it."""

@@ -8,7 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from click.testing import CliRunner
+
 from agent import local_socket
+from agent.cli import bsfg
 from agent.config import BrokerSettings, load
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
@@ -163,6 +166,14 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
                 yield file
             finally:
                 stop.set()
+
+
+async def run_commands(node: Node, commands: Iterable[Sequence[str]]) -> list[tuple[int, str]]:
+    """Exit status and output of each `bsfg` command, run while the node runs; its store is closed afterwards."""
+    async with node.running():
+        done = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+    node.store.close()
+    return [(one.exit_code, one.output + str(one.exception or "")) for one in done]
 
 
 def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:

@@ -144,13 +144,13 @@ def a_store_has_begun_again(given: Told) -> None:
     ],
 )
 def test_each_violation_is_reported(good: Told, do: Callable[[Told], None], said: str) -> None:
-    """What is lost, doubled, changed, out of order, unconfirmed or begun anew is named with its zone."""
+    """Lost, duplicate, changed, unordered and unconfirmed facts and a new epoch are each reported with their zone."""
     do(good)
     assert said in complained(good)
 
 
 def test_a_duplicate_message_is_reported(good: Told) -> None:
-    """No store takes the same batch twice, so the eyes that would see it are shown a log that no store has made."""
+    """No store accepts the same batch twice, so the checker gets a log that no store wrote."""
     with contextlib.closing(StoreReader(good[0]["plant"])) as reader:
         log = sealed_in(reader, OPERATIONAL)
     assert not list(_unkept("here", log, good[2]))

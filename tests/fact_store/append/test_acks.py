@@ -119,8 +119,8 @@ def test_outcome_of_an_append(row: Row) -> None:
 def test_write_class_queued_does_not_wait_without_consumers_in_sync(
     acks: Acks, min_in_sync: int, followers: tuple[Follower, ...], decision: type[Decision]
 ) -> None:
-    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their
-    time."""
+    """Where too few consumers are in sync at the time of the append the answer is queued at once; the other classes
+    wait."""
     queued = decide_new_ack(10, of(acks, min_in_sync, "queued"), followers, 100 * S)
     assert isinstance(queued, decision)
     plain = decide_new_ack(10, of(acks, min_in_sync), followers, 100 * S)
@@ -177,8 +177,7 @@ def test_both_promises() -> None:
 
 
 def test_the_reason_names_the_missing_consumers() -> None:
-    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of
-    them."""
+    """The reason names the consumers that the append waited for, those in sync first, and limits their number."""
     followers = [consumer(3, IN_SYNC, f"c{n}") for n in range(5)] + [consumer(3, BEHIND, "old")]
     said = decide_ack(10, of("all"), followers, 100 * S, 105 * S)
     assert isinstance(said, Queued)
@@ -212,8 +211,8 @@ def test_reached_is_the_last_offset_acknowledged(
 
 @given(st.lists(anyone, max_size=6), st.sampled_from(["quorum", "all"]), st.integers(1, 20), st.integers(100, 130))
 def test_every_append_is_answered_by_its_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
-    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is
-    an answer."""
+    """For any sequence of events an append has an answer or a later time to check until its deadline, and an answer at
+    the deadline."""
     decision = decide_ack(offset, of(acks), followers, 100 * S, now * S)
     if isinstance(decision, Pending):
         assert now * S < decision.until_ns <= 105 * S

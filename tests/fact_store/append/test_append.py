@@ -38,7 +38,7 @@ from tests.fact_store.making import (
 
 
 def test_appended_facts_are_read(tmp_path: Path) -> None:
-    """Offsets are dense from 1, in the order of appends, and the facts come back as they went in."""
+    """Offsets are dense from 1 in the order of appends, and the facts are unchanged."""
     with plant(tmp_path) as store:
         assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
         assert done(store.appends.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
@@ -137,7 +137,7 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_raises_store_busy(tmp_path: Path) -> None:
-    """The queue is bounded in facts and in bytes: full means StoreBusy at once, and room comes back with the commit."""
+    """The queue is bounded in facts and in bytes: StoreBusy is raised at once, and the commit makes room."""
     settings = replace(committed_at(1501), queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with plant(tmp_path, settings) as store:
         queued = store.appends.append_samples(TELEMETRY, samples(1500))
@@ -318,7 +318,7 @@ def test_commits_are_announced(tmp_path: Path) -> None:
 
 
 def test_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
-    """After close every call is refused by name, and closing again is harmless."""
+    """After close every call raises StoreClosed, and closing again does nothing."""
     with plant(tmp_path) as store:
         pass
     store.close()
@@ -354,7 +354,7 @@ def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
     ],
 )
 def test_when_two_messages_are_equal(part: str, changes: dict[str, object]) -> None:
-    """Fact, media type and schema; not the time and the texts that a producer stamps anew when it asks again."""
+    """Fact, media type and schema count; the time and the texts that a producer writes anew for a retry do not."""
     one = message("a")
     again = replace(one, envelope=replace(one.envelope, produced_at_unix_ms=1, correlation_id="again"))
     assert content_digest(again) == content_digest(one)

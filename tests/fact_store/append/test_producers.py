@@ -103,7 +103,7 @@ def test_a_message_that_cannot_be_sealed_is_refused_alone(tmp_path: Path) -> Non
 
 
 def test_every_producer_gets_the_stores_refusal(tmp_path: Path) -> None:
-    """A full queue and a closed store are told to each producer, by an exception of its own."""
+    """A full queue and a closed store are raised in each producer, as an exception of its own."""
     settings = StoreSettings(commit_interval_ms=0, queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings) as store:
         may_go = held(store)

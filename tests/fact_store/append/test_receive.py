@@ -100,7 +100,7 @@ def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
 
 
 def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
-    """Sequences that a peer no longer has do not stop what follows, but are named in the answer and as an incident."""
+    """Sequences that a peer no longer has do not block what follows; the answer and an incident name them."""
     origin = Elsewhere()
     first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first])
@@ -133,7 +133,7 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 
 @pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
 def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
-    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has
+    """A log whose beginning retention has released begins late without an incident; one whose beginning is damaged has
     lost it."""
     position = PeerPosition(EPOCH, 20)
     done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
@@ -267,7 +267,7 @@ def test_lying_definitions(store: FactStore) -> None:
 
 
 def test_unreadable_definitions_are_refused(store: FactStore) -> None:
-    """A digest vouches for bytes, not for sense: what is no tag definition is refused and named."""
+    """A digest covers bytes, not their meaning: an invalid tag definition is refused and named."""
     origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
     error = failed(
@@ -378,7 +378,8 @@ def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
 
 
 def test_a_fork_with_other_tag_definitions_is_skipped(store: FactStore) -> None:
-    """Beyond the sequences held, but sealed with tag definitions that are others here: nobody could read it rightly."""
+    """The facts are beyond the sequences held, but their tag numbers mean other tags here, so they are refused and
+    reported."""
     was, copy = forked(has_other_tags=True)
     was.put(store, was.sealed[:2], 20)
     copy.seal(5, 1000)

@@ -122,7 +122,7 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
 
 
 def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
-    """A program that holds the write lock for too long costs its time, not the store."""
+    """A program that holds the write lock for too long delays the store and does not end it."""
     with faulty(tmp_path) as (store, faults):
         faults.arm("BEGIN", 1, busy_error)
         error = failed(store.appends.append_samples(TELEMETRY, samples(1)))
@@ -133,8 +133,7 @@ def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
 
 
 def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
-    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at
-    once."""
+    """When another connection has committed, the writer's cached state is stale: the store ends at once."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(1)))
         with contextlib.closing(sqlite3.connect(store.path)) as other:
@@ -162,8 +161,8 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
 
 
 def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is
-    told."""
+    """When the writer's own code raises, every waiting future fails, the store reports its failure, and the traceback
+    is logged."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
     monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
@@ -236,8 +235,8 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
 
 
 def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
-    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at
-    once, and goes on when there is room."""
+    """A transaction that fails before housekeeping postpones it: the writer does not retry at once, and continues when
+    there is room."""
     with faulty(tmp_path) as (store, faults):
         housekeeping = store._writer.housekeeping
         housekeeping.free_ballast = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too

@@ -81,7 +81,7 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memo
 
 
 def test_the_power_cut_distinguishes_synchronous_full_from_normal(tmp_path: Path, memory: Path) -> None:
-    """The test of the test: with synchronous=NORMAL the same disks lose what was acknowledged, and are found out."""
+    """With synchronous=NORMAL the same disks lose acknowledged facts, and the check finds it."""
     require_strace(tmp_path)
     log, store = recording(tmp_path, 1, "normal")
     states = lost = 0

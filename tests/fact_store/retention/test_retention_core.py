@@ -67,8 +67,8 @@ def test_invariant_8_unconfirmed_facts_are_never_released_silently(
     excess: int | None,
     may_drop: bool,  # noqa: FBT001 hypothesis passes by name
 ) -> None:
-    """A release without a loss is at or below the frontier of all consumers. Any other is named as a loss from its
-    first lost offset, and only the time to live or drop_oldest causes it."""
+    """A release without a loss is at or below the frontier of all consumers. Any other names its loss from the first
+    lost offset, and only the time to live or drop_oldest causes one."""
     end = released + more
     inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
     found = StreamOffsets(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)

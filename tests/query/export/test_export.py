@@ -46,12 +46,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[Row]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 def written(file: Path, target: Path, form: FormatName, bounds: Bounds | None = None) -> tuple[int, Scanner]:
     """Export a store; how many facts, and the scanner that knows of holes."""
     with closing(StoreReader(file)) as reader:

@@ -27,18 +27,6 @@ from tests.query.test_scan import damage
 NOW_NS = BASE_NS + 7200 * SECOND_NS
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything in it, three times."""
-    return everything(tmp_path_factory.mktemp("sql"), rounds=3)
-
-
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[dict[str, Any]]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 @pytest.fixture
 def session(file: Path) -> Iterator[SqlSession]:
     """A session on it."""

@@ -27,7 +27,7 @@ def test_the_first_reason_counts() -> None:
 
 
 def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
-    """Requests that were not sent or not acknowledged yet, and who waits for the session to stand."""
+    """Requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
 
     async def run() -> None:
         connection = Connection(ACCESS, lambda _: None)
@@ -53,7 +53,7 @@ def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     ],
 )
 def test_unexpected_packets_end_the_connection(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
-    """A packet of a QoS that we never asked for, or one that is malformed, ends the connection."""
+    """A packet with a QoS that was never requested, or a malformed one, ends the connection."""
 
     async def run() -> None:
         client = Connection(ACCESS, lambda _: None)._client

@@ -79,7 +79,7 @@ def scenario(
 
 
 def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each failure makes the next wait longer; a connection that stood makes the next loss begin anew."""
+    """Each failure makes the next wait longer; an established session resets the back-off."""
     away = BrokerUnreachable("b", "away")
     broker = Broker(away, away, away, None, away, None)
 
@@ -96,7 +96,7 @@ def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.Monke
 
 
 def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each connection once its topics are subscribed to, and of its end with the reason."""
+    """Of each connection once its topics are subscribed, and of its end with the reason."""
     broker = Broker()
 
     async def play(link: Link) -> None:

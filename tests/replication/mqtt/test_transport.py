@@ -102,7 +102,7 @@ def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosqui
 
 
 def test_a_chained_error_names_the_broker_once() -> None:
-    """A request on a broken link fails with the link's error; place and full stop appear once."""
+    """A request on a broken link fails with the link's error; the broker and the full stop appear once."""
     first = BrokerUnreachable("broker b (h:1)", "cannot be reached: refused", "Is it running?")
     told = ConnectionLost("broker b (h:1)", str(first))
     assert str(told) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"

@@ -82,8 +82,8 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
 
 
 def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mosquitto, tmp_path: Path) -> None:
-    """A reader that starts at the end of the log, without any fact yet, and a plant that restarts and grows in between:
-    the epoch stays, there is no incident, and all new facts arrive."""
+    """A reader starts at the end of the log and holds no fact yet; the plant restarts and grows in between. The epoch
+    stays, there is no incident, and all new facts arrive."""
 
     async def scenario() -> None:
         plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)

@@ -182,7 +182,7 @@ def test_open_confirm_spans_are_bounded() -> None:
 
 
 def test_spans_open_at_a_stop_are_discarded() -> None:
-    """One of each: a fetch, a page being stored, a confirmation, a first reading."""
+    """A fetch, a page being stored, a confirmation, and a bootstrap."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
     pull(Appended(), PageArrived(3, page(21, 30, more=True)))
@@ -194,8 +194,7 @@ def test_spans_open_at_a_stop_are_discarded() -> None:
 
 
 def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
-    """On the serving side: at the end of the log, by a final refusal, or when the consumer registers again; not by a
-    retryable refusal."""
+    """At the end of the log, by a final refusal, or when the consumer registers again; not by a retryable refusal."""
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
 
@@ -217,7 +216,7 @@ def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
 
 
 def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
-    """On the serving side: durable, refused by the store, or discarded when the node stops."""
+    """Durable, refused by the store, or discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
     class Confirmed:

@@ -32,7 +32,7 @@ from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySetti
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Span, Telemetry
-from tests.replication.nodes import STREAM, Node, access, sealed
+from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -283,8 +283,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
 
 
 def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or
-    changed."""
+    """Two histories of one origin: the first batch that differs is named, an incident is recorded, and nothing is
+    fetched or changed."""
     asyncio.run(pulled(broker, tmp_path))
     (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
 
@@ -383,31 +383,6 @@ def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> No
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-def config_of(broker: Mosquitto, folder: Path) -> Path:
-    """node.toml of idmz, which pulls from plant-a."""
-    mine = broker.identity("idmz")
-    file = folder / "node.toml"
-    file.write_text(
-        f"""
-[node]
-zone = "idmz"
-state_dir = "{folder}/state"
-[[broker]]
-name = "private"
-host = "{broker.host}"
-port = {broker.port}
-ca_file = "{mine.ca_file}"
-cert_file = "{mine.cert_file}"
-key_file = "{mine.key_file}"
-[[peer]]
-zone = "plant-a"
-broker = "private"
-pulls = ["{STREAM}"]
-"""
-    )
-    return file
-
-
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
     """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the
     damage; the last finds it and puts it back. With a node running the same words go through its door."""
@@ -415,7 +390,7 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()
     (tmp_path / "idmz.db").rename(tmp_path / "state" / "facts.db")
-    config = config_of(broker, tmp_path)
+    config = write_node_toml(tmp_path, broker, "idmz", f'zone = "plant-a"\npulls = ["{STREAM}"]')
     page = Path(__file__).resolve().parents[3] / "docs" / "operate" / "integrity.md"
     lines = re.findall(r"^bsfg peer .*$", page.read_text("utf-8"), re.MULTILINE)
     assert len(lines) == 3

@@ -188,7 +188,7 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
 )
 def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
-    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come
+    """After a lost connection, a busy peer or a damaged answer nothing is reported as missing, and what has arrived
     stays."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
@@ -220,8 +220,8 @@ def test_a_full_store_is_the_pages_to_wait_for() -> None:
     ids=["gone", "an older version", "changed", "longer", "shorter"],
 )
 def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None:
-    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for
-    twice, as those that lay here may have been the spoilt ones."""
+    """An artifact that is refused for good, or does not match its digest, is reported, and the page is stored. Damaged
+    bytes are requested twice, because a part of them may be from an earlier life."""
     files = Files()
     bring(files, peer)
     assert len(files.told) == 1
@@ -230,7 +230,7 @@ def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None
 
 
 def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
-    """What an earlier life left was not what it should be: it is thrown away, and the artifact comes whole."""
+    """Partial bytes that do not match the digest are discarded, and the artifact is fetched again."""
     files, peer = Files(), Peer()
     files.bytes = b"?" * 1_000_000
     bring(files, peer)
@@ -239,8 +239,8 @@ def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
 
 
 def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
-    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to
-    the first."""
+    """An artifact of held facts is fetched if the peer has it now; if not, it is counted, and no second incident is
+    added."""
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()

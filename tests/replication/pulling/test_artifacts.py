@@ -88,8 +88,8 @@ def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozense
 
 
 def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(tmp_path: Path) -> None:
-    """20 MiB put at the plant are at the enterprise, byte for byte, when the fact is; the broker was killed on the way,
-    and at no node did the fact stand before its artifact."""
+    """20 MiB put at the plant are complete at the enterprise when the fact arrives; the broker is killed in between,
+    and at no node is the fact stored before its artifact."""
 
     async def scenario(broker: Mosquitto) -> None:
         plant, idmz, enterprise = (
@@ -230,8 +230,8 @@ def test_a_store_without_room_waits_and_loses_nothing(
 
 @pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
 def test_a_missing_artifact_delays_no_fact_and_is_reported(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
-    """An artifact whose bytes the peer's disk has changed, or that somebody has removed there, is never taken for the
-    right one; the fact arrives, what comes after it too, and an incident names what is missing."""
+    """An artifact whose bytes the peer's disk has changed, or whose file was removed there, is never accepted; its fact
+    and all later ones arrive, and an incident names the artifact."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
@@ -257,8 +257,8 @@ def test_a_missing_artifact_delays_no_fact_and_is_reported(broker: Mosquitto, tm
 
 
 def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
-    """An artifact is given to who may read a fact that refers to it, and to nobody else; who may append may put, in
-    pieces, and what is wrong with it has its own code."""
+    """A zone may get an artifact if it may read a fact that refers to it, and may put one, in chunks, if it may append;
+    each refusal has its own code."""
 
     async def scenario() -> None:
         settings = StoreSettings(artifact_bytes_max=1000)

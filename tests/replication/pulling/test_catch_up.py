@@ -51,7 +51,7 @@ def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
 
 
 def test_pages_are_backlog_while_the_lag_shrinks() -> None:
-    """From the first page on, as long as nobody knows better, and not where the peer writes as fast as we read."""
+    """From the first page on, and not where the peer writes as fast as this zone reads."""
     tracker = CatchUpTracker()
     assert not tracker.takes_backlog
     tracker.update(0, 0, FAR)
@@ -74,8 +74,8 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
 
 
 def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
-    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After
-    it, it begins anew only when far behind again."""
+    """One line each, and none between. It ends when the lag is that of a busy stream, and starts again only when the
+    pull is far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
         if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
@@ -101,8 +101,8 @@ def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
 def test_catch_up_from_the_oldest_fact_is_logged(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has
-    caught up; and its store knows that it was history that came."""
+    """A pull that starts at the oldest fact of a long log logs start and end of the catch-up with their offsets, and
+    its store marks the facts as backlog."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

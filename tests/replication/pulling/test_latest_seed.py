@@ -52,8 +52,8 @@ async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
 
 @pytest.mark.system
 def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
-    """The receiver's log begins behind the history; `bsfg latest` has every tag at once and says who told of it, until
-    the log has a newer one; after a restart nothing is asked twice and nothing is missing."""
+    """The receiver's log begins after the history. `bsfg latest` has every tag at once, with the peer it came from,
+    until the log has a newer value; after a restart nothing is requested twice and nothing is missing."""
     folder = tmp_path / "idmz"
     file = folder / "node.toml"
 
@@ -90,8 +90,8 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
 
 @pytest.mark.system
 def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone above one that began at the latest values is told the same, with who told it, and no offset; zones that
-    the peer may not speak for are left out."""
+    """A zone above a relay that began at the latest values gets the same values, with their source and no offset; zones
+    that the peer may not relay are left out."""
 
     async def scenario() -> None:
         idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
@@ -125,8 +125,8 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
 
 
 def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file
-    that is cut is as good as none."""
+    """Values of two peers are kept apart and read together; a newer file replaces the one before; a truncated file
+    counts as missing."""
     save_peer_latest(tmp_path, told("plant-a", [value(1)]))
     save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
     save_peer_latest(tmp_path, told("plant-a", [value(4)]))

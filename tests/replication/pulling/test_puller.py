@@ -239,7 +239,7 @@ def result(facts: int = 10) -> PutResult:
 
 def test_the_first_request_reports_what_is_durable() -> None:
     """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
-    request, and it expires when nobody would wait for its answer any more."""
+    request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, LastBatch(40, b"d" * 16)))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}

@@ -86,7 +86,7 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 
 
 def test_start_at_the_end_takes_the_peers_frontier() -> None:
-    """With start = "end" the peer's frontier is the position, and the next request names it."""
+    """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     assert driver.fetches[-1].after_offset is None
@@ -141,8 +141,8 @@ def test_a_page_at_another_position_is_a_failure(first: int) -> None:
 
 
 def test_a_log_begins_late_only_with_a_hole() -> None:
-    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the
-    peer puts us."""
+    """A fetch from the beginning must get a page from the beginning, holes included; a fetch without a position begins
+    where the peer says."""
     driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
@@ -242,7 +242,8 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
 
 
 def test_a_refused_page_blocks_and_is_logged_once() -> None:
-    """A page refused for good is asked for again, rarely; the peer counts as lost until one has been stored."""
+    """A page that was refused for good is requested again rarely; the peer counts as lost until a page has been
+    stored."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
@@ -486,7 +487,7 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
 
 
 def test_a_late_lease_in_force_is_ignored() -> None:
-    """It came in answer to a request that was given up; the one after it is answered by itself."""
+    """The answer belongs to a request that was given up; the request after it is answered separately."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver(Tick(), PATIENCE.answer_timeout_ms)
@@ -515,9 +516,8 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 
 def test_the_origin_head_is_sent_after_a_silence() -> None:
-    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to
-    page; the last batch taken always, also of a page that is not durable yet, and nothing of another life of its
-    store."""
+    """The head of the peer's own facts is sent with the first fetch, after each loss and after a second without an
+    answer, but not from page to page; the last batch is sent always."""
     first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)

@@ -53,8 +53,7 @@ class Clock:
 
 
 def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs
-    nothing."""
+    """Three answers of half a second's worth each are requested half a second apart; a lost one costs nothing."""
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
@@ -84,8 +83,8 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
-    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a
-    peer without a limit they have none."""
+    """Both pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
+    repair; without a limit there is none."""
 
     async def scenario() -> None:
         brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)

@@ -93,7 +93,7 @@ def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
 
 
 def test_unused_tokens_are_bounded() -> None:
-    """After an hour of silence there is no more than a quarter of a second's worth."""
+    """After an hour without requests there are tokens for a quarter of a second."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE, 0)
     bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
@@ -184,9 +184,8 @@ def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
 
 
 def test_debt_and_waited_time_are_reported() -> None:
-    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted;
-    time without debt is not. The pull says for how long it did not ask, also while it still waits, and not for the time
-    in which it was cut off."""
+    """After ten seconds' worth at once all but the saved tokens are owed; the debt shrinks with time, and only time
+    with debt is counted as waited. The pull reports for how long it is delayed."""
     bandwidth = TokenBucket(RATE)
     pull = Pull(bandwidth, 1_000)
     pull(LinkUp(), 0)

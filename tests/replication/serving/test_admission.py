@@ -60,7 +60,7 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
     ],
 )
 def test_the_requester_is_known_by_its_topic(arrival: Incoming, outcome: Caller | Drop) -> None:
-    """Only the request topic says who asks, and only his own response topic gets an answer."""
+    """The request topic names the requesting zone, and only that zone's own response topic gets the answer."""
     assert admission.check_arrival(arrival, "plant-a", PEERS) == outcome
 
 

@@ -132,7 +132,7 @@ def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Pat
 
 
 def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_path: Path) -> None:
-    """The same messages through the socket's door of another store give the same offsets, outcomes and warnings."""
+    """The same messages through the local socket of another store give the same offsets, outcomes and warnings."""
 
     def door_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
         envelope = msgspec.structs.replace(asked).envelope
@@ -214,7 +214,7 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
 def test_an_invalid_message_refuses_its_whole_request(
     broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
 ) -> None:
-    """One wrong message refuses its whole request, naming it; the next request is carried out."""
+    """The refusal names the message and nothing is stored; the next request is carried out."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         with pytest.raises(PeerRefused) as refused:
@@ -279,8 +279,7 @@ def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp
 
 
 def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
-    """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before
-    stays."""
+    """At its limit a stream refuses with `store_full`, which is retryable; what was stored before stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
 
     async def fill(asker: Requester, limit: int) -> None:

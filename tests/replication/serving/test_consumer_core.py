@@ -195,8 +195,8 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
 
 
 def test_the_lease_is_checked_again_after_the_wait() -> None:
-    """Another instance has come while the fetch was parked: the store is asked, and nothing is recorded before it has
-    answered."""
+    """Another instance arrives while the fetch is parked: the store is asked, and nothing is recorded before its
+    answer."""
 
     def taken(_: Park) -> Parked:
         shell.consumer, shell.end_offset = Registered("idmz", STREAM, 10, Lease(4, "two")), 31
@@ -222,7 +222,7 @@ def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
 
 @pytest.mark.parametrize("after", [2, 3])
 def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
-    """Nothing is confirmed, begun or read for a caller that asked after another lease than the one in force."""
+    """Nothing is confirmed, begun or read for a caller that claims the lease after another one than that in force."""
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
         answers={HoldLease: lambda effect: Lease(4, effect.shown.holder)},
@@ -349,7 +349,7 @@ def test_the_store_is_asked_only_where_a_lease_would_change(held: Lease, epoch: 
 
 
 def test_a_cursor_is_returned_only_to_its_own_zone() -> None:
-    """GetCursor: from memory; of another zone's consumer nothing is said but that."""
+    """GetCursor answers from memory; another zone's consumer is refused without details."""
     shell = Shell()
     outcome = shell.run(CORE.get_cursor(GetCursor(consumer_name=NAME)))
     assert isinstance(outcome, Reply)

@@ -275,7 +275,8 @@ def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
 
 
 def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
-    """The confirmation failed while serving was begun: the asker hears of it at once, not with its next request."""
+    """The confirmation fails while the page is served: the requester gets the error at once, not with its next
+    request."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         store.is_served_before = False
@@ -368,7 +369,7 @@ def test_patience_ends_with_an_empty_page() -> None:
 
 
 def test_a_commit_before_parking_wakes_the_fetch() -> None:
-    """The log grows between the decision to wait and the wait, when the writer sees nobody to wake."""
+    """The log grows between the decision to wait and the wait, when the writer has no waiter to wake."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         seen = store.seen
@@ -409,7 +410,7 @@ def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
 
 
 def test_a_cancelled_fetch_leaves_no_waiter() -> None:
-    """The node is being stopped."""
+    """The node stops while a fetch waits."""
 
     async def scenario(_store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))

@@ -83,8 +83,8 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 
 @pytest.mark.system
 def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams,
-    are not named."""
+    """Every type of value with its quality, times and staleness; tags without a value and tags of other streams are
+    left out."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
@@ -144,8 +144,7 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
 
 @pytest.mark.system
 def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
-    """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by
-    name."""
+    """Other tags are left out; a stream that is not exported and limits out of range are refused by name."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:
         named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
@@ -197,7 +196,7 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
 
 @pytest.mark.system
 def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where nobody handed in a way to look values up, the operation is refused as one that is not known there."""
+    """Where the server has no look-up of latest values, GetLatest is refused as an unknown operation."""
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)

@@ -34,7 +34,8 @@ LOG = LogView(EPOCH, 100)
     ],
 )
 def test_unreadable_ranges_are_refused(request_: FetchRange, code: str) -> None:
-    """A stream of others, a place that was never written, and offsets of another life each have their code."""
+    """A stream that is not exported, an offset that was never written, and offsets of another epoch each have their
+    code."""
     refused = admit_range(request_, "idmz", frozenset({STREAM}), LOG)
     assert isinstance(refused, Refuse)
     assert refused.code == code
@@ -58,7 +59,7 @@ def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> No
     ],
 )
 def test_invalid_ranges_are_refused(fields: dict[str, int], code: str) -> None:
-    """Backwards, before the first offset, or of a size that no page has."""
+    """A reversed range, an offset below 1, and an invalid page size."""
     with pytest.raises(MalformedMessage) as refused:
         decode_request(encode_request(FetchRange(stream=STREAM, **fields)))
     assert refused.value.code == code

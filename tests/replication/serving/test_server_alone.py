@@ -110,8 +110,8 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
     [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
 )
 def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, code: str, *, is_retryable: bool) -> None:
-    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only
-    that it is there."""
+    """A refusal of the store that has a code is sent with it and with whether it may be retried; of any other error a
+    peer learns only that it happened."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         async def refuse(*_: object) -> Any:
@@ -155,7 +155,7 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
-    """An artifact is of use to whoever may append a fact that refers to it, and takes room from all others."""
+    """Only a zone that may append facts may put artifacts, because they take space from all others."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:
         put = PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"some")
