@@ -18,7 +18,7 @@ def text(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_test_named_is_there(page: str) -> None:
-    """A promise whose test was renamed or removed is a promise nobody holds."""
+    """Every test that the page names exists."""
     named = TEST.findall(text(page))
     assert named
     for path, name in named:

@@ -86,7 +86,7 @@ OPEN = {
     "agent.replication.protocol",  # a module each subject; `messages` has a face
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
-    # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
+    # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags"),
     "agent.demo.plant",
 }
@@ -259,7 +259,7 @@ FUNCTION_LINES_MAX = 70
 OPENING_WORDS_MIN = 10
 EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
 
-# Adapters of one kind have the same rooms: whoever knows one finds the way in the other.
+# Adapters of one kind have the same modules, so that a reader of one knows the other.
 SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
 PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health")
@@ -492,7 +492,7 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
             yield f"{node.lineno}: {kind} without a limit"
 
 
-def nobody_catches_everything(module: Module) -> Iterator[str]:
+def broad_except_is_the_supervisors(module: Module) -> Iterator[str]:
     """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and
     raises."""
     if not is_product(module):
@@ -550,7 +550,7 @@ def tasks_belong_to_a_group(module: Module) -> Iterator[str]:
                 yield f"{node.lineno}: a task without a name"
 
 
-def nobody_sleeps(module: Module) -> Iterator[str]:
+def sleep_is_refused(module: Module) -> Iterator[str]:
     """The product never blocks in time.sleep; a test waits for a condition (tests/waiting.py), never for a while."""
     for node in module.nodes:
         name = called(node)
@@ -597,11 +597,11 @@ RULES: tuple[Rule, ...] = (
     faces_are_respected,
     cores_do_no_io,
     queues_are_bounded,
-    nobody_catches_everything,
+    broad_except_is_the_supervisors,
     modules_open_in_prose,
     functions_fit_a_screen,
     tasks_belong_to_a_group,
-    nobody_sleeps,
+    sleep_is_refused,
     sql_lives_in_sql_files,
     nothing_names_this_machine,
 )
@@ -754,13 +754,13 @@ BAD: list[tuple[Rule, str, str]] = [
     (queues_are_bounded, "agent/x.py", "q = SimpleQueue()"),
     (queues_are_bounded, "agent/x.py", "q = collections.deque([1, 2])"),
     (queues_are_bounded, "agent/x.py", "q: deque[int] = field(default_factory=deque)"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept Exception as e:\n    raise e"),
-    (nobody_catches_everything, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception as e:\n    raise e"),
+    (broad_except_is_the_supervisors, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
     (
-        nobody_catches_everything,
+        broad_except_is_the_supervisors,
         "agent/ingest/supervisor.py",
         "try:\n    pass\nexcept Exception:\n    pass\ntry:\n    pass\nexcept Exception:\n    pass",
     ),
@@ -771,9 +771,9 @@ BAD: list[tuple[Rule, str, str]] = [
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.get_running_loop().create_task(f(), name='f')"),
     (tasks_belong_to_a_group, "agent/x.py", "group.create_task(f())"),
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.ensure_future(f())"),
-    (nobody_sleeps, "agent/x.py", "import time\ntime.sleep(1)"),
-    (nobody_sleeps, "tests/x.py", "from time import sleep\nsleep(1)"),
-    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0.1)"),
+    (sleep_is_refused, "agent/x.py", "import time\ntime.sleep(1)"),
+    (sleep_is_refused, "tests/x.py", "from time import sleep\nsleep(1)"),
+    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0.1)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = 'SELECT 1'"),
     (sql_lives_in_sql_files, "agent/x.py", "q = f'insert or ignore into {table} values (1)'"),
     (sql_lives_in_sql_files, "agent/x.py", "q = '''\n  create table t (x)'''"),
@@ -793,19 +793,19 @@ GOOD: list[tuple[Rule, str, str]] = [
     (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),
     (queues_are_bounded, "agent/x.py", "d = deque()  # bounded by PEERS_MAX"),
     (queues_are_bounded, "agent/x.py", "# tidy: holds one entry per configured peer\nd = deque()"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
     (
-        nobody_catches_everything,
+        broad_except_is_the_supervisors,
         "agent/ingest/supervisor.py",
         "try:\n    pass\nexcept Exception:\n    pass",
     ),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept BaseException:\n    undo()\n    raise"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept BaseException:\n    undo()\n    raise"),
     (modules_open_in_prose, "agent/x.py", PROSE),
     (functions_fit_a_screen, "agent/x.py", 'def f():\n    """' + "words\n" * 90 + '    """\n    return 1'),
     (tasks_belong_to_a_group, "agent/x.py", "self._group.create_task(f(), name='f')"),
-    (nobody_sleeps, "agent/x.py", "await asyncio.sleep(1)"),
-    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0)"),
-    (nobody_sleeps, "agent/demo/x.py", "import time\ntime.sleep(1)"),
+    (sleep_is_refused, "agent/x.py", "await asyncio.sleep(1)"),
+    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0)"),
+    (sleep_is_refused, "agent/demo/x.py", "import time\ntime.sleep(1)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = 'PRAGMA synchronous'\nh = 'update the settings'"),
     (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
     (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),

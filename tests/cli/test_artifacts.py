@@ -78,7 +78,7 @@ def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: 
 
 def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes
-    back; what nobody exports to us is refused by its name."""
+    back; a stream that is not exported is refused by name."""
     monkeypatch.chdir(tmp_path)
     content = random.Random(5).randbytes(700_001)
     (tmp_path / "trace").write_bytes(content)
@@ -108,10 +108,10 @@ def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monke
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
         write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
-        early, put, unknown, appended, got, nobody = asyncio.run(run(broker))
+        early, put, unknown, appended, got, unknown_peer = asyncio.run(run(broker))
     assert "unknown_artifact" in early[1]
     assert json.loads(put[1]) == {"digest": digest, "size": len(content)}
     assert "unknown_artifact" in unknown[1]
     assert appended[0] == got[0] == 0, appended[1] + got[1]
     assert (tmp_path / "back").read_bytes() == content
-    assert (nobody[0], "names no peer" in nobody[1]) == (2, True)
+    assert (unknown_peer[0], "names no peer" in unknown_peer[1]) == (2, True)

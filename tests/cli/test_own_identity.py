@@ -36,7 +36,7 @@ def _expired(own: Path) -> None:
 
 
 def _of_another_zone(own: Path) -> None:
-    """What somebody copies who takes the wrong two files."""
+    """A certificate beside the key of another one."""
     _bring(pki.issue_zone(own / "pki", "plant-b", NOW), own)
 
 

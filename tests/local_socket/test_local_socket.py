@@ -331,7 +331,7 @@ def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.App
 
 
 def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
-    """Whoever opens the socket may append facts, so its mode is 0600."""
+    """A program that can open the socket may append facts, so its mode is 0600."""
 
     async def scenario() -> None:
         async with serving(tmp_path):

@@ -123,7 +123,7 @@ def test_headers_exclude_batches_without_opening_them(file: Path) -> None:
 
 
 def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
-    """Whoever stops after the first batch has read one."""
+    """A reader that stops after the first batch has opened one."""
     file = everything(tmp_path, rounds=20)
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
@@ -132,7 +132,7 @@ def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
-    """Two passes of one scanner agree although somebody appends between them."""
+    """Two passes of one scanner agree although facts are appended between them."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)

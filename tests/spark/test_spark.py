@@ -82,7 +82,7 @@ def expected_rollup(told: list[tuple[str, Sample]]) -> dict[tuple[Any, ...], dic
 
 
 def written(spark: SparkSession, out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What the files hold, in the oracle's shape, read as anybody would read them."""
+    """What the files hold, in the oracle's shape, read with plain Spark."""
     found = {}
     for row in spark.read.parquet(str(out)).selectExpr("*", "unix_seconds(minute) as seconds").collect():
         figures = row.asDict()

@@ -104,7 +104,7 @@ def the_plant_was_another_once(given: Told) -> None:
 
 
 def not_all_is_confirmed(given: Told) -> None:
-    """One more message, and nobody has confirmed it."""
+    """One more message that is not confirmed."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
         done(store.appends.append_message(OPERATIONAL, messages(5)[0]))
     given[0]["idmz"].unlink()

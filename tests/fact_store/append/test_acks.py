@@ -55,7 +55,7 @@ class Row:
 IN_SYNC, BEHIND = 99, 80  # last at the end a second ago; and longer ago than the lag allows
 ROWS = [
     Row("local: at its commit", of("local"), (), 100, Acknowledged),
-    Row("local: nobody is asked", of("local"), (consumer(0, IN_SYNC),), 100, Acknowledged),
+    Row("local: no consumer counts", of("local"), (consumer(0, IN_SYNC),), 100, Acknowledged),
     # all: the consumers that keep up, and at least min_in_sync
     Row("all, the only one has it", of("all"), (consumer(10, IN_SYNC),), 100, Acknowledged),
     Row("all, the only one has not", of("all"), (consumer(9, IN_SYNC),), 100, 105),
@@ -65,7 +65,7 @@ ROWS = [
     Row("all, waits only until the other falls out", of("all"), (consumer(10, IN_SYNC), consumer(2, 86)), 100, 101),
     Row("all, at that moment it is out", of("all"), (consumer(10, IN_SYNC), consumer(2, 86)), 101, Acknowledged),
     Row("all, who keeps up again is waited for", of("all"), (consumer(10, IN_SYNC), consumer(9, 100.5)), 101, 105),
-    # the worst case of Kafka's acks=all: nobody keeps up, and without min_in_sync it would promise no more than local
+    # the worst case of Kafka's acks=all: none is in sync, and without min_in_sync it would promise no more than local
     Row("all, no followers at all", of("all"), (), 100, 105),
     Row("all, all fell out", of("all"), (consumer(9, BEHIND), consumer(9, BEHIND)), 100, 105),
     Row("all, all fell out, timeout", of("all"), (consumer(9, BEHIND), consumer(9, BEHIND)), 105, Queued),
@@ -74,7 +74,7 @@ ROWS = [
     Row("all, a confirmation counts from whom is behind", of("all", 2), (consumer(10, IN_SYNC), consumer(10, BEHIND)), 100, Acknowledged),
     Row("all, min 2 of one", of("all", 2), (consumer(10, IN_SYNC),), 100, 105),
     # quorum: floor(voters / 2) + 1 with this node among the voters, and at least min_in_sync consumers
-    Row("quorum, nobody else", of("quorum"), (), 100, 105),
+    Row("quorum without consumers", of("quorum"), (), 100, 105),
     Row("quorum 2 of 2", of("quorum"), (consumer(10),), 100, Acknowledged),
     Row("quorum 1 of 2", of("quorum"), (consumer(9, IN_SYNC),), 100, 105),
     Row("quorum 2 of 3", of("quorum"), (consumer(10), consumer(0)), 100, Acknowledged),
@@ -128,8 +128,8 @@ def test_write_class_queued_does_not_wait_without_consumers_in_sync(
 
 
 def test_a_strong_append_is_never_downgraded() -> None:
-    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local
-    terms."""
+    """Without a consumer in sync it waits until its timeout and is then queued, with the missing consumers named; it is
+    never acknowledged as `local`."""
     strong = of("all", write_class="strong")
     assert decide_new_ack(10, strong, (), 100 * S) == Pending(105 * S)
     said = decide_ack(10, strong, (), 100 * S, 105 * S)

@@ -113,7 +113,7 @@ def order(message_id: str, subject: str) -> Message:
 
 
 def strong(folder: Path) -> FactStore:
-    """A store with a stream of write class strong that answers at once (nobody has to confirm)."""
+    """A store with a stream of write class strong that answers at once (no consumer has to confirm)."""
     settings = StreamSettings(STRONG, acks="quorum", write_class="strong", acks_timeout_ms=1)
     return FactStore.open(folder / "facts.db", "plant", streams=[settings])
 

@@ -61,7 +61,7 @@ def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
 
 
 def test_the_target_ends_the_wait(tmp_path: Path) -> None:
-    """Samples nobody waits for are committed as soon as they fill a batch, and a large append is cut evenly."""
+    """Samples without a waiter are committed as soon as they fill a batch, and a large append is cut evenly."""
     settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
     with plant(tmp_path, settings) as store:
         first = store.appends.append_samples(TELEMETRY, samples(99))
@@ -205,7 +205,7 @@ def test_messages_are_known_by_stream(tmp_path: Path) -> None:
 
 
 def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
-    """Many producers of one message at once: exactly one insert, everybody gets its offset."""
+    """Many producers of one message at once: exactly one insert, and each gets its offset."""
     outcomes: list[Future[AppendOutcome]] = []
     with plant(tmp_path) as store:
         start = threading.Barrier(8)

@@ -119,7 +119,7 @@ def test_every_producer_gets_the_stores_refusal(tmp_path: Path) -> None:
 
 
 def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
-    """A producer that is cancelled, or whose loop ends, has handed its message over; nobody else notices."""
+    """A producer that is cancelled, or whose loop ends, has handed its message over; others are not affected."""
 
     async def scenario(store: FactStore) -> AppendOutcome:
         door, may_go = Producers(store.appends), held(store)

@@ -128,7 +128,7 @@ def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
         done(store.consumers.remove(NAME))
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.DELETION_STARTED
-        assert store.consumers.followers(TELEMETRY) == []  # nobody waits for it any more
+        assert store.consumers.followers(TELEMETRY) == []  # no append waits for it any more
         store.consumers.seen(NAME, is_at_end=False)
         wait_until(lambda: state(store) is Lifecycle.INELIGIBLE, "back by a fetch")
         assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)

@@ -1,4 +1,4 @@
-"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is
+"""A disk that fails: no fact is acknowledged that is not durable, nothing is tried again, and space that returns is
 used."""
 
 import contextlib
@@ -56,7 +56,7 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
 def test_a_failed_commit_ends_the_writer(
     tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
 ) -> None:
-    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the
+    """After an I/O error at any statement all waiting futures fail, nothing more is taken, reading goes on, and the
     store says why it ended; opened again it holds exactly what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
         faults.arm(statement, 1, error)
@@ -148,7 +148,7 @@ def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_rollback_that_fails(tmp_path: Path) -> None:
-    """If even undoing fails, nobody knows what the connection would do next: the store ends."""
+    """If even undoing fails, the state of the connection is unknown: the store ends."""
     with faulty(tmp_path) as (store, faults):
 
         def full_then_dead() -> sqlite3.Error:

@@ -3,7 +3,7 @@ forgets and may die at any moment, both say the same, also after reopening.
 
 The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and
 how many offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its
-time to live is over, and then a fact in the log says what was lost, if anything was. What nobody waits for stays
+time to live is over, and then a fact in the log says what was lost, if anything was. What no consumer waits for stays
 `queued` in the model until its answer is asked for; what a full disk refused changes nothing.
 """
 
@@ -194,7 +194,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def put_fork(self, number: int) -> None:
         """A batch of the restored twin, where it contradicts what is held."""
         if not self.received & {number - 1, number, number + 1}:
-            return  # far from everything held nobody can tell yet
+            return  # this far beyond what is held the answer is not determined yet
         if number == 1 and not self.received & {1, 2}:
             return  # the twins still agree on what comes before
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
@@ -240,8 +240,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_full)
     @rule()
     def grow_old(self) -> None:
-        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is
-        told."""
+        """The time to live of all facts is over: they go with the next commit, and unconfirmed ones are reported."""
         self.settle()
         end, confirmed = len(self.values), self.confirmed_by_all()
         StoreAgainstModel.ahead_ns += LONG_NS
@@ -254,11 +253,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.end_offset(TELEMETRY) == len(self.values)
 
     def confirmed_by_all(self) -> int:
-        """Up to where nobody needs anything any more."""
+        """The offset up to which no consumer needs a fact."""
         return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
 
     def forget(self) -> None:
-        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still
+        """What all have confirmed went in the commit that confirmed it, up to the batch that somebody still
         needs."""
         page = self.store.read(TELEMETRY, 0, 1, 2**40)
         first, last = (
@@ -328,9 +327,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         queued a beginning."""
         path, self.lives = self.home / f"{self.lives}.db", self.lives + 1
         with closing(connect(f"{path.as_uri()}?mode=ro")) as reader:
-            reader.execute(
-                "BEGIN"
-            )  # as long as somebody reads, the log is not begun anew: both files are of one moment
+            reader.execute("BEGIN")  # while a reader is open the WAL is not restarted: both files are of one moment
             reader.execute("SELECT * FROM store").fetchall()
             for ending in ("", "-wal"):
                 shutil.copy(f"{path}{ending}", self.home / f"{self.lives}.db{ending}")

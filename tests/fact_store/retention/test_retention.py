@@ -326,7 +326,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
 
 
 def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
-    """What is confirmed and kept for local readers takes no room from what nobody has confirmed, also in another
+    """What is confirmed and kept for local readers takes no room from unconfirmed facts, also in another
     stream."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]

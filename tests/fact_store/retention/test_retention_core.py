@@ -19,14 +19,14 @@ def view(**known: object) -> StreamOffsets:
     "found, expected",
     [
         (view(), None),
-        # Confirmed: by everybody, and the hours to keep are over; the smaller of the two.
+        # Confirmed by all consumers, and the hours to keep are over; the smaller of the two.
         (view(confirmed=50), None),
         (view(confirmed=50, kept=100), Release(50, Reason.CONFIRMED)),
         (view(confirmed=50, kept=30), Release(30, Reason.CONFIRMED)),
         (view(confirmed=10, kept=100), None),
         # Without a consumer nothing is confirmed, however old.
         (view(kept=100), None),
-        # Time to live: in pieces, and a loss from the first offset that somebody had not confirmed.
+        # Time to live: in pieces, and a loss from the first offset that a consumer had not confirmed.
         (view(confirmed=10, kept=60, expired=60, overdue=10), None),
         (view(confirmed=10, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
         (view(confirmed=40, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 41)),

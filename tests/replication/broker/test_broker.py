@@ -178,7 +178,7 @@ def test_certificate_without_a_link(tmp_path: Path) -> None:
         for zone in ZONES:
             for topic in MAY_WRITE[zone]:
                 assert zones[zone].publish(topic) in (SUCCESS, NOBODY_LISTENS)
-        # Nobody can send the stranger a fence; an acknowledgement on its own connection comes after what came before.
+        # No one can publish to the stranger; the acknowledgement on its own connection comes after earlier packets.
         assert stranger.publish("elsewhere") == NOT_AUTHORIZED
         assert stranger.received == []
 

@@ -224,7 +224,7 @@ def test_nothing_is_sent_when_a_file_is_wrong(
 def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
     """Files must be readable by the broker's user, not by the user who reloads; the file or folder is named."""
     user = "nobody"
-    with tempfile.TemporaryDirectory() as name:  # whose parents everybody may enter, unlike pytest's own
+    with tempfile.TemporaryDirectory() as name:  # other users may enter its parents, unlike pytest's own
         Path(name).chmod(0o755)
         folder = shutil.copytree(broker.files.folder, Path(name) / "b")
         folder.chmod(0o755)

@@ -88,7 +88,7 @@ def _no_name(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, host="nowhere.invalid")
 
 
-def _nobody_there(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
+def _no_broker(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, port=free_port())
 
 
@@ -113,7 +113,7 @@ def _not_connected(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerT
     [
         (_ended, "configuration", "the certificate expired at"),
         (_no_name, "name", "its name cannot be resolved"),
-        (_nobody_there, "tcp", "cannot be reached"),
+        (_no_broker, "tcp", "cannot be reached"),
         (_other_name, "tls", "is not trusted"),
         (_stranger, "identity", "its authority is not known to the broker"),
         (_not_connected, "rights", "no node of plant-a is connected"),

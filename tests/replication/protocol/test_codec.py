@@ -389,4 +389,4 @@ def test_an_oversized_request_is_not_sent() -> None:
     assert refused.value.code == "request_too_large"
     assert (
         refused.value.hint == ERRORS["request_too_large"].hint
-    )  # a command prints it: nobody answers what is not sent
+    )  # a command prints it; no peer answers a request that is not sent

@@ -167,7 +167,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
 def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
     """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
-    it at their offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
+    it at their offsets, served again, also after a restart, and `bsfg store verify` finds nothing."""
     before = asyncio.run(pulled(broker, tmp_path))
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
@@ -214,7 +214,7 @@ def spoil_definition(path: Path) -> None:
 
 
 def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds
+    """Every fact of the tag has lost its meaning, and a request for its definition gets an error; a comparison finds
     it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
     whole."""
     asyncio.run(pulled(broker, tmp_path))
@@ -384,8 +384,8 @@ def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> No
 
 
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
-    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the
-    damage; the last finds it and puts it back. With a node running the same words go through its door."""
+    """What docs/operate/integrity.md shows, with no node running: the first finds nothing, because the damage was
+    not read yet; the last finds and repairs it. With a node running the same command uses its socket."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()

@@ -118,7 +118,7 @@ class FarAway(Peer):
         self.waiting.append(mine)
         try:
             while not mine.is_set():
-                for _ in range(20):  # turns of the loop, in which whoever wants to ask does
+                for _ in range(20):  # turns of the loop, in which waiting tasks send their requests
                     await asyncio.sleep(0)
                 if self.waiting[-1] is mine:
                     break

@@ -161,7 +161,7 @@ def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp
 
 def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
     """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by
-    the first repair after somebody has put it back there; so is one whose file was lost here."""
+    the first repair after it was put back there; so is one whose file was lost here."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
@@ -207,7 +207,7 @@ def test_a_store_without_room_waits_and_loses_nothing(
         serve(plant, {"idmz": [STREAM]})
         puller = idmz.pull("plant-a")
         put(plant, SMALL)
-        put(idmz, SMALL[:-1])  # nobody refers to it
+        put(idmz, SMALL[:-1])  # no fact refers to it
         await file_report(plant, SMALL)
         async with plant.running(), idmz.running():
             await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")

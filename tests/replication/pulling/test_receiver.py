@@ -301,7 +301,7 @@ def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before()
 
     def fail() -> int:
         asked = driver.fetches[-1].fetch_id
-        driver(FetchFailed(asked, "transport", "nobody serves there", is_retryable=True))
+        driver(FetchFailed(asked, "transport", "no server there", is_retryable=True))
         assert driver.core.deadline_ms is not None
         wait_ms = driver.core.deadline_ms - driver.now_ms
         driver(Tick(), wait_ms)

@@ -41,7 +41,7 @@ class Peer:
 
 
 class Clock:
-    """Milliseconds that pass only when somebody waits."""
+    """A clock that moves only while a caller waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0

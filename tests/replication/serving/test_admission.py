@@ -205,7 +205,7 @@ def test_batch_larger_than_a_packet() -> None:
 
 
 def test_own_facts_are_omitted() -> None:
-    """Nobody is sent his own facts; their offsets are named, neighbours joined."""
+    """No zone is sent its own facts; their offsets are listed, neighbours joined."""
     rows = [batch(1, 10, zone="idmz"), batch(11, 20, zone="idmz"), batch(21, 30), batch(31, 40, zone="idmz")]
     chosen = page(ReadPlan(STREAM, 5, 100, 10_000), rows)
     assert chosen.omitted == ((6, 20), (31, 40))

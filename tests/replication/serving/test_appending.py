@@ -167,7 +167,7 @@ def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_p
 
 def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
     """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks
-    after an epoch that is in force no more gets none, and fences nobody."""
+    after an epoch that is in force no more gets none, and fences no producer."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         epochs = []

@@ -180,7 +180,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
 
 
 def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
-    """Asked with 0 again after the wait, the store would take the place back from whoever got it meanwhile."""
+    """Asked with 0 again after the wait, the store would take the lease back from a newer instance."""
     leases = iter([Lease(4, "one"), Lease(5, "two")])
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),

@@ -268,7 +268,7 @@ def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert (answer.runs(), answer.frontier) == ([(11, 20)], 10)
         assert ("confirm", NAME, 10, 4, LeaseClaim("one", 3)) in store.asked
-        store.futures["confirm"].set_exception(FencedError())  # nobody waits for it any more
+        store.futures["confirm"].set_exception(FencedError())  # no task waits for it any more
         await asyncio.sleep(0)
 
     play(scenario)
@@ -339,7 +339,7 @@ def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None
 
 
 def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
-    """A commit of another stream wakes nobody; the time it waited is told apart."""
+    """A commit of another stream wakes no fetch; the waited time is counted separately."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))

@@ -97,8 +97,8 @@ NAMED: dict[str, Faults] = {
         damage_ms=8_000,
     ),
 }
-"""One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come
-with what makes late."""
+"""One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
+with faults that delay readers."""
 COMBINED = frozenset({"restored_grown_full", "restored_grown_restarted", "serving_twin_diverged", "everything"})
 """Several of the others together, each for what none of them reaches alone: a restored store that has dropped the facts
 which would contradict it, one that was also restarted before it was read, and twins whose logs differ before they are
