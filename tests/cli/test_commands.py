@@ -151,15 +151,17 @@ def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
     assert (refused.returncode, "write_class" in refused.stderr) == (1, True)
 
 
-def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
+def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg, tmp_path: Path) -> None:
     """With acks all and no consumer in sync the fact is stored, the outcome is `queued`, the status 0, and a warning
     goes to a terminal but not into a pipe."""
+    with (tmp_path / "node.toml").open("a") as config:  # the default timeout is 5 s
+        config.write('[[stream]]\nname = "facts.operational"\nacks_timeout_ms = 200\n')
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
     assert done.returncode == 0
     told = json.loads(done.stdout)
     assert (told["offset"], told["outcome"]) == (1, "queued")
     assert told["warning"] in done.stderr
-    assert "bsfg: warning: after 5 s 0 of the 1 consumers" in done.stderr
+    assert "bsfg: warning: after 0.2 s 0 of the 1 consumers" in done.stderr
     assert json.loads(node("tail", "--stream", "facts.operational").stdout)["offset"] == 1
     assert "warning" not in json.loads(node("append", "batch:1", "done", "{}", "--json").stdout)
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.system
 CHUNK = 200_000
 ELSEWHERE = "facts.elsewhere"
 SMALL = b"a small report"
-LARGE = random.Random(18).randbytes(20 * 1024 * 1024 + 5)
+LARGE = random.Random(18).randbytes(8 * 1024 * 1024 + 5)
 LARGE_CHUNKS = -(-len(LARGE) // CHUNK_BYTES_MAX)
 
 
@@ -88,7 +88,7 @@ def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozense
 
 
 def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(tmp_path: Path) -> None:
-    """20 MiB put at the plant are complete at the enterprise when the fact arrives; the broker is killed in between,
+    """8 MiB put at the plant are complete at the enterprise when the fact arrives; the broker is killed in between,
     and at no node is the fact stored before its artifact."""
 
     async def scenario(broker: Mosquitto) -> None:
@@ -135,7 +135,7 @@ def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp
         serve(plant, {"idmz": [STREAM, ELSEWHERE]})
         put(plant, LARGE)
         await file_report(plant, LARGE, ELSEWHERE)
-        slow = TokenBucket(4 * 1024 * 1024)  # so that there is a middle to be stopped in
+        slow = TokenBucket(2 * 1024 * 1024)  # so that there is a middle to be stopped in
         async with plant.running():
             for bandwidth in (slow, None):
                 idmz = Node.open(broker, "idmz", tmp_path / "idmz")
