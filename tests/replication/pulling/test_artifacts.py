@@ -17,6 +17,7 @@ from agent.message import Envelope, Fact, Message, canonical_json
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.pulling import artifact_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import TokenBucket
@@ -87,9 +88,12 @@ def serve(node: Node, exports: dict[str, list[str]], appends: dict[str, frozense
     node.server = Server(node.link, node.store, named, STORE_ERRORS, REFUSAL_CODES, appends=appends)
 
 
-def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(tmp_path: Path) -> None:
+def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """8 MiB put at the plant are complete at the enterprise when the fact arrives; the broker is killed in between,
     and at no node is the fact stored before its artifact."""
+    monkeypatch.setattr(artifact_pull, "ANSWER_S", 3.0)  # the answer lost with the broker is waited for
 
     async def scenario(broker: Mosquitto) -> None:
         plant, idmz, enterprise = (
