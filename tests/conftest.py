@@ -1,13 +1,17 @@
 """What holds for every test: no setting of the person running them leaks in, asserts are on, and long files start
 first.
 
-Fixtures belong to the folder that needs them; this file has none that a test must know.
+A fixture belongs to the folder that needs it; one that several folders need is here.
 """
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from tests.support.memory import memory_folder
 
 
 def pytest_configure() -> None:
@@ -25,3 +29,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """In a parallel run the files that take minutes come first, so that no process is left with one at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder in memory, for tests that open or copy many stores."""
+    with memory_folder() as folder:
+        yield folder

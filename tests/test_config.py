@@ -65,7 +65,7 @@ def test_the_sample_shows_every_setting() -> None:
     assert shown == known
 
 
-def test_the_sample_tells_the_defaults() -> None:
+def test_the_sample_shows_the_defaults() -> None:
     """Each `# key = value` of a setting that has a plain default shows exactly that default."""
     wrong = []
     for section, settings in sample_sections().items():
@@ -80,7 +80,7 @@ def test_the_sample_tells_the_defaults() -> None:
     assert wrong == []
 
 
-def test_the_sample_works_as_it_stands(tmp_path: Path) -> None:
+def test_the_sample_loads_unchanged(tmp_path: Path) -> None:
     """What `bsfg init` writes loads without a change, with paths counted from its folder."""
     file = tmp_path / "node.toml"
     file.write_text(node_toml("plant-a"))
@@ -205,7 +205,7 @@ def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) ->
     "content, why",
     [(None, "does not exist"), (b"[node", "is not TOML"), (b"\xff\xfe", "cannot be read")],
 )
-def test_a_file_that_cannot_be_read_says_so(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, why: str) -> None:
     """A missing, broken or non-text file is one clear problem, not a traceback."""
     file = tmp_path / "node.toml"
     if content is not None:

@@ -11,7 +11,7 @@ from agent.file_hints import WatchTimes, watch_files
 from tests.waiting import wait_until_async
 
 
-def test_a_changed_file_is_looked_at_when_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hint is no reason to read at once: editors and copies write in several steps."""
     file, happened = tmp_path / "tags.csv", list[str]()
     file.write_text("")

@@ -18,7 +18,7 @@ def text(page: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_test_named_is_there(page: str) -> None:
-    """A promise whose test was renamed or removed is a promise nobody holds."""
+    """Every test that the page names exists."""
     named = TEST.findall(text(page))
     assert named
     for path, name in named:
@@ -28,7 +28,7 @@ def test_every_test_named_is_there(page: str) -> None:
         )
 
 
-def test_all_twenty_are_listed_and_held() -> None:
+def test_all_twenty_invariants_have_a_test_or_a_reason() -> None:
     """The specification has twenty invariants; one without a test must say why."""
     rows = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", text("invariants.md"), re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 21))

@@ -42,7 +42,7 @@ def test_every_row(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40))
-def test_epochs_only_rise_and_nobody_returns(turns: list[str]) -> None:
+def test_epochs_only_rise_and_a_fenced_instance_never_returns(turns: list[str]) -> None:
     """Instances request a lease once and then claim it, in any order: epochs never fall, and an instance whose place
     was taken is fenced at each claim."""
     held = NO_LEASE
@@ -92,12 +92,9 @@ class Process:
         max_size=30,
     )
 )
-def test_what_the_dead_have_sent_takes_nothing_from_the_living(happens: list[tuple[str, int]]) -> None:
-    """One process after the other under one name; their requests arrive at any time, in any order, also twice and after
-    their death. The living process is never fenced, and gets its lease as soon as its requests arrive.
-
-    Catches a first request without `after`, and a keeper that ignores it.
-    """
+def test_late_requests_of_dead_processes_never_fence_the_living_one(happens: list[tuple[str, int]]) -> None:
+    """Processes run one after the other under one name; their requests arrive at any time, in any order, also twice and
+    after their death. The living process is never fenced."""
     held, under_way, living = NO_LEASE, list[LeaseClaim](), Process("0")
     for event, which in [*happens, *[("arrives", -1)] * 3]:
         if event == "dies":

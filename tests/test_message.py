@@ -121,7 +121,7 @@ def test_the_quick_check_accepts_only_canonical_json(text: str, at: int, inserte
 
 
 @pytest.mark.parametrize("value", [2**53, -(2**53), b"x", {1: 2}, {"a": {1}}, "\ud800", {"\ud800": 1}, object()])
-def test_what_has_no_canonical_form(value: Any) -> None:
+def test_values_without_a_canonical_form_are_refused(value: Any) -> None:
     """Refused with MessageError, never converted."""
     with pytest.raises(MessageError, match="canonical"):
         canonical_json(value)
@@ -260,7 +260,7 @@ PRESENTED: list[tuple[message.Value, str]] = [
 
 
 @pytest.mark.parametrize("value, text", PRESENTED, ids=[repr(value) for value, _ in PRESENTED])
-def test_a_sample_is_presented_as_the_table_says(value: message.Value, text: str) -> None:
+def test_a_sample_is_presented_as_documented(value: message.Value, text: str) -> None:
     """Every type of value has one presentation, the message passes its own check, and the page says the same."""
     definition = TagDefinition("tag:l1/flow", unit="m3/h")
     sample = Sample(1, 1_767_225_600_123_456_700, value, 0x80000000)
@@ -344,7 +344,7 @@ def test_check_sample_names_the_column() -> None:
             assert caught.value.field == name, value
 
 
-def test_json_values_are_told_apart_by_their_bytes() -> None:
+def test_json_values_compare_by_their_bytes() -> None:
     """Equal and hashed by canonical bytes, and never equal to plain bytes."""
     assert Json.of({"b": 1, "a": 2}) == Json.of({"a": 2, "b": 1})
     assert len({Json(b"1"), Json(b"1"), Json(b"2")}) == 2

@@ -24,7 +24,7 @@ def of(telemetry: Telemetry, span: Span) -> SpanStatistics:
     return next(one for one in telemetry.statistics() if one.step == (span, Side.ASKING, ""))
 
 
-def test_ends_are_told_apart_and_only_stops_are_timed() -> None:
+def test_ends_of_spans_are_counted_separately_and_only_stops_are_timed() -> None:
     """Each start ends in its own column or is still open; a duration without its waits is counted in its bucket."""
     clock = Clock()
     telemetry = Telemetry(clock)

@@ -94,7 +94,7 @@ OPEN = {
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
-    # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
+    # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
         "agent.ingest.opcua",
         "agent.ingest.opcua.explore",
@@ -297,7 +297,7 @@ FUNCTION_LINES_MAX = 70
 OPENING_WORDS_MIN = 10
 EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
 
-# Adapters of one kind have the same rooms: whoever knows one finds the way in the other.
+# Adapters of one kind have the same modules, so that a reader of one knows the other.
 SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
 PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health")
@@ -532,7 +532,7 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
             yield f"{node.lineno}: {kind} without a limit"
 
 
-def nobody_catches_everything(module: Module) -> Iterator[str]:
+def broad_except_is_the_supervisors(module: Module) -> Iterator[str]:
     """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and
     raises."""
     if not is_product(module):
@@ -590,7 +590,7 @@ def tasks_belong_to_a_group(module: Module) -> Iterator[str]:
                 yield f"{node.lineno}: a task without a name"
 
 
-def nobody_sleeps(module: Module) -> Iterator[str]:
+def sleep_is_refused(module: Module) -> Iterator[str]:
     """The product never blocks in time.sleep; a test waits for a condition (tests/waiting.py), never for a while."""
     for node in module.nodes:
         name = called(node)
@@ -637,11 +637,11 @@ RULES: tuple[Rule, ...] = (
     faces_are_respected,
     cores_do_no_io,
     queues_are_bounded,
-    nobody_catches_everything,
+    broad_except_is_the_supervisors,
     modules_open_in_prose,
     functions_fit_a_screen,
     tasks_belong_to_a_group,
-    nobody_sleeps,
+    sleep_is_refused,
     sql_lives_in_sql_files,
     nothing_names_this_machine,
 )
@@ -728,8 +728,8 @@ def test_cores_lean_on_nothing_that_does_io() -> None:
     assert not complaints, "\n".join(sorted(complaints))
 
 
-def test_who_says_core_is_held_to_it() -> None:
-    """A module that calls itself a core is in CORES, so that saying it and keeping it are one."""
+def test_a_declared_core_is_in_the_table() -> None:
+    """A module whose docstring says "core" is in CORES."""
     saying = re.compile(r"^Core:|\. Core: no IO")
     named = {module.path for module in modules() if is_product(module) and saying.search(opening(module))}
     assert named <= set(CORES), f"not in CORES: {sorted(named - set(CORES))}"
@@ -765,7 +765,7 @@ def test_documents_name_no_machine_either() -> None:
     assert not complaints, "\n".join(complaints)
 
 
-# --- the rules, tried on samples ---------------------------------------------------------------------------------------
+# --- the rules, applied to samples
 
 PROSE = (
     '"""Keeps what a source said until somebody has confirmed it, and forgets nothing before that moment comes."""\n'
@@ -794,13 +794,13 @@ BAD: list[tuple[Rule, str, str]] = [
     (queues_are_bounded, "agent/x.py", "q = SimpleQueue()"),
     (queues_are_bounded, "agent/x.py", "q = collections.deque([1, 2])"),
     (queues_are_bounded, "agent/x.py", "q: deque[int] = field(default_factory=deque)"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept Exception as e:\n    raise e"),
-    (nobody_catches_everything, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception:\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, BaseException):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept:\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept Exception as e:\n    raise e"),
+    (broad_except_is_the_supervisors, "agent/x.py", "with contextlib.suppress(Exception):\n    pass"),
     (
-        nobody_catches_everything,
+        broad_except_is_the_supervisors,
         "agent/ingest/supervisor.py",
         "try:\n    pass\nexcept Exception:\n    pass\ntry:\n    pass\nexcept Exception:\n    pass",
     ),
@@ -811,9 +811,9 @@ BAD: list[tuple[Rule, str, str]] = [
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.get_running_loop().create_task(f(), name='f')"),
     (tasks_belong_to_a_group, "agent/x.py", "group.create_task(f())"),
     (tasks_belong_to_a_group, "agent/x.py", "asyncio.ensure_future(f())"),
-    (nobody_sleeps, "agent/x.py", "import time\ntime.sleep(1)"),
-    (nobody_sleeps, "tests/x.py", "from time import sleep\nsleep(1)"),
-    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0.1)"),
+    (sleep_is_refused, "agent/x.py", "import time\ntime.sleep(1)"),
+    (sleep_is_refused, "tests/x.py", "from time import sleep\nsleep(1)"),
+    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0.1)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = 'SELECT 1'"),
     (sql_lives_in_sql_files, "agent/x.py", "q = f'insert or ignore into {table} values (1)'"),
     (sql_lives_in_sql_files, "agent/x.py", "q = '''\n  create table t (x)'''"),
@@ -833,19 +833,19 @@ GOOD: list[tuple[Rule, str, str]] = [
     (queues_are_bounded, "agent/x.py", "q = queue.Queue(QUEUE_MAX)\nd = deque([], 5)\ne = deque(maxlen=N)"),
     (queues_are_bounded, "agent/x.py", "d = deque()  # bounded by PEERS_MAX"),
     (queues_are_bounded, "agent/x.py", "# tidy: holds one entry per configured peer\nd = deque()"),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept (OSError, ValueError):\n    pass"),
     (
-        nobody_catches_everything,
+        broad_except_is_the_supervisors,
         "agent/ingest/supervisor.py",
         "try:\n    pass\nexcept Exception:\n    pass",
     ),
-    (nobody_catches_everything, "agent/x.py", "try:\n    pass\nexcept BaseException:\n    undo()\n    raise"),
+    (broad_except_is_the_supervisors, "agent/x.py", "try:\n    pass\nexcept BaseException:\n    undo()\n    raise"),
     (modules_open_in_prose, "agent/x.py", PROSE),
     (functions_fit_a_screen, "agent/x.py", 'def f():\n    """' + "words\n" * 90 + '    """\n    return 1'),
     (tasks_belong_to_a_group, "agent/x.py", "self._group.create_task(f(), name='f')"),
-    (nobody_sleeps, "agent/x.py", "await asyncio.sleep(1)"),
-    (nobody_sleeps, "tests/x.py", "await asyncio.sleep(0)"),
-    (nobody_sleeps, "agent/demo/x.py", "import time\ntime.sleep(1)"),
+    (sleep_is_refused, "agent/x.py", "await asyncio.sleep(1)"),
+    (sleep_is_refused, "tests/x.py", "await asyncio.sleep(0)"),
+    (sleep_is_refused, "agent/demo/x.py", "import time\ntime.sleep(1)"),
     (sql_lives_in_sql_files, "agent/x.py", "q = 'PRAGMA synchronous'\nh = 'update the settings'"),
     (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
     (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),

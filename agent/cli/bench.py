@@ -136,9 +136,9 @@ _benchmark(
     show_default=True,
     help="Items of the subscription; may be given more than once.",
 )
-@_seconds_option(5.0)
+@_seconds(5.0)
 @click.option("--minutes", type=click.FloatRange(min=0), default=0, help="Then so long at a steady rate, for memory.")
-@_folder_option
+@_FOLDER
 @json_option
 def ingest(
     source: str,

@@ -62,7 +62,7 @@ def test_spans_is_minimum_and_maximum(above: array, data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
-def test_a_number_across_two_integers_is_none_of_them(width: int) -> None:
+def test_numbers_are_found_at_whole_integers_only(width: int) -> None:
     """Bytes that would be the number across two integers do not count as it."""
     data = array(UNSIGNED[width], [1, 1 << 8 * (width - 1), 5])
     assert bytes(width) in data.tobytes()
@@ -86,7 +86,7 @@ def test_unit_is_the_largest_that_divides(parts: list[int], unit: int, earliest:
 
 
 @given(st.lists(VALUES, min_size=1, max_size=30))
-def test_values_lie_where_the_page_says(values: list[Value]) -> None:
+def test_values_lie_in_the_documented_columns(values: list[Value]) -> None:
     """Each kind is in its column; an integer above int64 is among the others."""
     count = len(values)
     content, *_ = columns.pack(([1] * count, [5] * count, values, [0] * count), 1)

@@ -129,9 +129,9 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "four floats": (packed(floats=DOUBLES + bytes(8)), "floats: 32 bytes for 3"),
     "no floats": (packed(floats=b""), "floats: 0 bytes for 3"),
     "half a float": (packed(floats=DOUBLES[:4]), "floats: 4 bytes for 3"),
-    "float for nobody": (packed(kinds=b"\x02", bools=b"\x01", floats=bytes(8)), "floats: 8 bytes for 0"),
+    "surplus float": (packed(kinds=b"\x02", bools=b"\x01", floats=bytes(8)), "floats: 8 bytes for 0"),
     "one float too many": (packed(kinds=b"\x00\x02\x00", bools=b"\x01"), "floats: 24 bytes for 2"),
-    "int for nobody": (packed(ints=[0, 1, b"\x00"]), "ints: 1 bytes for 0"),
+    "surplus int": (packed(ints=[0, 1, b"\x00"]), "ints: 1 bytes for 0"),
     "two ints": (packed(**INTS, ints=[0, 1, b"\x00\x01"]), "ints: 2 bytes for 3"),
     "int above 64 bits": (packed(**INTS, ints=[2**63 - 2, 1, b"\x00\x01\x02"]), "ints: .* to 9223372036854775808"),
     "least int above 64 bits": (packed(**INTS, ints=[2**63, 0, b""]), "ints"),
@@ -140,11 +140,11 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "bool 2": (packed(**BOOLS, bools=b"\x00\x02\x01"), "bools: a byte of 2"),
     "two bools": (packed(**BOOLS, bools=b"\x00\x01"), "bools: 2 entries"),
     "no bools": (packed(**BOOLS), "bools: 0 entries"),
-    "bool for nobody": (packed(bools=b"\x01"), "bools: 1 entries for 0"),
+    "surplus bool": (packed(bools=b"\x01"), "bools: 1 entries for 0"),
     "two others": (others("a", "b"), "others: 2 entries"),
     "four others": (others("a", "b", "c", "d"), "others: 4 entries"),
     "no others": (others(), "others: 0 entries"),
-    "other for nobody": (packed(others=["a"]), "others: 1 entries for 0"),
+    "surplus other": (packed(others=["a"]), "others: 1 entries for 0"),
     "more others than a batch": (others(*[None] * (batch.FACTS_MAX + 1)), "content"),
     "nested list": (others([1], "b", "c"), "content"),
     "map": (others({"a": 1}, "b", "c"), "content"),
@@ -390,7 +390,7 @@ def test_messages_not_checked_are_not_sealed() -> None:
             batch.seal_messages(LINK, [Message(envelope, fact)])
 
 
-def test_too_much_for_a_batch_is_told_apart() -> None:
+def test_too_large_for_a_batch_has_its_own_error() -> None:
     """BatchTooLarge means that fewer facts would fit: by facts, by content, by sealed bytes; for samples and for
     messages."""
     row = (1, 1, 1, 0)

@@ -69,7 +69,7 @@ def test_a_resealed_batch_has_the_same_facts_in_another_chain(rows: list) -> Non
 
 @settings(deadline=None)
 @given(ROWS)
-def test_samples_come_out_as_they_went_in(rows: list) -> None:
+def test_samples_round_trip(rows: list) -> None:
     """Every value type to the bit, any order of times, and a header that matches them."""
     sealed = seal(rows)
     parsed = batch.parse(sealed.sealed)
@@ -176,7 +176,7 @@ def test_concatenated_batches_split_where_they_were_joined(runs: list, data: st.
 
 @settings(deadline=None)
 @given(MESSAGES, st.data())
-def test_messages_come_out_as_they_went_in(messages: list[Message], data: st.DataObject) -> None:
+def test_messages_round_trip(messages: list[Message], data: st.DataObject) -> None:
     """Every field of every message, whole and sliced; the header's times are those of production."""
     for message in messages:
         check_message(message)

@@ -286,7 +286,7 @@ def test_definitions_have_the_running_digest_of_the_page() -> None:
 
 
 @pytest.mark.parametrize("vector", named("refused"))
-def test_what_must_be_refused_is_refused(vector: dict[str, Any]) -> None:
+def test_invalid_vectors_are_refused(vector: dict[str, Any]) -> None:
     """By the product with BatchError, and by the page's rules or the libraries of the second decoder."""
     sealed = bytes.fromhex(vector["sealed"])
     with pytest.raises(batch.BatchError):

@@ -101,7 +101,7 @@ def test_a_reader_accepts_forms_that_no_writer_makes(name: str) -> None:
     assert batch.open_samples(again) == columns
 
 
-def test_wide_forms_are_what_they_say() -> None:
+def test_wide_forms_hold_the_listed_facts() -> None:
     """The facts of some of these forms, written out."""
 
     def opened(name: str) -> batch.SampleColumns:

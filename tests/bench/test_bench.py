@@ -114,7 +114,7 @@ def test_without_json_a_benchmark_prints_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data_set", ["A", "B"])
-def test_samples_are_what_the_data_set_says(data_set: data_sets.DataSet) -> None:
+def test_samples_match_the_data_set(data_set: data_sets.DataSet) -> None:
     """500 tags a scan in order, valid, the same for the same seed, with the set's precision and jitter."""
     scans = list(data_sets.runs(data_set, 7, 5 * data_sets.TAGS, data_sets.TAGS))
     assert scans == list(data_sets.runs(data_set, 7, 5 * data_sets.TAGS, data_sets.TAGS))
@@ -134,7 +134,7 @@ def test_samples_are_what_the_data_set_says(data_set: data_sets.DataSet) -> None
     assert len(data_sets.definitions()) == data_sets.TAGS
 
 
-def test_runs_end_where_they_are_told() -> None:
+def test_runs_end_at_the_given_count() -> None:
     """The last run holds what is left."""
     assert [len(run) for run in data_sets.runs("A", 1, 2500, 1000)] == [1000, 1000, 500]
 

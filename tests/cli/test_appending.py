@@ -20,7 +20,7 @@ from tests.support.mosquitto import Mosquitto
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/appending.md").read_text("utf-8")
 
 
-def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command in its order, in a new folder: the outcomes are those the page explains, and refusals have status
     1."""
     monkeypatch.chdir(tmp_path)
@@ -47,9 +47,9 @@ def test_the_page_explains_every_outcome() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(get_args(Outcome))
 
 
-def test_what_the_page_shows_of_another_node_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands of the second part, as plant-a at the broker where both meet: the words are those of an append at
-    home, and who may not is told why and where to look."""
+def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands of the second part, as plant-a at the shared broker: outcomes are those of a local append, and a
+    refused zone gets the reason and the setting to change."""
     monkeypatch.chdir(tmp_path)
     shown = re.search(r"<!-- test: appending elsewhere -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
     assert shown

@@ -13,14 +13,14 @@ from click.testing import CliRunner
 
 from agent.cli import bsfg
 from agent.fact_store.log.errors import ArtifactMismatch
-from tests.replication.nodes import STREAM, Node, write_node_toml
+from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/artifacts.md").read_text("utf-8")
 REPORT = b"%PDF-1.7 report of batch B7.\n"
 
 
-def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command in its order, in a new folder: the file comes back as it went in, and a fact about another is
     refused."""
     monkeypatch.chdir(tmp_path)
@@ -40,8 +40,8 @@ def test_what_the_page_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "to which the fact refers, is not here" in str(refused.exception)
 
 
-def test_a_file_that_is_empty_or_spoilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty file is refused by name; bytes that the disk has changed are not given out as what they were."""
+def test_an_empty_or_damaged_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty file is refused by name; bytes that the disk has changed are not returned."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"])
     (tmp_path / "empty").write_bytes(b"")
@@ -78,7 +78,7 @@ def test_a_file_that_was_got_is_whole_or_not_there(tmp_path: Path, monkeypatch: 
 
 def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Across the broker: a file put there is there, a fact about it may then be appended there, and the file comes
-    back; what nobody exports to us is refused by its name."""
+    back; a stream that is not exported is refused by name."""
     monkeypatch.chdir(tmp_path)
     content = random.Random(5).randbytes(700_001)
     (tmp_path / "trace").write_bytes(content)
@@ -104,17 +104,14 @@ def test_artifacts_are_put_to_another_node_and_got_from_it(tmp_path: Path, monke
     async def run(broker: Mosquitto) -> list[tuple[int, str]]:
         idmz = Node.open(broker, "idmz", tmp_path / "idmz")
         idmz.serve({"plant-a": [STREAM]}, {"plant-a": [STREAM]})
-        async with idmz.running():
-            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        idmz.store.close()
-        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+        return await run_commands(idmz, commands)
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
         write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
-        early, put, unknown, appended, got, nobody = asyncio.run(run(broker))
+        early, put, unknown, appended, got, unknown_peer = asyncio.run(run(broker))
     assert "unknown_artifact" in early[1]
     assert json.loads(put[1]) == {"digest": digest, "size": len(content)}
     assert "unknown_artifact" in unknown[1]
     assert appended[0] == got[0] == 0, appended[1] + got[1]
     assert (tmp_path / "back").read_bytes() == content
-    assert (nobody[0], "names no peer" in nobody[1]) == (2, True)
+    assert (unknown_peer[0], "names no peer" in unknown_peer[1]) == (2, True)

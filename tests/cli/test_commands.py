@@ -54,7 +54,7 @@ def test_bad_usage_is_2(bsfg: Bsfg) -> None:
         assert "Error" in done.stderr
 
 
-def test_check_tells_all_problems_at_once(bsfg: Bsfg, tmp_path: Path) -> None:
+def test_check_reports_all_problems_at_once(bsfg: Bsfg, tmp_path: Path) -> None:
     """Wrong settings, a missing tag map and missing certificates are one list, on one run each, with status 1."""
     (tmp_path / "node.toml").write_text('[node]\nzone = "A"\nspeed = 1\n[health]\nlisten_port = "x"\n')
     done = bsfg("check")
@@ -73,7 +73,7 @@ def test_check_tells_all_problems_at_once(bsfg: Bsfg, tmp_path: Path) -> None:
         assert name in problems
 
 
-def test_a_missing_config_says_what_to_do(bsfg: Bsfg) -> None:
+def test_a_missing_config_names_the_command_that_makes_one(bsfg: Bsfg) -> None:
     """Any command without a node.toml ends with the command that makes one."""
     for arguments in (("run",), ("status",), ("tail",), ("append", "a:b", "c", "{}")):
         done = bsfg(*arguments)
@@ -139,8 +139,8 @@ def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
     assert first["offset"] == again["offset"] == 1
 
 
-def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
-    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, says which is in force, and
+def test_a_lease_from_the_command_line_fences(node: Bsfg) -> None:
+    """`bsfg lease` prints the next epoch; an append with an older one stores nothing, names the epoch in force, and
     fails."""
     assert node("lease", "mes").stdout == "1\n"
     assert json.loads(node("lease", "mes", "--json").stdout) == {"lease_epoch": 2}
@@ -152,22 +152,23 @@ def test_a_lease_fences_by_hand_too(node: Bsfg) -> None:
     assert (refused.returncode, "write_class" in refused.stderr) == (1, True)
 
 
-def test_append_says_when_a_fact_has_no_copy_yet(node: Bsfg) -> None:
-    """acks all with nobody there: stored, `queued`, status 0, and a warning where a person sees it and a pipe does
-    not."""
+def test_append_warns_when_a_fact_has_no_copy_yet(node: Bsfg, tmp_path: Path) -> None:
+    """With acks all and no consumer in sync the fact is stored, the outcome is `queued`, the status 0, and a warning
+    goes to a terminal but not into a pipe."""
+    with (tmp_path / "node.toml").open("a") as config:  # the default timeout is 5 s
+        config.write('[[stream]]\nname = "facts.operational"\nacks_timeout_ms = 200\n')
     done = node("append", "--acks", "all", "batch:1", "done", "{}", "--json")
     assert done.returncode == 0
     told = json.loads(done.stdout)
     assert (told["offset"], told["outcome"]) == (1, "queued")
     assert told["warning"] in done.stderr
-    assert "bsfg: warning: after 5 s 0 of the 1 consumers" in done.stderr
+    assert "bsfg: warning: after 0.2 s 0 of the 1 consumers" in done.stderr
     assert json.loads(node("tail", "--stream", "facts.operational").stdout)["offset"] == 1
     assert "warning" not in json.loads(node("append", "batch:1", "done", "{}", "--json").stdout)
 
 
-def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A misspelt stream is not silence: its name and those there are stand on stderr; a known one prints facts
-    alone."""
+def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
+    """A misspelt stream is reported on stderr with the streams there are; a known one prints facts only."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("tail", "--stream", "facts.operationl")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -175,9 +176,9 @@ def test_tail_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
     assert node("tail", "--stream", "facts.operational").stderr == ""
 
 
-def test_fetch_of_a_stream_nobody_wrote_says_so(node: Bsfg) -> None:
-    """A reader may come before the first fact; one that waits for a misspelt stream is told so, and how to take it
-    back."""
+def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
+    """A reader may come before the first fact; the warning names the stream and the command that removes the
+    consumer."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
     misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
@@ -254,9 +255,9 @@ def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_latest_says_how_stale_it_is(bsfg: Bsfg, tmp_path: Path) -> None:
-    """A row for each tag with its staleness, as a table and as JSON; what was not found and what does not match is
-    said."""
+def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A row for each tag with its staleness, as a table and as JSON; tags without a value and patterns without a match
+    are reported."""
     file = everything(tmp_path)
     done = bsfg("latest", "--file", str(file))
     assert done.returncode == 0, done.stderr
@@ -280,7 +281,7 @@ def test_latest_says_how_stale_it_is(bsfg: Bsfg, tmp_path: Path) -> None:
     assert (unknown.returncode, "facts.telemetry" in unknown.stderr) == (1, True)
 
 
-def test_what_the_page_on_asking_shows_works(node: Bsfg) -> None:
+def test_documented_queries_work(node: Bsfg) -> None:
     """Each command of docs/operate/query.md succeeds on a node with a fact."""
     node("append", "batch:1", "done", "{}")
     shown = re.search(

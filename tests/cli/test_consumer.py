@@ -34,7 +34,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(bsfg, arguments)
 
 
-def test_what_the_page_shows_works() -> None:
+def test_documented_commands_work() -> None:
     """Each command of docs/operate/consumers.md succeeds, in its order, in an empty folder."""
     page = (ROOT / "docs/operate/consumers.md").read_text("utf-8")
     shown = re.search(r"<!-- test: consumers -->\n(.*?)<!-- end -->", page, re.DOTALL)
@@ -52,9 +52,9 @@ def test_what_the_page_shows_works() -> None:
     assert outputs[-1] == "mes is removed\n"
 
 
-def test_what_each_holds_back() -> None:
-    """Behind in facts, bytes and hours; one that has confirmed everything holds nothing back; nobody there is said,
-    too."""
+def test_consumer_list_shows_what_each_holds_back() -> None:
+    """Lag in facts, bytes and hours; a consumer that has confirmed everything holds nothing back; a stream without
+    consumers is reported too."""
     assert run("consumer", "list").output.startswith("no consumers")
     for n in range(3):
         run("append", f"batch:{n}", "done", "{}")
@@ -73,9 +73,9 @@ def test_what_each_holds_back() -> None:
     assert behind["seen_unix_ms"] is not None
 
 
-def test_the_lease_of_a_consumer_is_told() -> None:
-    """The epoch and the instance that has it, for people and for programs; one that never asked for a lease has an
-    empty place."""
+def test_consumer_list_shows_the_lease() -> None:
+    """The lease epoch and the instance that holds it, as text and as JSON; the field is empty for a consumer without a
+    lease."""
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
     run("consumer", "add", "mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
@@ -125,8 +125,8 @@ def test_with_a_running_node(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_store_error_is_told_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What happened, then what to do, each once."""
+def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says what happened and what to do, each once."""
     monkeypatch.setattr("sys.argv", ["bsfg", "confirm", "--consumer", "nobody", "1"])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -1,4 +1,4 @@
-"""The page for whoever meets damage shows commands that do what it says."""
+"""The commands of the page about damage do what it says."""
 
 import re
 import shlex

@@ -36,7 +36,7 @@ def _expired(own: Path) -> None:
 
 
 def _of_another_zone(own: Path) -> None:
-    """What somebody copies who takes the wrong two files."""
+    """A certificate beside the key of another one."""
     _bring(pki.issue_zone(own / "pki", "plant-b", NOW), own)
 
 
@@ -61,11 +61,11 @@ def _bring(issued: pki.Issued, own: Path) -> None:
     ],
     ids=["expired", "wrong zone", "wrong authority"],
 )
-def test_what_is_wrong_is_named(
+def test_an_unusable_identity_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None], says: str, command: list[str]
 ) -> None:
-    """Before anything is sent (nobody listens at this port): the file, the reason and what to do, and no advice about
-    the broker."""
+    """Before anything is sent the error names the file, the reason and what to do, and gives no advice about the
+    broker."""
     monkeypatch.chdir(tmp_path)
     pki.create_authority(tmp_path / "pki", NOW)
     shutil.copy(tmp_path / "pki/ca.pem", tmp_path)
@@ -93,12 +93,10 @@ pulls = ["facts.telemetry"]
     assert not done.output
 
 
-def test_a_link_without_identity_says_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A node whose certificate has ended tries on and on, and its log has one line of it although each reason names
-    another second, and one of another reason with which it takes turns; its status says that somebody must act, which
-    it does not say of a broker that is away."""
+def test_a_link_without_identity_logs_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A node whose certificate has expired keeps trying to connect. Its log has one line for it although the time in
+    the reason changes, and one line for another reason that alternates with it; the status says that an operator must
+    act."""
     monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MIN", 1)
     monkeypatch.setattr("agent.replication.mqtt.link.RETRY_MS_MAX", 1)
     seconds, turns = iter(range(1_000_000)), itertools.cycle((False, True))

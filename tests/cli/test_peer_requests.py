@@ -5,12 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from agent.cli import bsfg
 from agent.cli.facts.peer_requests import literal_prefix
 from agent.query.scan.bounds import matches_glob
-from tests.replication.nodes import STREAM, Node, write_node_toml
+from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto
 
 
@@ -29,10 +27,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
             ["latest", "--from", "idmz", "line2/*"], ["latest", "--from", "idmz", "--stream", "facts.secret"],
             ["latest", "--from", "idmz", "--file", str(file)], ["latest", "--file", str(file), "--json"],
         ]  # fmt: skip
-        async with idmz.running():
-            said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        idmz.store.close()
-        return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
+        return await run_commands(idmz, commands)
 
     with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
         write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')

@@ -28,7 +28,7 @@ def snapshot(stream: StreamStatus, consumer: ConsumerStatus) -> NodeSnapshot:
     return NodeSnapshot("plant", "00", 1, 0, None, (stream,), (consumer,))
 
 
-def test_a_store_without_limits_that_nobody_lags_says_no_more_than_it_holds() -> None:
+def test_status_without_limits_and_lag_shows_only_what_is_held() -> None:
     """What is not to be expected is not printed."""
     lines = told(
         snapshot(
@@ -49,8 +49,8 @@ def test_limits_and_hours() -> None:
     assert "10 behind, oldest 30.0 s, holds back 1.5 MB" in said
 
 
-def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
-    """How fast it reads and how long still; a year of history that it began with a moment ago is nobody's outage."""
+def test_status_estimates_when_a_consumer_has_caught_up() -> None:
+    """The status shows its read rate and the time left; a backlog that it has just begun to read is no outage."""
     consumer = ConsumerStatus("idmz.t", "facts.telemetry", "idmz", "online", 2, 10**7, 2 * 86_400.0)
     reading = replace(consumer, facts_per_s=50_000.0, seconds_left=200.0)
     stream = StreamStatus("facts.telemetry", 1, 10**7 + 2, 2_000_000)
@@ -61,7 +61,7 @@ def test_a_consumer_that_catches_up_says_how_long_it_takes() -> None:
     assert assess(snapshot(stream, consumer)).alert
 
 
-def test_a_source_says_what_it_lost() -> None:
+def test_status_shows_the_losses_of_a_source() -> None:
     """How many tags it has and how many values came; losses only where there were some."""
     source = SourceStatus("press", "opcua", True, values_total=9_000, tags=40)
     assert told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,))).endswith("connected, 40 tags, 9,000 values")
@@ -71,8 +71,8 @@ def test_a_source_says_what_it_lost() -> None:
     assert "- source press: 3 of 40 tags are bad" in said
 
 
-def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
-    """From where, how far, how fast and how long still; while it closes in nobody has to act, however long it takes."""
+def test_status_estimates_when_a_pull_has_caught_up() -> None:
+    """The status shows start, position, rate and time left; while the pull catches up it is no alert."""
     state = CatchUpStatus(1_000, 25.0, 50_000.0, 180.0)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000_000, 4_000_000, 900.0, 900.0, catch_up=state)
     closing = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))
@@ -84,9 +84,9 @@ def test_a_pull_that_catches_up_says_how_long_it_takes() -> None:
     assert "25.0 % at 50,000 facts/s" in told(replace(closing, peers=(stuck,)))
 
 
-def test_a_pull_that_is_limited_says_what_it_waits_for() -> None:
-    """The limit, how long it has kept this pull from asking and for how many bytes; whoever reads why it is late is
-    told of the limit, and of nothing where it is not the reason."""
+def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
+    """The status shows the limit, for how long it has delayed the pull and for how many bytes; the reason for a lag
+    names the limit only where it is the cause."""
     pacing = PacingStatus(250_000, True, 90.4, 400_000, 12_300_000)
     peer = PeerStatus("plant-a", "facts.telemetry", True, 1_000, 4_000, 900.0, 900.0, pacing=pacing)
     waits = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,))

@@ -11,7 +11,7 @@ from typing import TypeVar
 from agent import batch
 from agent.fact_store import FactStore, StoreReader, StoreSettings
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.pages import PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import Page, PeerPosition, PutResult, ReceivedDefinition
 
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"
@@ -19,6 +19,7 @@ OPERATIONAL = "facts.operational"
 EPOCH = bytes(range(16))
 LIMIT_S = 20.0
 AT_ONCE = StoreSettings(commit_interval_ms=0)
+IN_MEMORY = StoreSettings(commit_interval_ms=0, ballast_bytes=65_536)  # 16 MB take 30 ms for each new store in memory
 NEVER = StoreSettings(commit_interval_ms=60_000)  # samples stay queued
 EVERYTHING = 2**40
 
@@ -72,15 +73,21 @@ def plant(folder: Path, settings: StoreSettings = AT_ONCE, name: str = "facts.db
         yield store
 
 
+def read_file(store: FactStore | StoreReader, stream: str, after_offset: int = 0) -> Page:
+    """All of a stream after an offset, from the file: `FactStore.read` would serve the newest batches from memory."""
+    reader = store.reader if isinstance(store, FactStore) else store
+    return reader.read(stream, after_offset, EVERYTHING, EVERYTHING)
+
+
 def sealed_in(store: FactStore | StoreReader, stream: str = TELEMETRY, after_offset: int = 0) -> list[bytes]:
     """Every batch of a stream after an offset."""
-    return [one.sealed for one in store.read(stream, after_offset, EVERYTHING, EVERYTHING).batches]
+    return [one.sealed for one in read_file(store, stream, after_offset).batches]
 
 
 def values_in(store: FactStore | StoreReader, stream: str = TELEMETRY) -> list[object]:
     """Every sample's value in a stream, in order of offsets."""
     found: list[object] = []
-    for one in store.read(stream, 0, EVERYTHING, EVERYTHING).batches:
+    for one in read_file(store, stream).batches:
         assert one.first_offset == len(found) + 1
         found += batch.open_samples(batch.parse(one.sealed)).values
         assert one.last_offset == len(found)
@@ -98,7 +105,7 @@ def chain_is_whole(store: FactStore | StoreReader) -> None:
     one before it of its origin."""
     for info in store.streams():
         next_offset, links = info.first_offset, dict[batch.Origin, batch.Link]()
-        for one in store.read(info.name, 0, EVERYTHING, EVERYTHING).batches:
+        for one in read_file(store, info.name).batches:
             parsed = batch.parse(one.sealed)
             batch.verify(parsed)
             header = parsed.header

@@ -60,8 +60,8 @@ def test_commits_wear_more_than_facts(text: str) -> None:
     assert assess(profile, Load(0.1, commit_interval_ms=1)).flash_years > years
 
 
-def test_what_will_not_do_is_said(text: str) -> None:
-    """Too much, too often, and too slow each give their own concern; a better disk takes it away."""
+def test_insufficient_hardware_is_reported(text: str) -> None:
+    """Too much load, too many commits and too slow a disk each give their own concern; a better disk removes it."""
     profile = parse_profile(text)
     flood = assess(profile, Load(1_000_000, commit_interval_ms=10)).concerns
     assert [concern.split(" ")[0] for concern in flood] == ["0", "the", "a"]

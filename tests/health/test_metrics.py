@@ -86,7 +86,7 @@ def test_the_histogram_adds_up(healthy: NodeSnapshot) -> None:
     assert found["bsfg_append_latency_seconds_sum"][()] == 0.07
 
 
-def test_the_unknown_is_absent(healthy: NodeSnapshot) -> None:
+def test_unknown_figures_have_no_sample(healthy: NodeSnapshot) -> None:
     """An unknown value has no sample, rather than one of 0."""
     peers = (replace(healthy.peers[0], lag_seconds=None),)
     found = samples(replace(healthy, peers=peers, certificate_days_left=None))

@@ -46,7 +46,7 @@ def manager(tmp_path: Path) -> Iterator[tuple[ServiceManager, str]]:
     manager.socket.close()
 
 
-def test_the_words(manager: tuple[ServiceManager, str]) -> None:
+def test_reports_have_systemds_format(manager: tuple[ServiceManager, str]) -> None:
     """Each report is one datagram in the text of systemd's protocol."""
     systemd, address = manager
     notifier = Notifier(address)
@@ -74,7 +74,7 @@ def test_an_abstract_name() -> None:
     systemd.socket.close()
 
 
-def test_outside_systemd_nothing_is_said() -> None:
+def test_outside_systemd_nothing_is_sent() -> None:
     """Without an address nothing is sent, and there is no watchdog to feed."""
     notifier = Notifier.from_environment({"WATCHDOG_USEC": "30000000"}, pid=1)
     assert not notifier.ready()
@@ -97,14 +97,14 @@ def test_the_watchdog_of_the_environment(environment: dict[str, str], watchdog_s
     assert Notifier.from_environment({"NOTIFY_SOCKET": "/x", **environment}, pid=77).watchdog_s == watchdog_s
 
 
-def test_a_manager_that_is_gone_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_service_manager_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A socket that is not read raises no exception, and is logged once."""
     notifier = Notifier(str(tmp_path / "gone"))
     assert not any(notifier.feed() for _ in range(5))
     assert [record.message for record in caplog.records] == ["service_manager_unreachable"]
 
 
-def test_the_watch_feeds_withholds_and_tells(
+def test_the_watchdog_is_fed_only_while_work_progresses(
     manager: tuple[ServiceManager, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Over a virtual half minute: fed while the writer moves and not fed while it stands still; the status says

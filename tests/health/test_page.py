@@ -131,7 +131,7 @@ def test_silent_clients_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch:
             client.close()
 
 
-def test_a_port_that_is_taken_is_said_so(healthy: NodeSnapshot) -> None:
+def test_a_port_in_use_is_named(healthy: NodeSnapshot) -> None:
     """The error names host and port, so that the operator knows what to change."""
     with serving(lambda: healthy) as port, pytest.raises(HealthPageUnavailable, match=f"{HOST} port {port}"):
         asyncio.run(serve(HOST, port, lambda: healthy))

@@ -100,7 +100,7 @@ def test_each_value_against_its_threshold(
     assert all(reason.text and reason.hint for reason in assess(snapshot).reasons), name
 
 
-def test_facts_near_their_time_to_live_are_an_alert(healthy: NodeSnapshot) -> None:
+def test_facts_close_to_expiry_are_an_alert(healthy: NodeSnapshot) -> None:
     """A consumer near the end of its stream's time to live has two reasons: late for a day, and about to lose facts."""
     limited = spoilt(healthy, "streams", ttl_hours=200.0)
     late = spoilt(
@@ -188,7 +188,7 @@ def test_the_stream_that_is_full_first_is_named(healthy: NodeSnapshot) -> None:
     assert reason.text.startswith("facts.sooner is full in 4 h")
 
 
-def test_a_pull_whose_peer_went_away_while_catching_up_is_an_alert(healthy: NodeSnapshot) -> None:
+def test_a_pull_that_loses_its_peer_while_catching_up_is_an_alert(healthy: NodeSnapshot) -> None:
     """While the peer is away the pull does not catch up, so its lag counts again."""
     state = CatchUpStatus(0, 50.0, 100.0, 60.0)
     for connected, alert in ((True, False), (False, True)):

@@ -49,7 +49,7 @@ def test_one_part_is_enough_to_withhold() -> None:
     assert decision == Decision(feed=False, stalled=("line1",))
 
 
-def test_a_part_that_went_is_forgotten() -> None:
+def test_a_removed_part_does_not_stall() -> None:
     """A part that is gone stalls nothing; when it is back it has the whole limit."""
     core = WatchdogCore()
     core.decide([writer(1)], at(0))
@@ -65,7 +65,7 @@ def test_a_counter_that_starts_over_has_moved() -> None:
     assert core.decide([writer(0)], at(18)) == FED
 
 
-def test_a_clock_that_stands_still_or_steps_back_is_no_stall() -> None:
+def test_a_stopped_or_reset_clock_is_no_stall() -> None:
     """Only time that has passed counts; a step back is no stall."""
     core = WatchdogCore()
     core.decide([writer(1)], at(100))

@@ -229,7 +229,7 @@ def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) 
     asyncio.run(scenario())
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server stops with clients connected; they see the end of the connection, and nothing is logged."""
 
     async def scenario() -> None:
@@ -362,7 +362,7 @@ def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.App
 
 
 def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
-    """Whoever opens the socket may append facts, so its mode is 0600."""
+    """A program that can open the socket may append facts, so its mode is 0600."""
 
     async def scenario() -> None:
         async with serving(tmp_path):

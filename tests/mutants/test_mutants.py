@@ -26,14 +26,14 @@ def test_names_are_unique() -> None:
     assert len({(mutant.file, mutant.old, mutant.new) for mutant in MUTANTS}) == len(MUTANTS)
 
 
-def test_most_of_it_is_about_shells() -> None:
+def test_half_of_the_mutants_are_in_shells() -> None:
     """At least a hundred bugs, half of them in modules that are no cores: there a test has to be written with more
     effort."""
     assert len(MUTANTS) >= 100
     assert sum(mutant.file not in CORES for mutant in MUTANTS) * 2 >= len(MUTANTS)
 
 
-def test_a_handful_is_caught() -> None:
+def test_a_sample_of_mutants_is_caught() -> None:
     """Of the mutants whose tests are quick, three are caught: others each day. MUTANTS=seed draws those of another
     day."""
     seed = os.environ.get("MUTANTS") or dt.datetime.now(dt.UTC).date().isoformat()

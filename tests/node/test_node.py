@@ -44,7 +44,7 @@ def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_client_that_says_nothing_does_not_hold_up_the_stop(tmp_path: Path) -> None:
+def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path) -> None:
     """SIGTERM ends the node although a silent client is connected to its socket."""
 
     async def scenario() -> None:

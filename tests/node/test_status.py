@@ -42,7 +42,7 @@ def with_a_consumer_behind(folder: Path) -> FactStore:
     return store
 
 
-def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
+def test_a_consumers_age_counts_from_its_registration(tmp_path: Path) -> None:
     """Not since the source time of the facts, years ago, and not the time they were here before the consumer
     registered."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
@@ -58,7 +58,7 @@ def test_the_age_of_a_consumer_is_the_time_it_had(tmp_path: Path) -> None:
         assert consumer.hours_held == 72.0
 
 
-def test_a_consumer_that_reads_says_how_fast(tmp_path: Path) -> None:
+def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
     """From one refresh to the next, by the node's clock."""
     now_s = 100.0
     with with_a_consumer_behind(tmp_path) as store:
@@ -123,7 +123,7 @@ def pull_statistics(**some: object) -> PullStatistics:
     return PullStatistics(**(dict.fromkeys(names, 0) | fixed | some))  # type: ignore[arg-type]
 
 
-def test_what_delays_a_pull(tmp_path: Path) -> None:
+def test_the_reasons_that_delay_a_pull(tmp_path: Path) -> None:
     """The peer's bandwidth limit, in seconds and with whether it delays the pull now, and why a page is not stored."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
@@ -135,7 +135,7 @@ def test_what_delays_a_pull(tmp_path: Path) -> None:
         assert collector._peer(pull_statistics(asking=Asking.WAITING, pacing=None)).pacing is None
 
 
-def test_what_a_pull_and_its_comparisons_count_is_in_the_status(tmp_path: Path) -> None:
+def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:
     """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
     counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7}
     counted = {"facts_stored": 1, "facts_duplicate": 2}

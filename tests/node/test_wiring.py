@@ -80,7 +80,7 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
     assert seen == ["first", "last", "ready"]
 
 
-def test_a_source_waits_out_what_passes() -> None:
+def test_a_source_retries_only_passing_errors() -> None:
     """A store that is full or busy; any other trouble of it ends the life of a source."""
     assert set(_SOURCE_RETRIES) == {StoreBusy, StoreFull}
     assert all(one("", "").retryable for one in _SOURCE_RETRIES)
@@ -95,6 +95,7 @@ def test_a_source_waits_out_what_passes() -> None:
         ([ValueError("x")], ExceptionGroup),
     ],
 )
-def test_an_operator_is_told_the_first_error_of_ours(raised: list[Exception], told: type[Exception]) -> None:
-    """But a mistake of the program itself, or what nobody foresaw, with everything that belongs to it."""
+def test_the_operator_sees_the_first_bsfg_error(raised: list[Exception], told: type[Exception]) -> None:
+    """The first BsfgError of a group is raised; with an AssertionError or an unexpected error in it, the whole
+    group."""
     assert isinstance(_first_reason(ExceptionGroup("node", raised)), told)

@@ -29,18 +29,6 @@ NAMES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything in it, three times."""
-    return everything(tmp_path_factory.mktemp("query"), rounds=3)
-
-
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[dict[str, Any]]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 @pytest.fixture
 def scanner(file: Path) -> Iterator[Scanner]:
     """A scanner of it."""
@@ -122,7 +110,7 @@ def batches_opened(file: Path, bounds: Bounds) -> int:
         return scanner.counters.batches_opened
 
 
-def test_what_a_batch_says_of_itself_saves_opening_it(file: Path) -> None:
+def test_headers_exclude_batches_without_opening_them(file: Path) -> None:
     """A time, an offset, a stream, a zone or a tag that was not yet defined opens only the batches that may hold it."""
     everywhere = batches_opened(file, Bounds())
     assert everywhere == 3 * 3 + 1 + 2 + 9  # telemetry, the last two samples, north's, and each message alone
@@ -135,7 +123,7 @@ def test_what_a_batch_says_of_itself_saves_opening_it(file: Path) -> None:
 
 
 def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
-    """Whoever stops after the first batch has read one."""
+    """A reader that stops after the first batch has opened one."""
     file = everything(tmp_path, rounds=20)
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
@@ -144,7 +132,7 @@ def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:
-    """Two passes of one scanner agree although somebody appends between them."""
+    """Two passes of one scanner agree although facts are appended between them."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store, closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
@@ -183,7 +171,7 @@ def test_a_damaged_batch_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_reader_calls_a_hole_is_passed_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_holes_are_passed_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Holes of a page are noted, and reading goes on behind them."""
     with closing(StoreReader(file)) as reader:
         scanner, read = Scanner(reader), reader.read
@@ -225,7 +213,7 @@ def test_every_type_of_value_is_in_the_store(facts: list[dict[str, Any]]) -> Non
     assert Json(b"[]") in VALUES
 
 
-def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Path) -> None:
+def test_released_facts_are_invisible_before_their_rows_are_deleted(tmp_path: Path) -> None:
     """Facts that retention has let go of are in no scan, and are no damage, whether or not their rows were deleted
     yet."""
     file = everything(tmp_path)
@@ -246,7 +234,7 @@ def test_what_was_released_is_gone_though_its_rows_are_still_there(tmp_path: Pat
         assert next(iter(fact_messages(reader, TELEMETRY, 0, 5))) == Hole(1, 20, "expired")
 
 
-def test_a_store_of_an_older_program_says_what_to_do(tmp_path: Path) -> None:
+def test_a_store_with_an_older_schema_names_the_migrate_command(tmp_path: Path) -> None:
     """A reader refuses a schema that lacks a step, by the step's name and with the command, and does not call it
     damaged."""
     file = everything(tmp_path)

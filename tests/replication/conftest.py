@@ -3,8 +3,6 @@
 import gc
 import logging
 from collections.abc import Iterator
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -16,14 +14,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
     """A real Mosquitto with mutual TLS and the access list of three zones in a chain, plus a second plant."""
     with Mosquitto.started(tmp_path_factory.mktemp("broker")) as running:
         yield running
-
-
-@pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder in memory; tests that model power cuts copy files, so no disk is needed."""
-    shared = Path("/dev/shm")
-    with TemporaryDirectory(dir=shared if shared.is_dir() else None) as folder:
-        yield Path(folder)
 
 
 @pytest.fixture

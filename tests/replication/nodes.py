@@ -3,13 +3,15 @@ error tables."""
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from click.testing import CliRunner
+
 from agent import local_socket
+from agent.cli import bsfg
 from agent.config import BrokerSettings, load
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.store import FactStore
@@ -30,6 +32,9 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 STREAM = "facts.telemetry"
+IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_min=20, backoff_ms_max=500, blocked_ms=500)
+"""A receiver for tests that take a peer away or block a stream: with the product's settings it tries again after up to
+a minute."""
 
 
 def access(broker: Mosquitto, zone: str) -> Access:
@@ -52,8 +57,9 @@ class Node:
     zone: str
     store: FactStore
     link: Link
+    settings: StoreSettings
     server: Server | None = None
-    askers: dict[str, Requester] = field(default_factory=dict)
+    requesters: dict[str, Requester] = field(default_factory=dict)
     pullers: list[Puller] = field(default_factory=list)
 
     @classmethod
@@ -65,16 +71,12 @@ class Node:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
     ) -> "Node":
-        """A node with its store in `folder`."""
+        """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
+        that needs others says why."""
         folder.mkdir(parents=True, exist_ok=True)
-        store = FactStore.open(
-            folder / f"{zone}.db",
-            zone,
-            settings=replace(settings or StoreSettings(), commit_interval_ms=0),
-            streams=streams,
-            unattended=True,
-        )
-        return cls(zone, store, link_to(broker, zone))
+        settings = settings or StoreSettings()
+        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings, streams=streams, unattended=True)
+        return cls(zone, store, link_to(broker, zone), settings)
 
     def serve(
         self,
@@ -91,11 +93,11 @@ class Node:
         )
         return self.server
 
-    def asker(self, peer_zone: str) -> Requester:
+    def requester(self, peer_zone: str) -> Requester:
         """The requester for `peer_zone`."""
-        if peer_zone not in self.askers:
-            self.askers[peer_zone] = Requester(self.link, peer_zone)
-        return self.askers[peer_zone]
+        if peer_zone not in self.requesters:
+            self.requesters[peer_zone] = Requester(self.link, peer_zone)
+        return self.requesters[peer_zone]
 
     def pull(
         self,
@@ -110,8 +112,8 @@ class Node:
         origins = frozenset({peer_zone, *relays})
         receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
-        asker, pull = self.asker(peer_zone), replace(pull, **settings)
-        puller = Puller(asker, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)
+        requester, pull = self.requester(peer_zone), replace(pull, **settings)
+        puller = Puller(requester, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)
         self.pullers.append(puller)
         return puller
 
@@ -131,17 +133,13 @@ class Node:
                 for task in reversed(tasks):
                     task.cancel()
 
-    async def append(self, first: int, count: int, batch: int = 100) -> None:
-        """Append `count` facts of one tag from number `first`, durable in batches of `batch`."""
+    async def append(self, first: int, count: int) -> None:
+        """Append `count` facts of one tag from number `first`, and wait until they are durable, batch by batch: of
+        `batch_facts_target` facts, which are committed at once, and the rest after `commit_interval_ms`."""
         await define(self.store, "line1/temperature")
+        batch = self.settings.batch_facts_target
         for start in range(first, first + count, batch):
             rows = samples(start, min(batch, first + count - start))
-            await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
-
-    async def fill_with_noise(self, size: int) -> None:
-        """Append `size` bytes of incompressible facts."""
-        for _ in range(size // 120_000):
-            rows = [Sample(1, 1, os.urandom(60_000)), Sample(1, 2, os.urandom(60_000))]
             await asyncio.wrap_future(self.store.appends.append_samples(STREAM, rows))
 
     async def wait_end(self, end_offset: int, stream: str = STREAM) -> None:
@@ -167,6 +165,14 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
                 yield file
             finally:
                 stop.set()
+
+
+async def run_commands(node: Node, commands: Iterable[Sequence[str]]) -> list[tuple[int, str]]:
+    """Exit status and output of each `bsfg` command, run while the node runs; its store is closed afterwards."""
+    async with node.running():
+        done = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
+    node.store.close()
+    return [(one.exit_code, one.output + str(one.exception or "")) for one in done]
 
 
 def write_node_toml(folder: Path, broker: Mosquitto, zone: str, peer: str) -> Path:

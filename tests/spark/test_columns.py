@@ -114,7 +114,7 @@ def test_equal_long_texts_do_not_fill_the_memory(value: Any) -> None:
     assert max(size for _, size in sizes) <= 1.5 * columns.TEXT_BYTES_MAX
 
 
-def test_messages_stand_between_samples_in_their_order() -> None:
+def test_messages_and_samples_keep_their_order() -> None:
     """A stream that holds both keeps its order, and a message is the row the documentation describes."""
     link = Link(TELEMETRY, PLANT_A)
     definitions = Definitions()

@@ -51,7 +51,7 @@ def test_how_many_tasks(facts: int, cores: int, partitions: int | None, facts_ma
     assert len(split(OffsetRange(5, 4 + facts), cores, partitions, facts_max)) == tasks
 
 
-def test_what_is_asked_for_narrows_what_is_held() -> None:
+def test_options_narrow_the_range() -> None:
     """Without options all that is held, otherwise what was named."""
     held = OffsetRange(11, 100)
     assert resolve(held, None, None) == held
@@ -60,7 +60,7 @@ def test_what_is_asked_for_narrows_what_is_held() -> None:
 
 
 @pytest.mark.parametrize("start, end, names", [(10, None, "before 11"), (None, 101, "ends at 100")])
-def test_what_is_not_held_is_refused(start: int | None, end: int | None, names: str) -> None:
+def test_a_range_beyond_the_store_is_refused(start: int | None, end: int | None, names: str) -> None:
     """A range that reaches beyond the store is no shorter range, it is an error that says where the store ends."""
     with pytest.raises(FactsGone, match=names):
         resolve(OffsetRange(11, 100), start, end)

@@ -161,7 +161,7 @@ def test_a_store_is_read_from_where_retention_has_left_it(
     assert not [record for record in caplog.records if record.name.startswith("pyspark_bsfg")]
 
 
-def test_facts_released_while_reading_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_facts_released_while_reading_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A task that finds fewer facts than it was given goes on and says which, or ends, as the caller chose."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN[:5], RUN[5:10], RUN[10:]])
@@ -183,7 +183,7 @@ def test_facts_released_while_reading_are_said(tmp_path: Path, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 7])
-def test_damaged_batches_are_said_and_cost_nothing_else(
+def test_damaged_batches_are_reported_and_cost_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, tasks: int
 ) -> None:
     """Batches that the disk changed at the start, in the middle and at the end: every other fact comes, once and as it
@@ -230,7 +230,7 @@ def test_a_missing_definition_is_named(tmp_path: Path) -> None:
         next(store.record_batches(path, TELEMETRY, store.OffsetRange(1, 1), arrow_schema(FACTS)))
 
 
-def test_a_store_that_cannot_be_read_from_here_says_why(tmp_path: Path, path: Path) -> None:
+def test_an_unreadable_store_has_a_clear_error(tmp_path: Path, path: Path) -> None:
     """Missing file, folder, other file, unknown stream, wrong option: each its own words, before any task starts."""
     with pytest.raises(StoreUnreadable, match=r"none.db does not exist on this host.*where the task runs"):
         read(tmp_path / "none.db")

@@ -82,7 +82,7 @@ def expected_rollup(told: list[tuple[str, Sample]]) -> dict[tuple[Any, ...], dic
 
 
 def written(spark: SparkSession, out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What the files hold, in the oracle's shape, read as anybody would read them."""
+    """What the files hold, in the oracle's shape, read with plain Spark."""
     found = {}
     for row in spark.read.parquet(str(out)).selectExpr("*", "unix_seconds(minute) as seconds").collect():
         figures = row.asDict()
@@ -119,7 +119,7 @@ def test_spark_reads_messages_and_projections(spark: SparkSession, tmp_path: Pat
     assert narrow.count() == 10
 
 
-def test_spark_shows_our_words(spark: SparkSession, tmp_path: Path) -> None:
+def test_spark_shows_our_error_messages(spark: SparkSession, tmp_path: Path) -> None:
     """What is wrong with an option, a column or a file is in the text of Spark's exception."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN])
@@ -131,7 +131,7 @@ def test_spark_shows_our_words(spark: SparkSession, tmp_path: Path) -> None:
         spark.read.format("bsfg").schema("tags string").load(str(path)).count()
 
 
-def test_the_rollup_is_what_plain_python_says(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_rollup_equals_plain_python(spark: SparkSession, tmp_path: Path) -> None:
     """Two zones, two dates, ties, text, NaN, bad quality: equal rows, equal counts; again, and the same."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")

@@ -21,7 +21,7 @@ def children() -> set[str]:
     return set(found.split())
 
 
-def test_the_story_ends_with_equal_counts_and_nothing_running(tmp_path: Path) -> None:
+def test_the_demo_ends_with_equal_counts_and_no_process_left(tmp_path: Path) -> None:
     """Plant to Spark through a cut and a kill -9: facts appended, received and rolled up are the same number."""
     before = children()
     printed = io.StringIO()

@@ -104,7 +104,7 @@ def the_plant_was_another_once(given: Told) -> None:
 
 
 def not_all_is_confirmed(given: Told) -> None:
-    """One more message, and nobody has confirmed it."""
+    """One more message that is not confirmed."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
         done(store.appends.append_message(OPERATIONAL, messages(5)[0]))
     given[0]["idmz"].unlink()
@@ -143,14 +143,14 @@ def a_store_has_begun_again(given: Told) -> None:
         (a_store_has_begun_again, "plant: incident"),
     ],
 )
-def test_each_wrong_is_told(good: Told, do: Callable[[Told], None], said: str) -> None:
-    """What is lost, doubled, changed, out of order, unconfirmed or begun anew is named with its zone."""
+def test_each_violation_is_reported(good: Told, do: Callable[[Told], None], said: str) -> None:
+    """Lost, duplicate, changed, unordered and unconfirmed facts and a new epoch are each reported with their zone."""
     do(good)
     assert said in complained(good)
 
 
-def test_a_message_twice_is_told(good: Told) -> None:
-    """No store takes the same batch twice, so the eyes that would see it are shown a log that no store has made."""
+def test_a_duplicate_message_is_reported(good: Told) -> None:
+    """No store accepts the same batch twice, so the checker gets a log that no store wrote."""
     with contextlib.closing(StoreReader(good[0]["plant"])) as reader:
         log = sealed_in(reader, OPERATIONAL)
     assert not list(_unkept("here", log, good[2]))

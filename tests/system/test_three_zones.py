@@ -51,8 +51,8 @@ def test_a_message_of_an_application_reaches_the_top(stage: RunningZones, bsfg: 
     assert bsfg("fetch", "--config", enterprise, "--consumer", "mes") == ""
 
 
-def test_status_tells_a_person_what_is_lost(stage: RunningZones) -> None:
-    """`bsfg status` names the source that went, and goes back to good when it returns."""
+def test_status_names_the_lost_source(stage: RunningZones) -> None:
+    """`bsfg status` names the source that is lost, and is good again when it returns."""
     plant = layout.PLANT
     wait_until(lambda: (stage.status(plant) or {}).get("verdict") == "good", "the plant is well", LIMIT_S)
     stage.plant[1].stop()

@@ -50,7 +50,7 @@ def wait_alive(stage: RunningZones, producer: Producer) -> float:
 
 
 def wait_recorded_alone(stage: RunningZones, producer: Producer) -> None:
-    """Wait until the plant has acknowledged messages and stored samples that nobody can fetch from it now."""
+    """Wait until the plant has acknowledged messages and stored samples that no zone can fetch now."""
     before = (len(producer.acknowledged), stage.facts(layout.PLANT, TELEMETRY))
     wait_until(
         lambda: len(producer.acknowledged) > before[0] + 5 and stage.facts(layout.PLANT, TELEMETRY) > before[1],

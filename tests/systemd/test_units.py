@@ -121,7 +121,7 @@ def test_debians_broker_alone_would_fail(mosquitto: Path) -> None:
     "name",
     ["bsfg-broker-files.path", "bsfg-broker-files.service", "bsfg-broker-check.timer", "bsfg-broker-check.service"],
 )
-def test_what_watches_the_brokers_files_is_understood(tmp_path: Path, name: str) -> None:
+def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     """The units beside the broker are known to systemd, and each finds the service it starts."""
     for file in SYSTEMD.glob("bsfg-broker-*"):
         (tmp_path / file.name).write_text(file.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
@@ -175,7 +175,7 @@ def test_the_files_agree() -> None:
     assert str(Path(credential.partition(":")[2]).parent) in folders
 
 
-def test_the_node_and_the_broker_are_shut_in_alike() -> None:
+def test_node_and_broker_have_the_same_sandbox() -> None:
     """What the node's unit takes away, the broker's drop-in takes away too."""
     node, broker = (settings(SYSTEMD / path)["Service"] for path in ("bsfg@.service", "mosquitto.service.d/bsfg.conf"))
     taken = re.compile(

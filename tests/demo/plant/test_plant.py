@@ -15,7 +15,7 @@ from tests.ingest.fakes import Program
 
 @pytest.mark.system
 @pytest.mark.parametrize("module", ["opcua_server", "modbus_server"])
-def test_a_server_says_when_it_is_ready_and_ends_when_asked(module: str, tmp_path: Path) -> None:
+def test_a_server_reports_ready_and_ends_at_sigterm(module: str, tmp_path: Path) -> None:
     """One line with the port it really has, the tag file written by then, and exit status 0 at SIGTERM."""
     file = tmp_path / "tags.csv"
     program = Program(f"agent.demo.plant.{module}", 0, "--tags-file", str(file))
@@ -38,7 +38,7 @@ def test_the_tag_files_fit_the_plant(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5, 86_400.0])
-def test_what_the_device_holds_is_what_the_tag_file_reads(seconds: float, tmp_path: Path) -> None:
+def test_device_and_tag_file_agree(seconds: float, tmp_path: Path) -> None:
     """Two writers of the same orders, the device's and the agent's, agree on every meter at any time."""
     file = tmp_path / "modbus.csv"
     file.write_text(modbus_tags_csv(), encoding="utf-8")

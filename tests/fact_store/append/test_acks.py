@@ -55,7 +55,7 @@ class Row:
 IN_SYNC, BEHIND = 99, 80  # last at the end a second ago; and longer ago than the lag allows
 ROWS = [
     Row("local: at its commit", of("local"), (), 100, Acknowledged),
-    Row("local: nobody is asked", of("local"), (consumer(0, IN_SYNC),), 100, Acknowledged),
+    Row("local: no consumer counts", of("local"), (consumer(0, IN_SYNC),), 100, Acknowledged),
     # all: the consumers that keep up, and at least min_in_sync
     Row("all, the only one has it", of("all"), (consumer(10, IN_SYNC),), 100, Acknowledged),
     Row("all, the only one has not", of("all"), (consumer(9, IN_SYNC),), 100, 105),
@@ -65,7 +65,7 @@ ROWS = [
     Row("all, waits only until the other falls out", of("all"), (consumer(10, IN_SYNC), consumer(2, 86)), 100, 101),
     Row("all, at that moment it is out", of("all"), (consumer(10, IN_SYNC), consumer(2, 86)), 101, Acknowledged),
     Row("all, who keeps up again is waited for", of("all"), (consumer(10, IN_SYNC), consumer(9, 100.5)), 101, 105),
-    # the worst case of Kafka's acks=all: nobody keeps up, and without min_in_sync it would promise no more than local
+    # the worst case of Kafka's acks=all: none is in sync, and without min_in_sync it would promise no more than local
     Row("all, no followers at all", of("all"), (), 100, 105),
     Row("all, all fell out", of("all"), (consumer(9, BEHIND), consumer(9, BEHIND)), 100, 105),
     Row("all, all fell out, timeout", of("all"), (consumer(9, BEHIND), consumer(9, BEHIND)), 105, Queued),
@@ -74,7 +74,7 @@ ROWS = [
     Row("all, a confirmation counts from whom is behind", of("all", 2), (consumer(10, IN_SYNC), consumer(10, BEHIND)), 100, Acknowledged),
     Row("all, min 2 of one", of("all", 2), (consumer(10, IN_SYNC),), 100, 105),
     # quorum: floor(voters / 2) + 1 with this node among the voters, and at least min_in_sync consumers
-    Row("quorum, nobody else", of("quorum"), (), 100, 105),
+    Row("quorum without consumers", of("quorum"), (), 100, 105),
     Row("quorum 2 of 2", of("quorum"), (consumer(10),), 100, Acknowledged),
     Row("quorum 1 of 2", of("quorum"), (consumer(9, IN_SYNC),), 100, 105),
     Row("quorum 2 of 3", of("quorum"), (consumer(10), consumer(0)), 100, Acknowledged),
@@ -94,7 +94,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_what_is_said_to_an_append(row: Row) -> None:
+def test_outcome_of_an_append(row: Row) -> None:
     """Each row of the table."""
     decision = decide_ack(10, row.terms, row.followers, 100 * S, int(row.now * S))
     if isinstance(row.decision, type):
@@ -116,11 +116,11 @@ def test_what_is_said_to_an_append(row: Row) -> None:
         ("local", 1, (), Acknowledged),
     ],
 )
-def test_write_class_queued_does_not_wait_for_nobody(
+def test_write_class_queued_does_not_wait_without_consumers_in_sync(
     acks: Acks, min_in_sync: int, followers: tuple[Follower, ...], decision: type[Decision]
 ) -> None:
-    """Where too few keep up at the time of the append the answer is queued at once; the other classes wait their
-    time."""
+    """Where too few consumers are in sync at the time of the append the answer is queued at once; the other classes
+    wait."""
     queued = decide_new_ack(10, of(acks, min_in_sync, "queued"), followers, 100 * S)
     assert isinstance(queued, decision)
     plain = decide_new_ack(10, of(acks, min_in_sync), followers, 100 * S)
@@ -128,8 +128,8 @@ def test_write_class_queued_does_not_wait_for_nobody(
 
 
 def test_a_strong_append_is_never_downgraded() -> None:
-    """Where nobody keeps up it waits its whole time, then says queued with who is missing: never acknowledged on local
-    terms."""
+    """Without a consumer in sync it waits until its timeout and is then queued, with the missing consumers named; it is
+    never acknowledged as `local`."""
     strong = of("all", write_class="strong")
     assert decide_new_ack(10, strong, (), 100 * S) == Pending(105 * S)
     said = decide_ack(10, strong, (), 100 * S, 105 * S)
@@ -176,9 +176,8 @@ def test_both_promises() -> None:
     assert isinstance(decide_ack(10, both, one_of_four, 100 * S, 100 * S), Pending)
 
 
-def test_who_is_missing() -> None:
-    """The reason names whom the append waited for, those that keep up before those that do not, and not a hundred of
-    them."""
+def test_the_reason_names_the_missing_consumers() -> None:
+    """The reason names the consumers that the append waited for, those in sync first, and limits their number."""
     followers = [consumer(3, IN_SYNC, f"c{n}") for n in range(5)] + [consumer(3, BEHIND, "old")]
     said = decide_ack(10, of("all"), followers, 100 * S, 105 * S)
     assert isinstance(said, Queued)
@@ -211,9 +210,9 @@ def test_reached_is_the_last_offset_acknowledged(
 
 
 @given(st.lists(anyone, max_size=6), st.sampled_from(["quorum", "all"]), st.integers(1, 20), st.integers(100, 130))
-def test_nobody_waits_longer_than_the_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
-    """Whoever does what: until the deadline there is an answer or a time to ask again that lies ahead, at it there is
-    an answer."""
+def test_every_append_is_answered_by_its_timeout(followers: list[Follower], acks: Acks, offset: int, now: int) -> None:
+    """For any sequence of events an append has an answer or a later time to check until its deadline, and an answer at
+    the deadline."""
     decision = decide_ack(offset, of(acks), followers, 100 * S, now * S)
     if isinstance(decision, Pending):
         assert now * S < decision.until_ns <= 105 * S

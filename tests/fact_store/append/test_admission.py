@@ -113,7 +113,7 @@ def order(message_id: str, subject: str) -> Message:
 
 
 def strong(folder: Path) -> FactStore:
-    """A store with a stream of write class strong that answers at once (nobody has to confirm)."""
+    """A store with a stream of write class strong that answers at once (no consumer has to confirm)."""
     settings = StreamSettings(STRONG, acks="quorum", write_class="strong", acks_timeout_ms=1)
     return FactStore.open(folder / "facts.db", "plant", streams=[settings])
 
@@ -179,7 +179,7 @@ def test_superseded_by_a_newer_fact_about_the_subject(tmp_path: Path) -> None:
         assert ids_in(store, STRONG) == ["a", "b", "d", "e"]
 
 
-def test_what_cannot_be_decided_is_refused_at_once(tmp_path: Path) -> None:
+def test_undecidable_preconditions_are_refused_at_once(tmp_path: Path) -> None:
     """A base offset outside of strong streams, preconditions with acks none, and too few of them are refused at the
     call."""
     with plant(tmp_path) as store:

@@ -37,8 +37,8 @@ from tests.fact_store.making import (
 )
 
 
-def test_what_was_appended_is_read(tmp_path: Path) -> None:
-    """Offsets are dense from 1, in the order of appends, and the facts come back as they went in."""
+def test_appended_facts_are_read(tmp_path: Path) -> None:
+    """Offsets are dense from 1 in the order of appends, and the facts are unchanged."""
     with plant(tmp_path) as store:
         assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
         assert done(store.appends.append_samples(TELEMETRY, samples(2, 4))) == Appended(4, 5)
@@ -61,7 +61,7 @@ def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
 
 
 def test_the_target_ends_the_wait(tmp_path: Path) -> None:
-    """Samples nobody waits for are committed as soon as they fill a batch, and a large append is cut evenly."""
+    """Samples without a waiter are committed as soon as they fill a batch, and a large append is cut evenly."""
     settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
     with plant(tmp_path, settings) as store:
         first = store.appends.append_samples(TELEMETRY, samples(99))
@@ -136,8 +136,8 @@ def test_large_values_split_by_bytes(tmp_path: Path) -> None:
         assert done(store.appends.append_samples(TELEMETRY, samples(1))) == Appended(102, 102)
 
 
-def test_a_full_queue_says_so(tmp_path: Path) -> None:
-    """The queue is bounded in facts and in bytes: full means StoreBusy at once, and room comes back with the commit."""
+def test_a_full_queue_raises_store_busy(tmp_path: Path) -> None:
+    """The queue is bounded in facts and in bytes: StoreBusy is raised at once, and the commit makes room."""
     settings = replace(committed_at(1501), queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with plant(tmp_path, settings) as store:
         queued = store.appends.append_samples(TELEMETRY, samples(1500))
@@ -205,7 +205,7 @@ def test_messages_are_known_by_stream(tmp_path: Path) -> None:
 
 
 def test_invariant_5_concurrent_appends_of_one_id(tmp_path: Path) -> None:
-    """Many producers of one message at once: exactly one insert, everybody gets its offset."""
+    """Many producers of one message at once: exactly one insert, and each gets its offset."""
     outcomes: list[Future[AppendOutcome]] = []
     with plant(tmp_path) as store:
         start = threading.Barrier(8)
@@ -317,8 +317,8 @@ def test_commits_are_announced(tmp_path: Path) -> None:
     assert seen == [{TELEMETRY: 3}, {OPERATIONAL: 1}]
 
 
-def test_a_closed_store_says_so(tmp_path: Path) -> None:
-    """After close every call is refused by name, and closing again is harmless."""
+def test_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
+    """After close every call raises StoreClosed, and closing again does nothing."""
     with plant(tmp_path) as store:
         pass
     store.close()
@@ -353,8 +353,8 @@ def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
         ("envelope", {"object_media_type": "other"}),
     ],
 )
-def test_what_makes_two_messages_the_same(part: str, changes: dict[str, object]) -> None:
-    """Fact, media type and schema; not the time and the texts that a producer stamps anew when it asks again."""
+def test_when_two_messages_are_equal(part: str, changes: dict[str, object]) -> None:
+    """Fact, media type and schema count; the time and the texts that a producer writes anew for a retry do not."""
     one = message("a")
     again = replace(one, envelope=replace(one.envelope, produced_at_unix_ms=1, correlation_id="again"))
     assert content_digest(again) == content_digest(one)

@@ -102,8 +102,8 @@ def test_a_message_that_cannot_be_sealed_is_refused_alone(tmp_path: Path) -> Non
         assert ids_in(store) == ["a", "b"]
 
 
-def test_everybody_is_told_when_the_store_takes_nothing(tmp_path: Path) -> None:
-    """A full queue and a closed store are told to each producer, by an exception of its own."""
+def test_every_producer_gets_the_stores_refusal(tmp_path: Path) -> None:
+    """A full queue and a closed store are raised in each producer, as an exception of its own."""
     settings = StoreSettings(commit_interval_ms=0, queue_facts_max=2000, queue_bytes_max=1024 * 1024)
     with FactStore.open(tmp_path / "facts.db", "plant", settings=settings) as store:
         may_go = held(store)
@@ -119,7 +119,7 @@ def test_everybody_is_told_when_the_store_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
-    """A producer that is cancelled, or whose loop ends, has handed its message over; nobody else notices."""
+    """A producer that is cancelled, or whose loop ends, has handed its message over; others are not affected."""
 
     async def scenario(store: FactStore) -> AppendOutcome:
         door, may_go = Producers(store.appends), held(store)

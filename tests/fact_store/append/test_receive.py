@@ -27,6 +27,7 @@ from tests.fact_store.making import (
     failed,
     parsed,
     plant,
+    read_file,
     samples,
     sealed_in,
     tag,
@@ -49,7 +50,7 @@ def test_carried_verbatim(store: FactStore) -> None:
     first, second = origin.seal(10), origin.seal(5)
     assert origin.put(store, [first, second], 15) == PutResult(15, 0, 15)
     assert sealed_in(store) == [first, second]
-    page = store.read(TELEMETRY, 0, 100, 10**6)
+    page = read_file(store, TELEMETRY)
     assert [(one.first_offset, one.last_offset, one.origin) for one in page.batches] == [
         (1, 10, origin.origin),
         (11, 15, origin.origin),
@@ -98,8 +99,8 @@ def test_a_position_never_moves_back_in_its_epoch(store: FactStore) -> None:
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(b"n" * 16, 0)
 
 
-def test_a_gap_is_stored_and_told(store: FactStore) -> None:
-    """Sequences that a peer no longer has do not stop what follows, but are named in the answer and as an incident."""
+def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
+    """Sequences that a peer no longer has do not block what follows; the answer and an incident name them."""
     origin = Elsewhere()
     first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first])
@@ -131,8 +132,8 @@ def test_a_page_that_holds_only_holes_moves_the_position(store: FactStore) -> No
 
 
 @pytest.mark.parametrize("reason, kinds", [("expired", []), ("damaged", ["peer_hole"])])
-def test_what_was_gone_before_we_came_is_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
-    """A log that has let go of its beginning begins late for whoever comes; one whose beginning a disk has changed has
+def test_facts_released_before_the_first_fetch_are_no_loss(store: FactStore, reason: str, kinds: list[str]) -> None:
+    """A log whose beginning retention has released begins late without an incident; one whose beginning is damaged has
     lost it."""
     position = PeerPosition(EPOCH, 20)
     done(store.inbound.put_batches("plant", TELEMETRY, [], [], position, holes=[(1, 20, reason)]))
@@ -265,8 +266,8 @@ def test_lying_definitions(store: FactStore) -> None:
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
 
 
-def test_definitions_nobody_could_read(store: FactStore) -> None:
-    """A digest vouches for bytes, not for sense: what is no tag definition is refused and named."""
+def test_unreadable_definitions_are_refused(store: FactStore) -> None:
+    """A digest covers bytes, not their meaning: an invalid tag definition is refused and named."""
     origin = Elsewhere()
     origin.bodies[1] = b"[1, 2]"
     error = failed(
@@ -339,7 +340,7 @@ def offer(store: FactStore, origin: Elsewhere, sealed: list[bytes], offset: int,
 
 
 @pytest.mark.parametrize("peer", ["plant", "dmz2"])
-def test_a_fork_that_cannot_be_mended_is_passed_over_by_name(store: FactStore, peer: str) -> None:
+def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: str) -> None:
     """Facts of an epoch in which the peer does not go on, under sequences held as others: not stored, named once
     however often they are offered, and what comes behind them is taken."""
     was, copy = forked()
@@ -376,8 +377,9 @@ def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
     assert sealed_in(store)[2:-1] == [last]
 
 
-def test_a_fork_whose_tags_mean_something_else_is_passed_over(store: FactStore) -> None:
-    """Beyond the sequences held, but sealed with tag definitions that are others here: nobody could read it rightly."""
+def test_a_fork_with_other_tag_definitions_is_skipped(store: FactStore) -> None:
+    """The facts are beyond the sequences held, but their tag numbers mean other tags here, so they are refused and
+    reported."""
     was, copy = forked(has_other_tags=True)
     was.put(store, was.sealed[:2], 20)
     copy.seal(5, 1000)
@@ -419,7 +421,7 @@ def full(tmp_path: Path) -> Iterator[tuple[FactStore, Elsewhere]]:
         pytest.param("dmz2", LATER, 3, (21, 30), id="by a relay"),
     ],
 )
-def test_what_was_released_is_not_taken_for_what_a_copy_offers(
+def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
     full: tuple[FactStore, Elsewhere], peer: str, epoch: bytes, batches: int, refused: tuple[int, int] | None
 ) -> None:
     """Sequences that were held, and are offered with other facts when ours can no longer be compared: an incident and a
@@ -438,7 +440,7 @@ def test_what_was_released_is_not_taken_for_what_a_copy_offers(
     assert about["origins"] == [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 1, "last_sequence": 30}]
 
 
-def test_what_was_released_is_a_duplicate_where_there_is_one_history(full: tuple[FactStore, Elsewhere]) -> None:
+def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Elsewhere]) -> None:
     """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and
     from a relay. When its next epoch comes, what came again until then is named, and once that is known, what comes
     again by a relay."""

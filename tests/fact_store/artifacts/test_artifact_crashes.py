@@ -151,7 +151,7 @@ def names_given(calls: list[Call]) -> Iterator[tuple[int, Path, Path]]:
             yield at, Path(old), Path(new)
 
 
-def test_what_is_answered_as_complete_was_synced(tmp_path: Path) -> None:
+def test_a_complete_artifact_was_synced(tmp_path: Path) -> None:
     """Recorded by strace: a file is synced after its last byte and before it gets its name, and its folders after that
     and before the answer. So a power cut leaves the complete file, or no such name."""
     require_strace(tmp_path)

@@ -112,7 +112,7 @@ def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
         assert idmz.artifacts.sweep() == 0
 
 
-def test_what_will_not_come_is_an_incident(tmp_path: Path) -> None:
+def test_a_missing_artifact_is_an_incident(tmp_path: Path) -> None:
     """A fact whose artifact does not come leaves an incident with the artifact's name."""
     with opened(tmp_path) as store:
         store.artifacts.unavailable("north", DIGEST, "unknown there")

@@ -73,7 +73,7 @@ def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object) -
         (ArtifactProgress(10, 10, is_complete=True), 10, 3, 4, SkipChunk(10, is_complete=True)),
     ],
 )
-def test_what_is_done_with_a_chunk(
+def test_how_a_chunk_is_handled(
     held: ArtifactProgress | None,
     size: int,
     offset: int,
@@ -92,7 +92,7 @@ def test_invalid_chunks(size: int, offset: int, length: int) -> None:
         decide_chunk(None, size, offset, length, 1000)
 
 
-def test_bytes_come_back_as_they_went_in(tmp_path: Path) -> None:
+def test_an_artifact_round_trips(tmp_path: Path) -> None:
     """What was put in chunks is read in chunks, the same bytes, and sending it again writes nothing."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     assert put(store, BLOB, digest).is_complete
@@ -250,7 +250,7 @@ def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
     return store
 
 
-def test_another_size_begins_anew(tmp_path: Path) -> None:
+def test_another_size_starts_another_transfer(tmp_path: Path) -> None:
     """A sender that announces another size starts its own transfer; the digest decides which size is right."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
     store.put_chunk(digest, len(BLOB) + 5, 0, BLOB[:10])
@@ -279,7 +279,7 @@ def message(content: object, media_type: str | None = "application/pdf") -> Mess
     return Message(envelope, Fact("batch:B1", "report_filed", canonical_json(content)))
 
 
-def test_references_are_found_wherever_they_stand() -> None:
+def test_references_are_found_at_any_depth() -> None:
     """References at any depth count once each; objects that only look like one do not; without a media type there are
     none."""
     one = {"bucket": "batch-files", "key": "b1.pdf", "digest": "sha256:" + "a" * 64, "size": 7}

@@ -105,7 +105,7 @@ def test_write_class_queued_answers_at_once(tmp_path: Path) -> None:
         assert done(future) == AppendOutcome(2, "applied")
 
 
-def test_invariant_1_a_waiting_append_delays_nobody(tmp_path: Path) -> None:
+def test_invariant_1_a_waiting_append_delays_no_commit(tmp_path: Path) -> None:
     """With all peers away, appends that wait delay no commit: the same stream and others continue at local speed."""
     with plant(tmp_path, ALL, consumers=["a"]) as store:
         store.consumers.seen("a", is_at_end=True)
@@ -137,7 +137,7 @@ def test_samples_wait_for_no_consumer(tmp_path: Path) -> None:
         assert done(store.appends.append_samples(TELEMETRY, samples(3))) == Appended(1, 3)
 
 
-def test_what_one_append_half_reached(tmp_path: Path) -> None:
+def test_messages_of_one_append_have_their_own_outcomes(tmp_path: Path) -> None:
     """Of several messages in one append each has its own outcome: confirmed ones applied, the rest queued."""
     stream = dataclasses.replace(ALL, acks_timeout_ms=200)
     with plant(tmp_path, stream, consumers=["a"]) as store:
@@ -206,7 +206,7 @@ def test_a_fetch_that_waits_at_the_end_keeps_up(tmp_path: Path) -> None:
         wait_until(lambda: why("not waited for").startswith("0 of the 1"), "it to fall out")
 
 
-def test_what_went_before_it_was_confirmed_is_not_acknowledged() -> None:
+def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     """A frontier passes a released fact. For an append that still waits for it, that is no confirmation."""
     answered, stream = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL)), StreamState(1, OPERATIONAL, 5)
     kept = AppendMessages(OPERATIONAL, [], [], [], 0, 0, ack_terms(ALL))

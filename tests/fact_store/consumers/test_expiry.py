@@ -86,7 +86,7 @@ def test_when_it_was_seen_survives_a_restart(tmp_path: Path) -> None:
         assert store.consumers.seen_unix_ms(NAME) == later
 
 
-def test_who_is_due_when() -> None:
+def test_when_a_consumer_is_lost() -> None:
     """Lost 45 s after it was last seen, not before, and not while its fetch waits at the end; then tried again each
     second."""
     activity = ConsumerActivity()
@@ -128,7 +128,7 @@ def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
         done(store.consumers.remove(NAME))
     with plant(tmp_path) as store:
         assert state(store) is Lifecycle.DELETION_STARTED
-        assert store.consumers.followers(TELEMETRY) == []  # nobody waits for it any more
+        assert store.consumers.followers(TELEMETRY) == []  # no append waits for it any more
         store.consumers.seen(NAME, is_at_end=False)
         wait_until(lambda: state(store) is Lifecycle.INELIGIBLE, "back by a fetch")
         assert isinstance(failed(store.consumers.remove(NAME)), ConsumerInUse)

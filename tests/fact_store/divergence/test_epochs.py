@@ -242,7 +242,7 @@ def test_a_quarantined_file_is_reported_without_room_for_the_mark(
         assert store.integrity().quarantined == ((aside.file, aside.bytes),)
 
 
-def test_the_file_just_quarantined_is_reported_whatever_the_clock_says(
+def test_the_newest_quarantined_file_is_reported_also_with_a_wrong_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With its clock in 1970 a gateway gives the file a name before that of an older one, and reports the right one."""

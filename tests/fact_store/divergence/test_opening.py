@@ -196,7 +196,7 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
         FactStore.open(tmp_path / "facts.db", "plant")
 
 
-def test_a_start_that_was_cut_short(tmp_path: Path) -> None:
+def test_a_first_start_cut_short_is_repeated(tmp_path: Path) -> None:
     """A first start killed at any of its steps leaves a file that the next start can use."""
     path = tmp_path / "facts.db"
     path.touch()

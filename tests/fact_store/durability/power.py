@@ -3,9 +3,9 @@
 `Recording` parses the calls of every thread into operations on the store's files; `crashes` walks them and yields,
 after each one, disks made of what is durable and a choice of what is not. The rules are those of POSIX and no kinder:
 
-- A write or truncation is durable when a sync of its file, begun after the write had returned, has returned. Until then any
-  part of it may be on the disk or not: none of the pending ones, all, those up to a moment, or any of them in any order of
-  arrival, and of each only some sectors of 512 bytes.
+- A write or truncation is durable when a sync of its file, begun after the write had returned, has returned. Until
+  then any part of it may be on the disk or not: none of the pending ones, all, those up to a moment, or any of them in
+  any order of arrival, and of each only some sectors of 512 bytes.
 - A name made or removed is durable when a sync of the folder, begun later, has returned.
 - What a program has said on standard output counts from the moment it began to say it.
 

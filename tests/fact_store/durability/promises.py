@@ -5,7 +5,7 @@ written. Values of samples count up from 1 in the order they were appended, ids 
 so a number says it all:
 
     D n              definitions up to n          S n              samples up to value n
-    M n              messages up to id-n          P n              batches of north up to n, and the position n with them
+    M n              messages up to id-n          P n              batches of north up to n, with the position n
     R name           consumer registered          C name a b f     offsets a to b confirmed, frontier answered f
     E error          something failed with it
 

@@ -31,7 +31,18 @@ from agent.pages import PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.durability.power import require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, Promises, broken, origin_of_north
-from tests.fact_store.making import AT_ONCE, EPOCH, LIMIT_S, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
+from tests.fact_store.making import (
+    EPOCH,
+    IN_MEMORY,
+    LIMIT_S,
+    OPERATIONAL,
+    TELEMETRY,
+    done,
+    message,
+    parsed,
+    samples,
+    tag,
+)
 from tests.sim import IS_LONG, patient
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +102,7 @@ def steps() -> Iterator[Step]:
 def live(path: Path, disk: FaultyDisk, promises: Promises, asked: Iterable[Step]) -> str:
     """One life; returns how it ended: `closed`, `failed`, `full`, or `not opened`."""
     try:
-        store = FactStore.open(path, "plant", settings=AT_ONCE, streams=STREAMS, connect_to=disk.connect(OFTEN))
+        store = FactStore.open(path, "plant", settings=IN_MEMORY, streams=STREAMS, connect_to=disk.connect(OFTEN))
     except StoreUnusable as error:
         damage = error if isinstance(error, StoreDamaged) else None
         assert damage is None, "nothing is damaged; a whole store must not be set aside"
@@ -122,7 +133,7 @@ def live(path: Path, disk: FaultyDisk, promises: Promises, asked: Iterable[Step]
 
 def check(path: Path, promises: Promises) -> None:
     """On a disk that works again the store opens by itself, keeps every promise, and goes on."""
-    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+    with FactStore.open(path, "plant", settings=IN_MEMORY) as store:
         found = broken(store, promises)
         assert not found, found
         done(store.appends.define([tag(1)]))
@@ -139,7 +150,7 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
     all_steps, promises = list(steps()), Promises()
     half = len(all_steps) // 2
     with FactStore.open(
-        folder / "living.db", "plant", settings=AT_ONCE, streams=STREAMS, connect_to=disk.connect({})
+        folder / "living.db", "plant", settings=IN_MEMORY, streams=STREAMS, connect_to=disk.connect({})
     ) as store:
         for words, ask in all_steps[:half]:
             done(ask(store))
@@ -155,17 +166,19 @@ def killed_in_the_middle(folder: Path, disk: FaultyDisk) -> tuple[Promises, list
 @pytest.mark.parametrize("full", [False, True], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("for_ever", [False, True], ids=["once", "for_ever"])
 @pytest.mark.parametrize("begin", ["new", "killed"])
-def test_every_operation_fails_in_turn(ram: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool) -> None:
+def test_each_disk_operation_fails_in_turn(
+    memory: Path, disk: FaultyDisk, begin: str, *, full: bool, for_ever: bool
+) -> None:
     """Whichever write, sync, truncation or removal fails, of a store's first life or of the one after a kill: see the
     module. Every index, until a life meets no fault any more: in the long run each in all four ways, in the short one
     in two, so that each is met by either error, and once and for ever."""
     first, stride = (1, 1) if IS_LONG else (1 + (full != for_ever), 2)
     began, ends, struck = time.monotonic(), Counter[str](), Counter[str]()
     disk.arm(0, for_ever=False, full=False)
-    template = ram / "template"
+    template = memory / "template"
     known, asked = killed_in_the_middle(template, disk) if begin == "killed" else (Promises(), list(steps()))
     for at in count(first, stride):
-        path = ram / str(at) / "facts.db"
+        path = memory / str(at) / "facts.db"
         shutil.copytree(template, path.parent) if begin == "killed" else path.parent.mkdir()
         promises = copy.deepcopy(known)
         disk.arm(at, for_ever=for_ever, full=full)

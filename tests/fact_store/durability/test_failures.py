@@ -1,4 +1,4 @@
-"""A disk that fails: nobody is told a fact is safe that is not, nothing is tried again, and space that returns is
+"""A disk that fails: no fact is acknowledged that is not durable, nothing is tried again, and space that returns is
 used."""
 
 import contextlib
@@ -56,7 +56,7 @@ def faulty(folder: Path) -> Iterator[tuple[FactStore, Faults]]:
 def test_a_failed_commit_ends_the_writer(
     tmp_path: Path, statement: str, error: Callable[[], sqlite3.Error], expected: type[StoreError]
 ) -> None:
-    """After an I/O error at any statement everybody waiting fails, nothing more is taken, reading goes on, and the
+    """After an I/O error at any statement all waiting futures fail, nothing more is taken, reading goes on, and the
     store says why it ended; opened again it holds exactly what was acknowledged."""
     with faulty(tmp_path) as (store, faults):
         faults.arm(statement, 1, error)
@@ -121,8 +121,8 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
-def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
-    """A program that holds the write lock for too long costs its time, not the store."""
+def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
+    """A program that holds the write lock for too long delays the store and does not end it."""
     with faulty(tmp_path) as (store, faults):
         faults.arm("BEGIN", 1, busy_error)
         error = failed(store.appends.append_samples(TELEMETRY, samples(1)))
@@ -132,9 +132,8 @@ def test_a_lock_of_somebody_else_is_survived(tmp_path: Path) -> None:
         assert values_in(store) == [1, 2, 3, 4]
 
 
-def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
-    """When another connection has committed, what this one knows by heart is no longer the truth: the store ends at
-    once."""
+def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
+    """When another connection has committed, the writer's cached state is stale: the store ends at once."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(1)))
         with contextlib.closing(sqlite3.connect(store.path)) as other:
@@ -149,7 +148,7 @@ def test_somebody_else_who_writes_is_noticed(tmp_path: Path) -> None:
 
 
 def test_a_rollback_that_fails(tmp_path: Path) -> None:
-    """If even undoing fails, nobody knows what the connection would do next: the store ends."""
+    """If even undoing fails, the state of the connection is unknown: the store ends."""
     with faulty(tmp_path) as (store, faults):
 
         def full_then_dead() -> sqlite3.Error:
@@ -161,9 +160,9 @@ def test_a_rollback_that_fails(tmp_path: Path) -> None:
         assert isinstance(store.ended.exception(LIMIT_S), StoreFailed)
 
 
-def test_a_mistake_of_ours_is_not_a_quiet_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the writer's own code breaks, nobody waits for ever, the store says that it failed, and the traceback is
-    told."""
+def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the writer's own code raises, every waiting future fails, the store reports its failure, and the traceback
+    is logged."""
     told: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda happened: told.append(happened.exc_type))
     monkeypatch.setattr("agent.fact_store.writer.writer.append_samples", lambda *_: [].pop())
@@ -235,9 +234,9 @@ def test_bit_rot_is_not_taken_for_facts(tmp_path: Path) -> None:
     assert [hole.reason for hole in page.holes] == ["damaged"]
 
 
-def test_what_is_due_by_itself_does_not_spin_on_a_disk_without_room(tmp_path: Path) -> None:
-    """A transaction that fails before housekeeping comes to its turn puts that off: the writer does not try again at
-    once, and goes on when there is room."""
+def test_housekeeping_does_not_spin_on_a_full_disk(tmp_path: Path) -> None:
+    """A transaction that fails before housekeeping postpones it: the writer does not retry at once, and continues when
+    there is room."""
     with faulty(tmp_path) as (store, faults):
         housekeeping = store._writer.housekeeping
         housekeeping.free_ballast = lambda: faults.arm("BEGIN", 1, full_error)  # type: ignore[method-assign]  # the next, too

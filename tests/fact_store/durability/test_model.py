@@ -3,7 +3,7 @@ forgets and may die at any moment, both say the same, also after reopening.
 
 The model: a list of values, a list of ids with contents, a set of received batches, a set of offsets per consumer, and
 how many offsets are forgotten: what every consumer has confirmed at once, whole batches of it; everything, when its
-time to live is over, and then a fact in the log says what was lost, if anything was. What nobody waits for stays
+time to live is over, and then a fact in the log says what was lost, if anything was. What no consumer waits for stays
 `queued` in the model until its answer is asked for; what a full disk refused changes nothing.
 """
 
@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +31,7 @@ from hypothesis.stateful import (
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
@@ -40,7 +41,7 @@ from agent.pages import Hole, PeerPosition
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,
-    EVERYTHING,
+    IN_MEMORY,
     LIMIT_S,
     OPERATIONAL,
     TELEMETRY,
@@ -51,12 +52,13 @@ from tests.fact_store.making import (
     ids_in,
     message,
     parsed,
+    read_file,
     samples,
     tag,
 )
 from tests.sim import patient, scaled
 
-SETTINGS = StoreSettings(commit_interval_ms=1, batch_facts_target=7)
+SETTINGS = replace(IN_MEMORY, commit_interval_ms=1, batch_facts_target=7)
 STREAMS = (StreamSettings(TELEMETRY, keep_hours=0, ttl_hours=1), StreamSettings(OPERATIONAL, ttl_hours=0))
 LONG_NS = 3 * 3_600_000_000_000
 OFTEN: dict[str, str | int] = {"wal_autocheckpoint": 12}
@@ -192,7 +194,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def put_fork(self, number: int) -> None:
         """A batch of the restored twin, where it contradicts what is held."""
         if not self.received & {number - 1, number, number + 1}:
-            return  # far from everything held nobody can tell yet
+            return  # this far beyond what is held the answer is not determined yet
         if number == 1 and not self.received & {1, 2}:
             return  # the twins still agree on what comes before
         if self.ends.get(number, self.forgotten + 1) <= self.forgotten:
@@ -238,8 +240,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_full)
     @rule()
     def grow_old(self) -> None:
-        """The time to live of everything is over: it goes with the next commit, and what somebody had not confirmed is
-        told."""
+        """The time to live of all facts is over: they go with the next commit, and unconfirmed ones are reported."""
         self.settle()
         end, confirmed = len(self.values), self.confirmed_by_all()
         StoreAgainstModel.ahead_ns += LONG_NS
@@ -252,11 +253,11 @@ class StoreAgainstModel(RuleBasedStateMachine):
         assert self.store.end_offset(TELEMETRY) == len(self.values)
 
     def confirmed_by_all(self) -> int:
-        """Up to where nobody needs anything any more."""
+        """The offset up to which no consumer needs a fact."""
         return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
 
     def forget(self) -> None:
-        """What everybody has confirmed went in the commit that confirmed it, up to the batch that somebody still
+        """What all have confirmed went in the commit that confirmed it, up to the batch that somebody still
         needs."""
         page = self.store.read(TELEMETRY, 0, 1, 2**40)
         first, last = (
@@ -326,9 +327,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         queued a beginning."""
         path, self.lives = self.home / f"{self.lives}.db", self.lives + 1
         with closing(connect(f"{path.as_uri()}?mode=ro")) as reader:
-            reader.execute(
-                "BEGIN"
-            )  # as long as somebody reads, the log is not begun anew: both files are of one moment
+            reader.execute("BEGIN")  # while a reader is open the WAL is not restarted: both files are of one moment
             reader.execute("SELECT * FROM store").fetchall()
             for ending in ("", "-wal"):
                 shutil.copy(f"{path}{ending}", self.home / f"{self.lives}.db{ending}")
@@ -360,7 +359,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     def held(self) -> list[object]:
         """Every value that is not forgotten, in order of offsets."""
         found: list[object] = []
-        for one in self.store.read(TELEMETRY, self.forgotten, EVERYTHING, EVERYTHING).batches:
+        for one in read_file(self.store, TELEMETRY, self.forgotten).batches:
             assert one.first_offset == self.forgotten + len(found) + 1
             parsed = batch.parse(one.sealed)
             is_notice = parsed.header.kind is batch.Kind.MESSAGES
@@ -394,7 +393,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
 
 
 @patient
-def test_the_store_agrees_with_the_model(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_agrees_with_the_model(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """See the module. Where this interpreter's SQLite cannot be reached, the disk is never full."""
     model, work = StoreAgainstModel, Housekeeping.work
 
@@ -404,7 +403,7 @@ def test_the_store_agrees_with_the_model(ram: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Housekeeping, "work", work_at_once)
     monkeypatch.setattr(Writer, "age_ms", lambda self: self._age.now_ms(time.monotonic_ns() + model.ahead_ns))
-    StoreAgainstModel.folder = ram
+    StoreAgainstModel.folder = memory
     StoreAgainstModel.counts = Counter()
     StoreAgainstModel.disk = the_disk()
     began = time.monotonic()

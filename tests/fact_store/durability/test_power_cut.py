@@ -61,7 +61,7 @@ def check(crash: Crash, folder: Path) -> list[str]:
 
 
 @patient
-def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, ram: Path) -> None:
+def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, memory: Path) -> None:
     """Nothing acknowledged is missing from any disk a power cut could leave: facts, messages, received pages with their
     position, definitions, confirmed ranges and frontiers; nothing is there twice or half; each store opens by
     itself."""
@@ -70,7 +70,7 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, ram:
     while (left := STATES - kinds.total()) > 0:
         log, store = recording(tmp_path, seed + kinds.total())
         for crash in crashes(log, store, min(left, STATES_OF_A_RECORDING), random.Random(seed)):
-            found = check(crash, ram)
+            found = check(crash, memory)
             assert not found, f"seed {seed}, moment {crash.moment}, {crash.kind}: {found}"
             kinds[crash.kind] += 1
     seconds = time.monotonic() - began
@@ -80,13 +80,13 @@ def test_invariant_2_acknowledged_facts_survive_a_power_cut(tmp_path: Path, ram:
     assert min(kinds[kind] for kind in KINDS) > STATES / 200, "every kind of power cut must have happened"
 
 
-def test_the_power_cut_tells_full_from_normal(tmp_path: Path, ram: Path) -> None:
-    """The test of the test: with synchronous=NORMAL the same disks lose what was acknowledged, and are found out."""
+def test_the_power_cut_distinguishes_synchronous_full_from_normal(tmp_path: Path, memory: Path) -> None:
+    """With synchronous=NORMAL the same disks lose acknowledged facts, and the check finds it."""
     require_strace(tmp_path)
     log, store = recording(tmp_path, 1, "normal")
     states = lost = 0
     for crash in crashes(log, store, 200, random.Random(1)):
         states += 1
-        lost += any(one.startswith("lost: ") for one in check(crash, ram))
+        lost += any(one.startswith("lost: ") for one in check(crash, memory))
     print(f"{lost} of {states} disks lost something with NORMAL")
     assert lost > states / 4

@@ -64,7 +64,7 @@ def test_start_at_a_time(tmp_path: Path, marks: list[tuple[int, int]], at: int |
     assert first_offset(tmp_path, marks, at) == first
 
 
-def test_a_time_to_come_is_the_end(tmp_path: Path) -> None:
+def test_a_future_start_time_is_the_end(tmp_path: Path) -> None:
     """Nothing that is there was recorded after it."""
     tomorrow = time.time_ns() // 1_000_000 + 24 * 60 * MINUTE
     assert first_offset(tmp_path, MARKS, tomorrow) == 31
@@ -81,7 +81,7 @@ def test_marks_as_the_store_sets_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["noon", -1, 1.5, True, datetime(2026, 11, 21)])  # noqa: DTZ001 that is what is wrong
-def test_what_is_no_time(tmp_path: Path, wrong: object) -> None:
+def test_invalid_times_are_refused(tmp_path: Path, wrong: object) -> None:
     """A time without a zone could mean any hour."""
     with plant(tmp_path) as store, pytest.raises(ValueError, match="a consumer starts at"):
         store.consumers.register("x", "idmz", TELEMETRY, wrong)  # type: ignore[arg-type]

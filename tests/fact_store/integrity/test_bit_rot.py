@@ -23,9 +23,9 @@ from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.pages import Hole, Page, PeerPosition, StoredBatch
 from tests.fact_store.durability.promises import NORTH, origin_of_north
 from tests.fact_store.making import (
-    AT_ONCE,
     EPOCH,
     EVERYTHING,
+    IN_MEMORY,
     OPERATIONAL,
     TELEMETRY,
     done,
@@ -169,7 +169,7 @@ def look(path: Path, original: Original) -> Found:
     except StoreUnusable as error:
         found.names.append(type(error).__name__)
     try:
-        with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        with FactStore.open(path, "plant", settings=IN_MEMORY) as store:
             found.read(store)
     except StoreUnusable as error:
         found.names.append(type(error).__name__)
@@ -182,19 +182,19 @@ def verification(path: Path) -> list[str]:
 
 
 @patient
-def test_no_changed_fact_is_served(ram: Path, original: Original) -> None:
+def test_no_changed_fact_is_served(memory: Path, original: Original) -> None:
     """Whatever bit changes, each fact served is the one stored, byte for byte at its offset. A fact that is not served
     is named: by a hole in the page, by an error, or by `bsfg store verify` for a name or number that no read uses. A
     bit inside a batch costs that batch alone."""
     rng, began, outcomes = random.Random(first_seed()), time.monotonic(), Counter[str]()
     between = sorted(set(range(len(original.bytes))) - set(original.owners))
     inside = sorted(original.owners)
-    path = ram / "facts.db"
+    path = memory / "facts.db"
     for n in range(FLIPS):
         at, bit = rng.choice(between if n % 2 else inside), rng.randrange(8)
         data = bytearray(original.bytes)
         data[at] ^= 1 << bit
-        for left in ram.iterdir():
+        for left in memory.iterdir():
             left.unlink()
         path.write_bytes(data)
         found, where = look(path, original), f"byte {at}, bit {bit}"
@@ -203,7 +203,7 @@ def test_no_changed_fact_is_served(ram: Path, original: Original) -> None:
             assert found.missing == {owner}, f"{where}: the rest must be readable"
             assert set(found.names) == {"hole"}, where
         if (found.missing or found.missing_definitions) and not found.names:
-            assert verification(path), f"{where}: {found.missing} are missing, and nobody says so"
+            assert verification(path), f"{where}: {found.missing} are missing and not reported"
             found.names.append("verification")
         outcomes["+".join(sorted(set(found.names))) or "harmless"] += 1
     seconds = time.monotonic() - began

@@ -68,7 +68,7 @@ def held(folder: Path, hurt: Hurt) -> Elsewhere:
 
 
 @pytest.mark.parametrize("hurt, first", HURTS.items(), ids=[hurt.__name__ for hurt in HURTS])
-def test_what_a_batch_proves_is_repaired(tmp_path: Path, hurt: Hurt, first: int) -> None:
+def test_definitions_proven_by_a_batch_are_repaired(tmp_path: Path, hurt: Hurt, first: int) -> None:
     """Found by its number, repaired once, used at once and after a restart; the next batch and tags of the origin are
     accepted."""
     origin = held(tmp_path, hurt)

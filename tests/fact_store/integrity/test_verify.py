@@ -113,7 +113,7 @@ def test_the_command_names_damage_and_what_to_do(tmp_path: Path) -> None:
     assert (run.exit_code, '"offset": 1' in run.output) == (1, True)
 
 
-def test_migrate_says_from_and_to(tmp_path: Path) -> None:
+def test_migrate_prints_both_versions(tmp_path: Path) -> None:
     """A store that is up to date is reported as such; a running node keeps its store locked."""
     path = filled(tmp_path)
     run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(path)])

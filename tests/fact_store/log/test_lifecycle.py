@@ -28,7 +28,7 @@ def test_the_page_shows_the_table() -> None:
     "state, event",
     [(state, event) for state in Lifecycle for event in Event if (state, event) not in TRANSITIONS],
 )
-def test_what_the_table_lacks(state: Lifecycle, event: Event) -> None:
+def test_transitions_outside_the_table_raise(state: Lifecycle, event: Event) -> None:
     """A transition that is not in the table raises AssertionError."""
     with pytest.raises(AssertionError, match=state.value):
         next_state(state, event)
@@ -56,7 +56,7 @@ def test_every_state_is_reached_and_left() -> None:
         (Lifecycle.DELETED, None),
     ],
 )
-def test_what_time_alone_does(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
+def test_transitions_caused_by_time(state: Lifecycle, coming: tuple[Event, int] | None) -> None:
     """An active consumer that is not seen is lost, a removal is completed, and the table has these rows."""
     assert next_timeout(state, 1000, 45) == coming
     assert coming is None or (state, coming[0]) in TRANSITIONS

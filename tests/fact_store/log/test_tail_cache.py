@@ -21,11 +21,6 @@ SIZES = (1, 2, 30, 1, 7, 60, 1, 1, 17)
 NUMBERS = st.integers(0, sum(SIZES) + 10)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def from_the_file() -> None:
-    """A tail cache that serves nothing."""
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[FactStore, StoreReader]]:
     """A store that has all its batches in memory, and a reader of its file."""

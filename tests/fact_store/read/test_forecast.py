@@ -37,7 +37,7 @@ def behind(at_mb: int, hours: float, name: str = "b") -> ConsumerLag:
         ("the time to live comes first", 10_000, log(ttl_hours=200), None),
         ("it never does", 10_000, log(ttl_hours=0), (10_000) / 36),
         ("nor does the stream's own limit then", 10_000, log(bytes_max=7300 * MB, ttl_hours=200), None),
-        ("nobody can say how much room there is", None, log(), None),
+        ("the room is unknown", None, log(), None),
         ("nothing comes in", 280, log(inflow=Inflow(0, HOUR_MS)), None),
         ("too early to tell", 280, log(inflow=Inflow(9 * MB, 9_999)), None),
     ],
@@ -53,7 +53,7 @@ def test_hours_until_full(what: str, room_mb: int | None, one: StreamUse, hours:
 @pytest.mark.parametrize(
     "what, one, hours",
     [
-        ("nobody reads: nobody loses", log(), None),
+        ("without readers nothing is lost", log(), None),
         ("everything confirmed", log(caught_up()), None),
         ("the worst counts", log(caught_up(), behind(60, 68), behind(90, 8, "c")), 100.0),
         ("over already", log(behind(20, 200)), 0.0),
@@ -66,7 +66,7 @@ def test_hours_until_ttl_loss(what: str, one: StreamUse, hours: float | None) ->
     assert stream.hours_until_ttl_loss == pytest.approx(hours), what
 
 
-def test_what_each_consumer_holds_back() -> None:
+def test_bytes_and_hours_held_back_by_each_consumer() -> None:
     """Unconfirmed bytes and hours waited for each consumer; released facts are not held back."""
     found = forecast(0, None, [log(caught_up("a"), behind(60, 68, "b"), behind(5, 169, "c"))])
     assert found.consumers == (

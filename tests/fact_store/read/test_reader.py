@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import StoreReader
+from agent.fact_store.log import tail_cache
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.writer import writer
@@ -65,7 +66,7 @@ def test_until(reader: StoreReader) -> None:
     assert offsets(reader, 20, until_offset=20) == []
 
 
-def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
+def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     """Streams, ends, origins and definitions can be read by other programs."""
     assert reader.zone == "plant"
     (info,) = reader.streams()
@@ -107,6 +108,14 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
             reader.streams()
 
 
+@pytest.fixture(params=["tail", "file"])
+def read_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages come from the tail cache, as in these short logs, or from the file, as further back in a long one."""
+    if request.param == "file":
+        monkeypatch.setattr(tail_cache, "BYTES_MAX", 0)
+
+
+@pytest.mark.usefixtures("read_from")
 def test_no_fact_is_served_before_its_commit_is_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between a commit and the publication of its catalog, a page ends at the published end. Otherwise a peer that
     confirms at once would be beyond the end, and the store would take itself for an old copy."""
@@ -127,6 +136,7 @@ def test_no_fact_is_served_before_its_commit_is_published(tmp_path: Path, monkey
     assert pages[0] == (3, 3)
 
 
+@pytest.mark.usefixtures("read_from")
 def test_many_threads_read_while_one_writes(tmp_path: Path) -> None:
     """Readers in many threads always see a dense prefix of the log, with at least the facts acknowledged before they
     read."""

@@ -47,7 +47,7 @@ def space_of(folder: Path, minutes: int, settings: StoreSettings = ROOMY, **poli
         return reader.space(settings, policies, age_ms=minutes * 60_000)
 
 
-def test_what_each_consumer_holds_back(tmp_path: Path) -> None:
+def test_bytes_and_hours_held_back_by_each_consumer(tmp_path: Path) -> None:
     """Whole batches that a consumer has not confirmed, also one confirmed in part; the hours since the mark before its
     oldest fact."""
     sizes = filled(tmp_path)

@@ -74,11 +74,11 @@ def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:
         fill(others[1])
         listen(process, promises, refusals=20)
         assert os.statvfs(small_disk).f_bavail == 0
-        assert Path(f"{path}.ballast").exists(), "it is for the moment when somebody else has filled the disk"
+        assert Path(f"{path}.ballast").exists(), "it is kept for a disk that other programs fill"
         assert set(promises.errors) == {"StoreFull"}
         reader = StoreReader(path)
         read = list(map(number_of, values_in(reader)))
-        assert read == list(range(1, len(read) + 1)), "a full disk must not keep anybody from reading"
+        assert read == list(range(1, len(read) + 1)), "a full disk must not stop readers"
         assert len(read) >= promises.samples > 100
         reader.close()
         process.kill()

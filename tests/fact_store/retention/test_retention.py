@@ -146,7 +146,7 @@ def test_without_a_consumer_nothing_goes_before_its_time(tmp_path: Path, clock: 
         assert first_offset(store) == 1
 
 
-def test_what_expires_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
+def test_expiry_is_recorded_in_the_log_and_as_an_incident(tmp_path: Path, clock: Clock) -> None:
     """When the time to live is over, unconfirmed facts are released. A fact in the same stream and an incident name
     range, count, reason, consumer and origin, and the consumer's next page has the hole. Its frontier passes it at the
     next confirmation."""
@@ -282,7 +282,7 @@ def test_reopening_in_the_middle_of_a_release_goes_on(tmp_path: Path) -> None:
         wait_until(lambda: first_offset(store) == store.end_offset(TELEMETRY) + 1, "the second release")
 
 
-def test_history_that_a_peer_had_kept_is_no_inflow(tmp_path: Path, clock: Clock) -> None:
+def test_a_peers_backlog_does_not_count_as_inflow(tmp_path: Path, clock: Clock) -> None:
     """A stream with a live source and, for some seconds, the backlog of another zone: the inflow is the live source's,
     then, after its minute, and after a restart."""
     peer = Elsewhere("plant-b")
@@ -326,7 +326,7 @@ def test_a_full_stream_refuses_a_peers_page_too(tmp_path: Path) -> None:
 
 
 def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path) -> None:
-    """What is confirmed and kept for local readers takes no room from what nobody has confirmed, also in another
+    """What is confirmed and kept for local readers takes no room from unconfirmed facts, also in another
     stream."""
     settings = StoreSettings(commit_interval_ms=0, bytes_max=2 * 1024 * 1024, disk_free_bytes_min=0, ballast_bytes=0)
     streams = [StreamSettings(TELEMETRY, keep_hours=24), StreamSettings(OPERATIONAL, on_full="drop_oldest")]
@@ -346,7 +346,7 @@ def test_kept_facts_of_another_stream_give_way_before_one_is_lost(tmp_path: Path
         assert store.incidents() == []
 
 
-def test_what_a_failed_commit_deleted_is_deleted_by_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_that_failed_is_done_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of released batches go some at a time; where the disk undoes that, they go later and do not stay for
     ever."""
     monkeypatch.setattr(housekeeping_module, "ROWS_WHEN_IDLE", 8)

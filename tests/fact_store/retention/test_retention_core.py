@@ -19,14 +19,14 @@ def view(**known: object) -> StreamOffsets:
     "found, expected",
     [
         (view(), None),
-        # Confirmed: by everybody, and the hours to keep are over; the smaller of the two.
+        # Confirmed by all consumers, and the hours to keep are over; the smaller of the two.
         (view(confirmed=50), None),
         (view(confirmed=50, kept=100), Release(50, Reason.CONFIRMED)),
         (view(confirmed=50, kept=30), Release(30, Reason.CONFIRMED)),
         (view(confirmed=10, kept=100), None),
         # Without a consumer nothing is confirmed, however old.
         (view(kept=100), None),
-        # Time to live: in pieces, and a loss from the first offset that somebody had not confirmed.
+        # Time to live: in pieces, and a loss from the first offset that a consumer had not confirmed.
         (view(confirmed=10, kept=60, expired=60, overdue=10), None),
         (view(confirmed=10, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 11)),
         (view(confirmed=40, kept=60, expired=60, overdue=20), Release(60, Reason.TTL, 41)),
@@ -41,7 +41,7 @@ def view(**known: object) -> StreamOffsets:
         (view(confirmed=None, excess=70, may_drop=True), Release(70, Reason.FULL, 11)),
     ],
 )
-def test_what_is_released(found: StreamOffsets, expected: Release | None) -> None:
+def test_which_batches_are_released(found: StreamOffsets, expected: Release | None) -> None:
     """Each rule at its edges: what is released, why, and which part of it is a loss."""
     assert decide_release(found) == expected
 
@@ -58,7 +58,7 @@ offsets = st.integers(0, 200)
     excess=st.none() | offsets,
     may_drop=st.booleans(),
 )
-def test_invariant_8_only_what_everybody_has_goes_silently(
+def test_invariant_8_unconfirmed_facts_are_never_released_silently(
     released: int,
     more: int,
     confirmed: int | None,
@@ -67,8 +67,8 @@ def test_invariant_8_only_what_everybody_has_goes_silently(
     excess: int | None,
     may_drop: bool,  # noqa: FBT001 hypothesis passes by name
 ) -> None:
-    """A release without a loss is at or below the frontier of all consumers. Any other is named as a loss from its
-    first lost offset, and only the time to live or drop_oldest causes it."""
+    """A release without a loss is at or below the frontier of all consumers. Any other names its loss from the first
+    lost offset, and only the time to live or drop_oldest causes one."""
     end = released + more
     inside = [None if one is None else released + one % (more + 1) for one in (confirmed, kept, expired, excess)]
     found = StreamOffsets(released, end, inside[0], inside[1] or 0, inside[2], inside[2], inside[3], may_drop)

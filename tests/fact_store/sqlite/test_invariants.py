@@ -88,7 +88,7 @@ def test_invariant_13_reading_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_invariant_15_order_holds_inside_a_stream(tmp_path: Path) -> None:
-    """Facts of one origin lie in a stream in the order in which it recorded them, whoever else writes between; of
+    """Facts of one origin lie in a stream in the order in which it recorded them, also when others write in between; of
     different origins nothing is promised but that each keeps its own order."""
     rng, origins = random.Random(15), [Elsewhere("north"), Elsewhere("south", epoch=bytes(16))]
     with plant(tmp_path) as store:

@@ -87,7 +87,7 @@ def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]],
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(KEYS, max_size=20), st.lists(KEYS, max_size=20))
-def test_what_is_undone_was_never_there(kept: list[bytes], undone: list[bytes]) -> None:
+def test_undone_additions_leave_no_trace(kept: list[bytes], undone: list[bytes]) -> None:
     """Undoing additions, the last first, leaves what was there before them."""
     found, only = MessageFilter(), MessageFilter()
     for one in kept:
@@ -100,7 +100,7 @@ def test_what_is_undone_was_never_there(kept: list[bytes], undone: list[bytes]) 
     assert buckets(found) == buckets(only)
 
 
-def test_generations_beyond_what_a_byte_tells_apart() -> None:
+def test_more_than_256_generations() -> None:
     """With more than 256 generations a key's own is still among the candidates, and none lies outside the range."""
     found = MessageFilter()
     for number in range(600):
@@ -114,7 +114,7 @@ def test_generations_beyond_what_a_byte_tells_apart() -> None:
     assert list(found.candidates(key(300), 301, 600)) in ([], [556])
 
 
-def test_strangers_are_seldom_suspected() -> None:
+def test_unknown_ids_rarely_match() -> None:
     """Of keys that were never added fewer than twice the computed share have a candidate: 100,000 keys, 12.2 in a
     bucket, a chance of 1 in 65536 with each."""
     found = MessageFilter()
@@ -126,7 +126,7 @@ def test_strangers_are_seldom_suspected() -> None:
 
 
 @pytest.mark.parametrize("summary", [b"", b"x" * 100, bytes(4 * 8192) + b"xx", b"\1" + bytes(4 * 8192 - 1)])
-def test_what_is_no_summary(summary: bytes) -> None:
+def test_invalid_summaries_are_refused(summary: bytes) -> None:
     """Bytes whose counts do not fit their length are refused."""
     with pytest.raises(ValueError, match="no summary"):
         MessageFilter().load(summary, 0)

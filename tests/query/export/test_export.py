@@ -46,12 +46,6 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[Row]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 def written(file: Path, target: Path, form: FormatName, bounds: Bounds | None = None) -> tuple[int, Scanner]:
     """Export a store; how many facts, and the scanner that knows of holes."""
     with closing(StoreReader(file)) as reader:
@@ -114,7 +108,9 @@ READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_says_each_fact_to_the_bit(tmp_path: Path, file: Path, facts: list[Row], form: FormatName) -> None:
+def test_every_format_keeps_each_value_to_the_bit(
+    tmp_path: Path, file: Path, facts: list[Row], form: FormatName
+) -> None:
     """A hundred thousand facts of every type go out and come back: as many, each column, each value's bits."""
     target = tmp_path / "facts.out"
     count, _ = written(file, target, form)
@@ -189,7 +185,7 @@ def test_nothing_is_overwritten_unasked(tmp_path: Path, file: Path) -> None:
             export(Scanner(reader), Bounds(), tmp_path / "no" / "such", "sqlite")
 
 
-def test_what_is_broken_off_leaves_nothing(tmp_path: Path, file: Path) -> None:
+def test_an_aborted_export_leaves_no_file(tmp_path: Path, file: Path) -> None:
     """An export that ends early leaves neither the file nor a part of it, and what was there before stays."""
     target = tmp_path / "f.db"
     target.write_text("before")
@@ -203,7 +199,7 @@ def test_what_is_broken_off_leaves_nothing(tmp_path: Path, file: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("f.db", "before")]
 
 
-def test_parquet_without_pyarrow_says_so(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the package and the other forms."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ExtraMissing, match="pyarrow") as caught:
@@ -237,7 +233,7 @@ def test_the_command_narrows_counts_and_streams(tmp_path: Path) -> None:
         assert (refused.returncode, why in refused.stderr) == (1, True), refused.stderr
 
 
-def test_damage_is_said_with_what_was_written(tmp_path: Path) -> None:
+def test_an_export_reports_damage(tmp_path: Path) -> None:
     """A damaged batch is left out of the file, named, and gives status 1."""
     file = everything(tmp_path)
     damage(file, 11)

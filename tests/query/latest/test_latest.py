@@ -103,7 +103,7 @@ def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted:
 @given(
     rounds, st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40)))
 )
-def test_one_who_searches_again_and_again_finds_the_same(
+def test_repeated_searches_equal_a_fresh_search(
     batches: list[list[tuple[int, int, bool]]],
     questions: list[tuple[int, set[str], int]],
 ) -> None:
@@ -127,7 +127,7 @@ def test_one_who_searches_again_and_again_finds_the_same(
                 assert again == [row for row in once.rows if row.latest is not None]
 
 
-def test_what_is_sought_in_vain_is_sought_in_vain_once(tmp_path: Path) -> None:
+def test_an_unsuccessful_search_is_remembered(tmp_path: Path) -> None:
     """A tag of another stream, that the store's definitions name, costs the first search the whole depth; the next
     opens what has come since and the end. A deeper question searches anew, and so does one after a search that met
     damage."""

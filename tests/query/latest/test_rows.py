@@ -30,7 +30,7 @@ def values(rows: list[LatestRecord]) -> dict[str, tuple[object, str | None]]:
     return {one["subject"]: (one["value"], one["via"]) for one in rows}
 
 
-def test_what_was_told_is_shown_until_the_store_knows_one_as_new() -> None:
+def test_a_peers_latest_value_is_shown_until_the_store_has_a_newer_one() -> None:
     """A tag of which the store knows nothing, or something older, shows what was told; of equal times the store's own
     fact."""
     own = [row("tag:a", "2023-11-14T22:14:30Z"), row("tag:b", "2023-11-14T22:14:30Z"), row("tag:c", None)]
@@ -59,7 +59,7 @@ def test_staleness_is_that_of_the_source_over_both() -> None:
     assert found["tag:d"]["as_of"] == "2023-11-14T22:14:30Z"
 
 
-def test_nothing_told_changes_nothing() -> None:
+def test_without_values_from_peers_rows_stay_the_same() -> None:
     """Rows of the store alone stay as the search made them, those without a value too."""
     own = [row("tag:a", "2023-11-14T22:14:30Z", staleness_ms=30_000), row("tag:c", None, source="silent")]
     assert merge_peer_records(own, [], NOW_NS, FRESH_MS) == own

@@ -27,18 +27,6 @@ from tests.query.test_scan import damage
 NOW_NS = BASE_NS + 7200 * SECOND_NS
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with everything in it, three times."""
-    return everything(tmp_path_factory.mktemp("sql"), rounds=3)
-
-
-@pytest.fixture(scope="module")
-def facts(file: Path) -> list[dict[str, Any]]:
-    """Its facts, by the plainest code."""
-    return naive(file)
-
-
 @pytest.fixture
 def session(file: Path) -> Iterator[SqlSession]:
     """A session on it."""
@@ -118,7 +106,7 @@ def wheres(draw: st.DrawFn) -> str:
 @settings(deadline=None)
 @given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
                                   " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
-def test_a_where_is_a_filter(file: Path, where: str, order: str) -> None:
+def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> None:
     """Whatever is asked, the pruned table answers as an ordinary SQLite table with the same rows and collation does."""
     columns = "stream, offset, zone, kind, subject, predicate, tag, value, quality, source_time, source_time_ns"
     with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
@@ -183,7 +171,7 @@ def _value(exact: tuple[str, Any]) -> Any:
         ("subject = 'tag:LINE2/silent' collate nocase and kind = 'sample'", 12),
     ],
 )
-def test_what_cannot_matter_stays_closed(session: SqlSession, where: str, opened: int) -> None:
+def test_batches_excluded_by_a_condition_are_not_opened(session: SqlSession, where: str, opened: int) -> None:
     """A condition on stream, zone, kind, offset, time or tag opens the batches that may hold a match, and no other."""
     ask(session, f"select offset from facts where {where}")
     assert session.scanner.counters.batches_opened == opened
@@ -203,7 +191,7 @@ def test_the_last_facts_cost_one_batch(session: SqlSession) -> None:
     assert session.scanner.counters.batches_opened == 1
 
 
-def test_other_tables(tmp_path: Path) -> None:
+def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) -> None:
     """Definitions, streams, consumers and incidents are there, and join with facts."""
     file = everything(tmp_path)
     with FactStore.open(file, "plant", settings=AT_ONCE) as store:

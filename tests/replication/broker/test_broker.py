@@ -178,7 +178,7 @@ def test_certificate_without_a_link(tmp_path: Path) -> None:
         for zone in ZONES:
             for topic in MAY_WRITE[zone]:
                 assert zones[zone].publish(topic) in (SUCCESS, NOBODY_LISTENS)
-        # Nobody can send the stranger a fence; an acknowledgement on its own connection comes after what came before.
+        # No one can publish to the stranger; the acknowledgement on its own connection comes after earlier packets.
         assert stranger.publish("elsewhere") == NOT_AUTHORIZED
         assert stranger.received == []
 
@@ -255,7 +255,7 @@ def _brokers_own(broker: Mosquitto, _folder: Path) -> ssl.SSLContext | None:
         pytest.param(_brokers_own, False, id="a server's certificate"),
     ],
 )
-def test_who_gets_in(
+def test_the_broker_accepts_only_tls_1_3_clients_of_our_authority(
     broker: Mosquitto, tmp_path: Path, way: Callable[[Mosquitto, Path], ssl.SSLContext | None], *, enters: bool
 ) -> None:
     """Only TLS 1.3 with a valid client certificate of the zones' own authority reaches CONNACK."""
@@ -302,7 +302,7 @@ def _connack(broker: Mosquitto, context: ssl.SSLContext | None) -> bool:
 
 
 @pytest.mark.system
-def test_connack_tells_the_limits(zones: Zones) -> None:
+def test_connack_announces_the_limits(zones: Zones) -> None:
     """CONNACK announces packet size, receive maximum, keep-alive and no retained messages, as configured."""
     connack = zones.connection("idmz", keepalive_s=600).connack
     assert connack.MaximumPacketSize == 1_048_576

@@ -137,7 +137,7 @@ def test_renewed_broker_certificate(tmp_path: Path) -> None:
         assert find_brokers(broker.files.config_file) == [broker.pid]
 
 
-def test_brokers_are_told_apart_by_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_brokers_are_identified_by_their_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two brokers, each started in its own folder with the same relative path: only the one with this configuration
     file is found, however its path is written. (Comparing the arguments alone, the wrong broker got the signal and the
     right one kept a revoked zone.)"""
@@ -224,7 +224,7 @@ def test_nothing_is_sent_when_a_file_is_wrong(
 def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
     """Files must be readable by the broker's user, not by the user who reloads; the file or folder is named."""
     user = "nobody"
-    with tempfile.TemporaryDirectory() as name:  # whose parents everybody may enter, unlike pytest's own
+    with tempfile.TemporaryDirectory() as name:  # other users may enter its parents, unlike pytest's own
         Path(name).chmod(0o755)
         folder = shutil.copytree(broker.files.folder, Path(name) / "b")
         folder.chmod(0o755)
@@ -240,7 +240,7 @@ def test_files_the_brokers_user_cannot_read(broker: Mosquitto) -> None:
 
 
 @pytest.mark.system
-def test_ends_are_told_beforehand(broker: Mosquitto) -> None:
+def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     """A month before the list or certificate expires there is a note with what to do."""
     later = NOW + timedelta(days=pki.LEAF_DAYS - 10)
     notes = [each for each in check_broker_files(broker.files.config_file, now=later) if each.outcome is Outcome.NOTE]
@@ -282,7 +282,7 @@ def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
                 assert bad(await asyncio.to_thread(reload, broker)) == []
 
                 with pytest.raises(NotAuthorized):
-                    await enterprise.asker("idmz").ask(ListStreams(), 5)
+                    await enterprise.requester("idmz").ask(ListStreams(), 5)
                 await plant.append(101, 100)
                 await idmz.wait_end(200)
                 assert enterprise.link.connection is not None

@@ -100,7 +100,7 @@ def test_check_names_a_missing_link(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_check_says_why_it_cannot_connect(tmp_path: Path) -> None:
+def test_check_reports_why_it_cannot_connect(tmp_path: Path) -> None:
     """No broker, a broker of another name, a refused certificate, files of another zone: each has its own message."""
     with Mosquitto.started(tmp_path) as broker:
         other = tmp_path / "other"

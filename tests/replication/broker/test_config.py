@@ -136,7 +136,7 @@ def test_config_refuses(change: dict[str, Any]) -> None:
         "listener 8883",
     ],
 )
-def test_config_says_what_cannot_be_seen_from_outside(line: str) -> None:
+def test_each_protective_setting_appears_once(line: str) -> None:
     """Each protective setting appears exactly once, and no setting appears twice, so that none overrides another."""
     config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg/"))
     settings = [each for each in config.splitlines() if each and not each.startswith("#")]

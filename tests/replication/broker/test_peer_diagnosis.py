@@ -80,7 +80,7 @@ def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) ->
     assert bool(clock.hint) is (outcome is not Outcome.GOOD)
 
 
-def test_a_peer_that_tells_no_time() -> None:
+def test_a_peer_without_a_clock_in_its_answer() -> None:
     """For a peer without a time in its answer the result says that clocks were not compared."""
     trip, clock = judge_round_trips([RoundTrip(took, 0.0, None) for took in (4.0, 2.0, 9.0)])
     assert (trip.figures["round_trip_ms_p50"], trip.figures["round_trip_ms_min"]) == (4.0, 2.0)

@@ -19,7 +19,7 @@ from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.session import BrokerTarget
 from tests.replication.broker.zones import target_of
-from tests.replication.nodes import STREAM, Node
+from tests.replication.nodes import STREAM, Node, write_node_toml
 from tests.support.mosquitto import Mosquitto, free_port
 
 pytestmark = pytest.mark.system
@@ -88,7 +88,7 @@ def _no_name(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, host="nowhere.invalid")
 
 
-def _nobody_there(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
+def _no_broker(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerTarget:
     return replace(wanted, port=free_port())
 
 
@@ -113,7 +113,7 @@ def _not_connected(wanted: BrokerTarget, _folder: Path, _: Mosquitto) -> BrokerT
     [
         (_ended, "configuration", "the certificate expired at"),
         (_no_name, "name", "its name cannot be resolved"),
-        (_nobody_there, "tcp", "cannot be reached"),
+        (_no_broker, "tcp", "cannot be reached"),
         (_other_name, "tls", "is not trusted"),
         (_stranger, "identity", "its authority is not known to the broker"),
         (_not_connected, "rights", "no node of plant-a is connected"),
@@ -167,27 +167,7 @@ def test_a_peer_that_does_not_know_us(broker: Mosquitto, tmp_path: Path, monkeyp
 def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
     """list and test read node.toml, print for people and programs, and exit with 1 for a bad result and 2 for wrong
     usage."""
-    mine = broker.identity("idmz")
-    config = tmp_path / "node.toml"
-    config.write_text(
-        f"""
-        [node]
-        zone = "idmz"
-        [health]
-        listen_port = {free_port()}
-        [[broker]]
-        name = "site"
-        host = "{broker.host}"
-        port = {broker.port}
-        ca_file = "{mine.ca_file}"
-        cert_file = "{mine.cert_file}"
-        key_file = "{mine.key_file}"
-        [[peer]]
-        zone = "plant-a"
-        broker = "site"
-        pulls = ["{STREAM}"]
-        """
-    )
+    config = write_node_toml(tmp_path, broker, "idmz", f'zone = "plant-a"\npulls = ["{STREAM}"]')
 
     def call(*words: str) -> tuple[int, str]:
         result = CliRunner().invoke(bsfg, ["peer", *words, "--config", str(config)])

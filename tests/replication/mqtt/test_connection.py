@@ -26,8 +26,8 @@ def test_the_first_reason_counts() -> None:
     asyncio.run(run())
 
 
-def test_everybody_who_waits_is_told_of_the_end() -> None:
-    """Requests that were not sent or not acknowledged yet, and who waits for the session to stand."""
+def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
+    """Requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
 
     async def run() -> None:
         connection = Connection(ACCESS, lambda _: None)
@@ -52,8 +52,8 @@ def test_everybody_who_waits_is_told_of_the_end() -> None:
         (PUBLISH, b"\x00\x09t", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # a topic beyond its end
     ],
 )
-def test_packets_that_nobody_subscribed_to(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
-    """A packet of a QoS that we never asked for, or one that is malformed, ends the connection."""
+def test_unexpected_packets_end_the_connection(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
+    """A packet with a QoS that was never requested, or a malformed one, ends the connection."""
 
     async def run() -> None:
         client = Connection(ACCESS, lambda _: None)._client

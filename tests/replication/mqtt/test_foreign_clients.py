@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_messages, parse
+from agent.fact_store import StoreSettings
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 
@@ -27,7 +28,7 @@ LIMIT_S = 60
 
 async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
     """The node of plant-a with facts of one tag, exported to idmz."""
-    plant = Node.open(broker, "plant-a", folder)
+    plant = Node.open(broker, "plant-a", folder, StoreSettings(batch_facts_target=100))  # batches for several pages
     plant.serve({"idmz": [STREAM]})
     await plant.append(1, facts)
     return plant

@@ -78,8 +78,8 @@ def scenario(
     return tries
 
 
-def test_waits_grow_until_a_connection_stands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each failure makes the next wait longer; a connection that stood makes the next loss begin anew."""
+def test_back_off_grows_until_a_session_is_established(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure makes the next wait longer; an established session resets the back-off."""
     away = BrokerUnreachable("b", "away")
     broker = Broker(away, away, away, None, away, None)
 
@@ -95,8 +95,8 @@ def test_waits_grow_until_a_connection_stands(monkeypatch: pytest.MonkeyPatch) -
     assert tries == [0, 1, 2, 0, 1]
 
 
-def test_whoever_uses_a_link_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each connection once its topics are subscribed to, and of its end with the reason."""
+def test_users_of_a_link_are_notified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each connection once its topics are subscribed, and of its end with the reason."""
     broker = Broker()
 
     async def play(link: Link) -> None:

@@ -105,7 +105,7 @@ def test_a_good_answer_is_returned_with_its_size() -> None:
 
 
 @pytest.mark.parametrize("code, is_retryable", [("busy", True), ("stream_not_exported", False)])
-def test_a_refusal_is_raised_with_the_peers_word(code: str, *, is_retryable: bool) -> None:
+def test_a_refusal_is_raised_with_the_peers_code(code: str, *, is_retryable: bool) -> None:
     """The code, and whether asking again may help, are those of the peer."""
     payload = encode_error("plant-a", EPOCH, "ListStreams", code, "why")
     with pytest.raises(ExceptionGroup) as group:

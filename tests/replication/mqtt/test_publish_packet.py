@@ -61,7 +61,7 @@ def test_any_bytes(command: int, data: bytes) -> None:
 @pytest.mark.parametrize(
     "name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_send_puback", "_do_on_publish"]
 )
-def test_what_we_override_exists(name: str) -> None:
+def test_the_overridden_methods_of_paho_exist(name: str) -> None:
     """The private methods of paho that this project replaces or uses are still there."""
     assert callable(getattr(Client, name))
     assert hasattr(TlsClient, name)

@@ -77,7 +77,7 @@ def test_broker_of_another_authority_is_refused(broker: Mosquitto, tmp_path: Pat
     assert "the broker is not trusted: its certificate was issued by an authority that is not in ca_file" in str(error)
 
 
-def test_connections_of_a_zone_stand_beside_each_other_and_leave_nothing(broker: Mosquitto) -> None:
+def test_two_connections_of_a_zone_are_independent_clean_sessions(broker: Mosquitto) -> None:
     """Two connections of one zone are two clean sessions, so neither takes over the other and nothing is kept.
     TCP_NODELAY is set: without it an answer takes up to 88 ms longer."""
 
@@ -101,14 +101,14 @@ def test_connections_of_a_zone_stand_beside_each_other_and_leave_nothing(broker:
     assert len({name for name, _ in joined}) == 2
 
 
-def test_a_trouble_that_is_told_on_names_the_place_once() -> None:
-    """A request on a broken link fails with the link's error; place and full stop appear once."""
+def test_a_chained_error_names_the_broker_once() -> None:
+    """A request on a broken link fails with the link's error; the broker and the full stop appear once."""
     first = BrokerUnreachable("broker b (h:1)", "cannot be reached: refused", "Is it running?")
     told = ConnectionLost("broker b (h:1)", str(first))
     assert str(told) == str(first) == "broker b (h:1): cannot be reached: refused. Is it running?"
 
 
-def test_nobody_listens(broker: Mosquitto) -> None:
+def test_no_broker_at_the_port(broker: Mosquitto) -> None:
     """No broker at the port."""
     wanted = access(broker, "idmz")
     error = why_not(Access("b", "idmz", "127.0.0.1", free_port(), wanted.make_context))

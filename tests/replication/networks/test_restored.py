@@ -9,16 +9,13 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreSettings
 from agent.fact_store.log.errors import StoreForked
-from agent.replication.protocol.pull_events import ReceiverSettings
-from tests.replication.nodes import STREAM, Node, sealed
+from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
-
-IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500, blocked_ms=500)
 
 
 def values(store: FactStore) -> list[float]:
@@ -28,7 +25,9 @@ def values(store: FactStore) -> list[float]:
 
 def plant_at(broker: Mosquitto, folder: Path) -> Node:
     """The plant's node, which serves idmz."""
-    node = Node.open(broker, "plant-a", folder)
+    node = Node.open(
+        broker, "plant-a", folder, StoreSettings(batch_facts_target=50)
+    )  # the resealed facts are six batches
     node.serve({"idmz": [STREAM]})
     return node
 
@@ -59,7 +58,7 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
             for file in files:
                 shutil.copy(image / file, tmp_path)
             plant = plant_at(broker, tmp_path)
-            await plant.append(1_000, 300, 70)
+            await plant.append(1_000, 300)
             old = plant.store.epoch
             async with plant.running():
                 await wait_until_async(plant.store.ended.done, "the store to end")
@@ -82,9 +81,9 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
     asyncio.run(scenario())
 
 
-def test_who_begins_at_the_end_accuses_nobody(broker: Mosquitto, tmp_path: Path) -> None:
-    """A reader that starts at the end of the log, without any fact yet, and a plant that restarts and grows in between:
-    the epoch stays, there is no incident, and all new facts arrive."""
+def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mosquitto, tmp_path: Path) -> None:
+    """A reader starts at the end of the log and holds no fact yet; the plant restarts and grows in between. The epoch
+    stays, there is no incident, and all new facts arrive."""
 
     async def scenario() -> None:
         plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)

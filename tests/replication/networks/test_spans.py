@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from agent.fact_store import StoreSettings
 from agent.lease import LeaseClaim
 from agent.message import Envelope
 from agent.node.store_errors import COMPARISON_ERRORS
@@ -51,6 +52,7 @@ from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 ONE, TWO = "1" * 32, "2" * 32
+SMALL_BATCHES = StoreSettings(batch_facts_target=50)  # 1,000 facts are several pages of 2,048 bytes
 PATIENCE = ReceiverSettings(wait_ms=1_000, answer_timeout_ms=500, backoff_ms_min=100, backoff_ms_max=400)
 
 
@@ -165,7 +167,7 @@ def test_how_a_confirmation_ends(events: list[Event], confirms: tuple[int, int, 
     assert pull.ends(Span.CONFIRM) == confirms
 
 
-def test_confirmations_that_are_never_told_are_not_kept() -> None:
+def test_open_confirm_spans_are_bounded() -> None:
     """A peer that accepts confirmations but never advances the frontier: a few spans stay open, older ones are
     discarded."""
     pull = Pull()
@@ -179,8 +181,8 @@ def test_confirmations_that_are_never_told_are_not_kept() -> None:
     assert started - discarded == CONFIRMS_MAX
 
 
-def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
-    """One of each: a fetch, a page being stored, a confirmation, a first reading."""
+def test_spans_open_at_a_stop_are_discarded() -> None:
+    """A fetch, a page being stored, a confirmation, and a bootstrap."""
     pull = Pull(epoch=None)
     pull(LinkUp(), PageArrived(1, page(1, 10, more=True)), Appended(), PageArrived(2, page(11, 20, more=True)))
     pull(Appended(), PageArrived(3, page(21, 30, more=True)))
@@ -191,9 +193,8 @@ def test_what_is_under_way_when_the_node_stops_is_discarded() -> None:
         assert discarded > 0, span
 
 
-def test_how_a_first_reading_ends_for_who_serves_it() -> None:
-    """On the serving side: at the end of the log, by a final refusal, or when the consumer registers again; not by a
-    retryable refusal."""
+def test_how_a_bootstrap_span_ends_on_the_serving_side() -> None:
+    """At the end of the log, by a final refusal, or when the consumer registers again; not by a retryable refusal."""
     telemetry = Telemetry()
     readings = BootstrapSpans(telemetry)
 
@@ -214,8 +215,8 @@ def test_how_a_first_reading_ends_for_who_serves_it() -> None:
     assert told() == (3, 1, 1, 1)
 
 
-def test_how_a_confirmation_ends_for_who_serves_it() -> None:
-    """On the serving side: durable, refused by the store, or discarded when the node stops."""
+def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
+    """Durable, refused by the store, or discarded when the node stops."""
     ended = [Future[int]() for _ in range(3)]
 
     class Confirmed:
@@ -242,7 +243,7 @@ def test_how_a_confirmation_ends_for_who_serves_it() -> None:
 
 
 @pytest.mark.system
-def test_the_log_tells_each_step_on_both_sides(
+def test_the_debug_log_has_each_step_on_both_sides(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At level debug a pull of a new stream and a comparison log start and stop of each step, with side and peer; each
@@ -250,12 +251,12 @@ def test_the_log_tells_each_step_on_both_sides(
     caplog.set_level(logging.DEBUG, "agent.telemetry")
 
     async def scenario() -> None:
-        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
         plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        comparer = AntiEntropy(ThrottledRequester(idmz.asker("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
-        await plant.append(0, 1_000, 50)
+        comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+        await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
             await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")
@@ -280,7 +281,7 @@ def test_the_log_tells_each_step_on_both_sides(
 
 
 @pytest.mark.system
-def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
+def test_requests_are_counted_by_operation_on_both_sides(broker: Mosquitto, tmp_path: Path) -> None:
     """Appends, leases, ranges and latest values: answered ones stop on both sides, refused ones fail on both, abandoned
     ones are discarded by the requester; an unreadable request has no operation."""
 
@@ -288,7 +289,7 @@ def test_what_is_asked_for_is_counted_by_operation_on_both_sides(broker: Mosquit
         plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
         asking = Telemetry()
-        asker = ThrottledRequester(idmz.asker("plant-a"), telemetry=asking)
+        asker = ThrottledRequester(idmz.requester("plant-a"), telemetry=asking)
         envelope = Envelope("a", "idmz", "*", 1)
         fact = NewFact(subject="order:1", predicate="done", object=msgspec.Raw(b"1"))
         good: list[Request] = [
@@ -333,10 +334,10 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
     caplog.set_level(logging.INFO)
 
     async def scenario() -> tuple[Telemetry, Telemetry]:
-        plant, idmz = (Node.open(broker, zone, tmp_path) for zone in ("plant-a", "idmz"))
+        plant, idmz = (Node.open(broker, zone, tmp_path, SMALL_BATCHES) for zone in ("plant-a", "idmz"))
         server = plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a", page_bytes_max=2_048)
-        await plant.append(0, 1_000, 50)
+        await plant.append(0, 1_000)
         async with plant.running(), idmz.running():
             await idmz.wait_end(1_000)
             await wait_until_async(lambda: puller.statistics().frontier == 1_000, "the confirmation")

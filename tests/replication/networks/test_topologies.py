@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import Origin, parse
+from agent.fact_store import StoreSettings
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -34,6 +35,11 @@ def held(node: Node) -> dict[Origin, list[int]]:
     return found
 
 
+def batches_of(facts: int) -> StoreSettings:
+    """Small batches, so that facts of several origins arrive interleaved."""
+    return StoreSettings(batch_facts_target=facts)
+
+
 def close(*nodes: Node) -> None:
     """Close the stores."""
     for node in nodes:
@@ -45,23 +51,24 @@ def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
     the relay returns it adds nothing. Position and confirmation of both paths reach the end."""
 
     async def scenario() -> None:
-        plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
+        plant = Node.open(meshed, "plant-a", tmp_path, batches_of(50))
+        idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("idmz", "enterprise"))
         plant.serve({"idmz": [STREAM], "enterprise": [STREAM]})
         idmz.serve({"enterprise": [STREAM]})
         idmz.pull("plant-a")
         direct, relayed = enterprise.pull("plant-a"), enterprise.pull("idmz", relays=["plant-a"])
         async with plant.running(), enterprise.running():
             async with idmz.running():
-                await plant.append(0, 2_000, 50)
+                await plant.append(0, 2_000)
                 await enterprise.wait_end(2_000)
-            await plant.append(2_000, 1_000, 50)
+            await plant.append(2_000, 1_000)
             await enterprise.wait_end(3_000)
             close(idmz)
             idmz = Node.open(meshed, "idmz", tmp_path)
             idmz.serve({"enterprise": [STREAM]})
             idmz.pull("plant-a")
             async with idmz.running():
-                await plant.append(3_000, 1_000, 50)
+                await plant.append(3_000, 1_000)
                 await wait_until_async(
                     lambda: direct.statistics().offset == relayed.statistics().offset == 4_000, "both positions"
                 )
@@ -86,7 +93,10 @@ def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
     """Facts recorded at the same time by two plants and the relay arrive interleaved, each origin's facts in order."""
 
     async def scenario() -> None:
-        one, other, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ZONES)
+        batches = (20, 30, 10, 10)
+        one, other, idmz, enterprise = (
+            Node.open(meshed, zone, tmp_path, batches_of(facts)) for zone, facts in zip(ZONES, batches, strict=True)
+        )
         one.serve({"idmz": [STREAM]})
         other.serve({"idmz": [STREAM]})
         idmz.serve({"enterprise": [STREAM]})
@@ -96,9 +106,7 @@ def test_two_plants_into_one_relay(meshed: Mosquitto, tmp_path: Path) -> None:
         async with AsyncExitStack() as running:
             for node in (one, other, idmz, enterprise):
                 await running.enter_async_context(node.running())
-            await asyncio.gather(
-                one.append(0, 2_000, 20), other.append(50_000, 1_500, 30), idmz.append(90_000, 500, 10)
-            )
+            await asyncio.gather(one.append(0, 2_000), other.append(50_000, 1_500), idmz.append(90_000, 500))
             await enterprise.wait_end(4_000)
         counts = ((one, 2_000), (other, 1_500), (idmz, 500))
         assert held(enterprise) == {node.store.origin: list(range(1, count + 1)) for node, count in counts}
@@ -122,10 +130,10 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
         async with AsyncExitStack() as running:
             for node in (*nodes, idmz):
                 await running.enter_async_context(node.running())
-            await asyncio.gather(*(node.append(0, 20, 10) for node in nodes))
+            await asyncio.gather(*(node.append(0, 20) for node in nodes))
             await idmz.wait_end(20 * len(nodes))
             broker.kill()
-            await asyncio.gather(*(node.append(20, 20, 10) for node in nodes))
+            await asyncio.gather(*(node.append(20, 20) for node in nodes))
             broker.start()
             await idmz.wait_end(40 * len(nodes))
         assert held(idmz) == {node.store.origin: list(range(1, 41)) for node in nodes}
@@ -135,12 +143,14 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
         asyncio.run(scenario(broker))
 
 
-def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
+def test_nothing_circulates_in_a_ring(meshed: Mosquitto, tmp_path: Path) -> None:
     """Three zones that pull from each other in a ring end with all facts, each once, and nothing circulates: every
     position reaches its peer's end."""
 
     async def scenario() -> None:
-        plant, idmz, enterprise = (Node.open(meshed, zone, tmp_path) for zone in ("plant-a", "idmz", "enterprise"))
+        plant, idmz, enterprise = (
+            Node.open(meshed, zone, tmp_path, batches_of(20)) for zone in ("plant-a", "idmz", "enterprise")
+        )
         plant.serve({"idmz": [STREAM], "enterprise": [STREAM]})
         idmz.serve({"enterprise": [STREAM], "plant-a": [STREAM]})
         enterprise.serve({"idmz": [STREAM]})
@@ -155,7 +165,7 @@ def test_a_ring_goes_quiet(meshed: Mosquitto, tmp_path: Path) -> None:
         async with AsyncExitStack() as running:
             for node in nodes:
                 await running.enter_async_context(node.running())
-            await asyncio.gather(*(node.append(n * 10_000, 600, 20) for n, node in enumerate(nodes)))
+            await asyncio.gather(*(node.append(n * 10_000, 600) for n, node in enumerate(nodes)))
             await asyncio.gather(*(node.wait_end(1_800) for node in nodes))
             await wait_until_async(lambda: all(one.statistics().offset == 1_800 for one, _ in pullers), "all positions")
         everything = {node.store.origin: list(range(1, 601)) for node in nodes}

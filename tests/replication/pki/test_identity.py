@@ -199,7 +199,7 @@ def test_bad_files_change_nothing_and_are_named(
     ],
     ids=["ended", "not begun", "a server's"],
 )
-def test_refused_handshake_says_why(
+def test_a_refused_handshake_names_the_reason(
     broker: Mosquitto, tmp_path: Path, make: Callable[[Path], pki.Issued], says: str
 ) -> None:
     """The broker's reason arrives as a TLS alert; the error names it."""
@@ -219,7 +219,7 @@ def test_refused_handshake_says_why(
     assert caught.value.hint
 
 
-def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_refusals_are_logged_once(broker: Mosquitto, caplog: pytest.LogCaptureFixture) -> None:
     """Repeated connections that end before CONNACK are logged as an error, once, with possible causes."""
 
     async def slammed(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -244,7 +244,7 @@ def test_never_accepted_is_told_after_a_few(broker: Mosquitto, caplog: pytest.Lo
     assert "revoked, expired" in told.reason  # type: ignore[attr-defined]
 
 
-def test_expired_in_use_says_so_before_connecting(tmp_path: Path) -> None:
+def test_a_certificate_that_expires_in_use_is_reported_before_connecting(tmp_path: Path) -> None:
     """A certificate that expires while the node runs is reported by the node, with its clock, before it connects."""
     pki.create_authority(tmp_path, NOW - timedelta(days=10))
     issued = pki.issue_zone(tmp_path, "idmz", NOW - timedelta(days=9), days=5)

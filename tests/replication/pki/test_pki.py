@@ -25,7 +25,7 @@ from tests.replication.pki.site import NOW
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_certificates_say(made: Path) -> None:
+def test_extensions_of_the_certificates(made: Path) -> None:
     """Zones have client certificates, brokers server certificates, and none below the root may sign."""
     root = pki.describe(pki.load_certificates(made / "ca.pem")[0], NOW)
     zone = pki.describe(pki.load_certificates(made / "zones/idmz.pem")[0], NOW)
@@ -127,7 +127,7 @@ def test_write_is_private_from_its_first_moment_and_whole(tmp_path: Path, monkey
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.key": b"old"}
 
 
-def test_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk error becomes one error that names the folder and what to check."""
 
     def full(_descriptor: int) -> None:

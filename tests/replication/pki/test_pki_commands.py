@@ -82,7 +82,7 @@ def test_cli_bad_result(folder: Path, arguments: list[str], hint: str) -> None:
     assert hint in result.exception.hint
 
 
-def test_cli_show_tells_what_is_unusable(folder: Path) -> None:
+def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
     """An expired certificate and a key that does not match give status 1, each reported beside its certificate."""
     pki.issue_zone(folder, "plant-a", NOW - timedelta(days=10), days=5, force=True)
     shutil.copy(folder / "zones/plant-a.key", folder / "zones/idmz.key")

@@ -132,7 +132,7 @@ def test_renewal_cut_short_at_any_step(folder: Path, monkeypatch: pytest.MonkeyP
     assert _good(folder) == []
 
 
-def test_unknown_name_is_not_renewed(folder: Path) -> None:
+def test_an_unknown_name_is_not_renewed(folder: Path) -> None:
     """A name without a certificate is not renewed."""
     with pytest.raises(PkiError, match="to renew") as caught:
         pki.renew(folder, "plant-b", NOW)

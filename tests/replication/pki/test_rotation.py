@@ -28,7 +28,7 @@ def test_a_good_pair_is_offered_once_and_then_in_force(rotation: Rotation) -> No
     assert (rotation.candidate(), rotation.in_force, rotation.problem) == (NEW, NEW, "")
 
 
-def test_a_bad_pair_changes_nothing_and_is_told_once(rotation: Rotation) -> None:
+def test_a_bad_pair_is_reported_once_and_not_used(rotation: Rotation) -> None:
     """Reported once, also if the reason contains the time; the next pair is reported again, and restored files end the
     problem."""
     assert rotation.files_checked(NEW, "begins tomorrow, now 10:00") is FileChange.REFUSED
@@ -47,7 +47,7 @@ def test_a_pair_that_becomes_good_is_offered(rotation: Rotation) -> None:
     assert rotation.problem == ""
 
 
-def test_what_the_broker_turns_away_is_shown_again_by_the_clock_only(rotation: Rotation) -> None:
+def test_an_identity_the_broker_refuses_is_retried_periodically(rotation: Rotation) -> None:
     """The old identity stays in force and is used for reconnecting; a periodic check tries the new one again, reported
     once."""
     rotation.files_checked(NEW, "")
@@ -77,7 +77,7 @@ def test_an_offer_that_could_not_be_shown_is_offered_again(rotation: Rotation) -
     [lambda each: each.refused(OLD, "no"), lambda each: each.files_checked(NEW, "bad")],
     ids=["refused", "files spoiled"],
 )
-def test_without_one_in_force_the_first_found_is_tried_on(act: Callable[[Rotation], object]) -> None:
+def test_at_start_a_refused_identity_is_tried_again(act: Callable[[Rotation], object]) -> None:
     """At start there is no alternative: the refused identity is tried again, and files that become invalid later are
     not used."""
     rotation = Rotation()
@@ -87,7 +87,7 @@ def test_without_one_in_force_the_first_found_is_tried_on(act: Callable[[Rotatio
     assert rotation.candidate() == OLD
 
 
-def test_what_is_in_force_is_refused_by_the_broker(rotation: Rotation) -> None:
+def test_the_identity_in_force_is_refused_by_the_broker(rotation: Rotation) -> None:
     """Revoked while in use: there is no alternative and no problem with a new identity to report."""
     assert rotation.refused(OLD, "revoked") is FileChange.NONE
     assert (rotation.candidate(), rotation.problem) == (OLD, "")

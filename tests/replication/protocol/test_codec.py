@@ -212,7 +212,7 @@ def test_bad_request_is_named(payload: bytes, code: str, said: str) -> None:
     assert raised.value.code == code
 
 
-def test_an_answer_in_another_version_says_what_to_do() -> None:
+def test_an_answer_in_another_version_carries_a_hint() -> None:
     """The error for an answer of another version carries the table's hint, because no peer sends it."""
     with pytest.raises(MalformedMessage, match=r"'2\.0'") as raised:
         decode_answer(encode_error("plant-a", "11" * 16, "", "busy", "x").replace(b'"1.0"', b'"2.0"'))
@@ -359,7 +359,7 @@ def test_where_a_consumer_may_start(start: object, found: object) -> None:
 @pytest.mark.parametrize(
     "start", ["noon", "", "2023-11-14T22:13:20", "1969-12-31T23:59:59Z", -1, 1.5, True, 2**63, "9" * 41, []]
 )
-def test_a_start_that_is_no_time(start: object) -> None:
+def test_an_invalid_start_time_is_refused(start: object) -> None:
     """A time without a time zone is ambiguous and refused, like text that is not a time."""
     with pytest.raises(MalformedMessage) as raised:
         decode_request(request_with(start=start))
@@ -382,7 +382,7 @@ def test_an_append_has_some_messages_and_not_too_many(count: int, *, is_good: bo
     assert refused.value.code == "bad_request"
 
 
-def test_what_is_too_large_is_not_sent() -> None:
+def test_an_oversized_request_is_not_sent() -> None:
     """A request beyond the limit is refused by the encoder with the same code."""
     fact = NewFact(subject="a:b", predicate="c", object=msgspec.Raw(b'"' + b"x" * REQUEST_BYTES_MAX + b'"'))
     message = NewMessage(envelope=Envelope("a", "b", "c", 1), fact=fact)
@@ -391,4 +391,4 @@ def test_what_is_too_large_is_not_sent() -> None:
     assert refused.value.code == "request_too_large"
     assert (
         refused.value.hint == ERRORS["request_too_large"].hint
-    )  # a command prints it: nobody answers what is not sent
+    )  # a command prints it; no peer answers a request that is not sent

@@ -127,7 +127,7 @@ def test_answer_to_another_question() -> None:
         check_page(cursor, [], "plant-a", STREAM, ORIGINS, kept)
 
 
-def test_relayed_origins_are_taken_when_allowed() -> None:
+def test_allowed_relayed_origins_are_accepted() -> None:
     """The configuration's word is what counts."""
     batch = sealed(zone="plant-b")
     origins = frozenset({"plant-b"})

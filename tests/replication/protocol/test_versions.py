@@ -111,13 +111,13 @@ def test_a_later_minor_version_is_understood(
         assert puller.statistics().lease == 1
         assert sealed(idmz.store) == sealed(plant.store)
         with pytest.raises(PeerRefused) as raised:
-            await idmz.askers["plant-a"].ask(GetBounds(stream="facts.other"), 5)
+            await idmz.requesters["plant-a"].ask(GetBounds(stream="facts.other"), 5)
         assert raised.value.code == "stream_not_exported"
 
     pulled(broker, tmp_path, until)
 
 
-def test_another_major_version_is_named_to_who_asks(
+def test_another_major_version_is_reported_at_the_requester(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A peer answers in version 2.0. The log names both versions and what to do, once; the pull is blocked, and `bsfg
@@ -148,7 +148,7 @@ def test_another_major_version_is_named_to_who_asks(
     assert [record.message for record in lines] == ["peer_refuses"]
 
 
-def test_another_major_version_is_named_to_who_serves(
+def test_another_major_version_is_reported_at_the_server(
     broker: Mosquitto, tmp_path: Path, speaking: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A request in version 2.0 is refused each time with both versions; the serving node logs it once."""
@@ -158,7 +158,7 @@ def test_another_major_version_is_named_to_who_serves(
     async def until(plant: Node, idmz: Node, _puller: Puller) -> None:
         for _ in range(3):
             with pytest.raises(PeerRefused) as raised:
-                await idmz.askers["plant-a"].ask(ListStreams(), 5)
+                await idmz.requesters["plant-a"].ask(ListStreams(), 5)
             assert raised.value.code == "unsupported_version"
             assert "'2.0', this node 'bsfg.replication' '1.0'" in raised.value.message
         assert plant.server is not None

@@ -19,9 +19,8 @@ from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
+from agent.fact_store import FactStore, StoreDamaged, StoreSettings
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreDamaged
-from agent.fact_store.store import FactStore
 from agent.node import compare
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import PeerPosition, ReceivedDefinition
@@ -33,11 +32,13 @@ from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySetti
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Span, Telemetry
-from tests.replication.nodes import STREAM, Node, access, sealed
+from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
+
+SMALL_BATCHES = StoreSettings(batch_facts_target=100)  # 1,000 facts are ten batches, to differ in one by one
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def comparer(node: Node, peer: str, *, every_hours: float = 0, chance: float = 1
     """Compares the stream of a node with a peer's."""
     settings = AntiEntropySettings(peer, (STREAM,), frozenset({peer}), every_hours=every_hours)
     return AntiEntropy(
-        ThrottledRequester(node.asker(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance
+        ThrottledRequester(node.requester(peer)), node.store, settings, COMPARISON_ERRORS, chance=lambda: chance
     )
 
 
@@ -65,11 +66,11 @@ def flip(path: Path, batch: bytes) -> None:
 
 async def pulled(broker: Mosquitto, folder: Path) -> list[bytes]:
     """plant-a's 1,000 facts in ten batches, stored at idmz too; both closed again."""
-    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+    plant, idmz = Node.open(broker, "plant-a", folder, SMALL_BATCHES), Node.open(broker, "idmz", folder)
     plant.serve({"idmz": [STREAM]})
     idmz.pull("plant-a")
     async with plant.running(), idmz.running():
-        await plant.append(0, 1_000, 100)
+        await plant.append(0, 1_000)
         await idmz.wait_end(1_000)
     batches = sealed(plant.store)
     plant.store.close()
@@ -86,7 +87,7 @@ def compared(
         plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": exports["plant-a"]})
         idmz.serve({"plant-a": exports["idmz"]})
-        plant.asker("idmz"), idmz.asker("plant-a")
+        plant.requester("idmz"), idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, idmz)
         plant.store.close()
@@ -112,7 +113,7 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
         settings = AntiEntropySettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
         limit = TokenBucket(1_000_000)
         comparing = AntiEntropy(
-            ThrottledRequester(idmz.asker("plant-a"), limit),
+            ThrottledRequester(idmz.requester("plant-a"), limit),
             idmz.store,
             settings,
             COMPARISON_ERRORS,
@@ -153,7 +154,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
     async def scenario(_: Node, idmz: Node) -> None:
         limit = Counting()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
-        asker = ThrottledRequester(idmz.asker("plant-a"), limit, Priority.REPAIR)
+        asker = ThrottledRequester(idmz.requester("plant-a"), limit, Priority.REPAIR)
         found = await AntiEntropy(asker, idmz.store, settings, COMPARISON_ERRORS).compare(
             STREAM, repair=True, scan=True
         )
@@ -166,7 +167,7 @@ def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
 def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
     """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
-    it at their offsets, served again, also after a restart, and the file is whole to whoever verifies it."""
+    it at their offsets, served again, also after a restart, and `bsfg store verify` finds nothing."""
     before = asyncio.run(pulled(broker, tmp_path))
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
@@ -213,7 +214,7 @@ def spoil_definition(path: Path) -> None:
 
 
 def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every fact of the tag has lost its meaning, and whoever asks for its definition gets an error; a comparison finds
+    """Every fact of the tag has lost its meaning, and a request for its definition gets an error; a comparison finds
     it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
     whole."""
     asyncio.run(pulled(broker, tmp_path))
@@ -250,8 +251,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
     merely on its way is left to the pull."""
 
     async def prepare() -> list[bytes]:
-        plant = Node.open(broker, "plant-a", tmp_path)
-        await plant.append(0, 1_000, 100)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
+        await plant.append(0, 1_000)
         batches = sealed(plant.store)
         origin, body = plant.store.origin, plant.store.definitions(plant.store.origin, 0, 1)
         with FactStore.open(tmp_path / "idmz.db", "idmz") as store:
@@ -281,9 +282,9 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-def test_a_fork_is_told_and_left_alone(broker: Mosquitto, tmp_path: Path) -> None:
-    """Two histories of one origin: the first batch that differs is named, an incident stands, and nothing is fetched or
-    changed."""
+def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
+    """Two histories of one origin: the first batch that differs is named, an incident is recorded, and nothing is
+    fetched or changed."""
     asyncio.run(pulled(broker, tmp_path))
     (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
 
@@ -323,7 +324,7 @@ def resealed(before: Batch, one: Batch) -> Batch:
     return seal_columns(before.link, changed, one.header.definitions)
 
 
-def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> None:
+def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
     """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
     page."""
     before = asyncio.run(pulled(broker, tmp_path))
@@ -331,7 +332,7 @@ def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> Non
     async def scenario(plant: Node, idmz: Node) -> None:
         origin = str(plant.store.origin)
         span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         page = (await asker.ask(FetchSequences(stream=STREAM, limit=10, **span), 5)).answer
         assert isinstance(page, SequencesAnswer)
         assert [entry[:2] for entry in page.batches] == [(901, 1_000)]
@@ -345,7 +346,7 @@ def test_only_what_is_exported_is_told(broker: Mosquitto, tmp_path: Path) -> Non
         inside = (await asker.ask(GetDigests(stream=STREAM, ends_max=256, **{**span, "first_sequence": 101}), 5)).answer
         assert isinstance(inside, DigestsAnswer)
         assert inside.ends == [(one.header.last_sequence, one.digest.hex()) for one in map(parse, before[1:])]
-        own = idmz.asker("plant-a")
+        own = idmz.requester("plant-a")
         for request in (GetDigests(stream="facts.other"), FetchSequences(stream="facts.other", limit=1, **span)):
             with pytest.raises(PeerRefused, match="stream_not_exported"):
                 await own.ask(request, 5)
@@ -382,39 +383,14 @@ def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> No
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-def config_of(broker: Mosquitto, folder: Path) -> Path:
-    """node.toml of idmz, which pulls from plant-a."""
-    mine = broker.identity("idmz")
-    file = folder / "node.toml"
-    file.write_text(
-        f"""
-[node]
-zone = "idmz"
-state_dir = "{folder}/state"
-[[broker]]
-name = "private"
-host = "{broker.host}"
-port = {broker.port}
-ca_file = "{mine.ca_file}"
-cert_file = "{mine.cert_file}"
-key_file = "{mine.key_file}"
-[[peer]]
-zone = "plant-a"
-broker = "private"
-pulls = ["{STREAM}"]
-"""
-    )
-    return file
-
-
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
-    """What docs/operate/integrity.md shows, with no node running: the first finds nothing wrong, as nobody has met the
-    damage; the last finds it and puts it back. With a node running the same words go through its door."""
+    """What docs/operate/integrity.md shows, with no node running: the first finds nothing, because the damage was
+    not read yet; the last finds and repairs it. With a node running the same command uses its socket."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])
     (tmp_path / "state").mkdir()
     (tmp_path / "idmz.db").rename(tmp_path / "state" / "facts.db")
-    config = config_of(broker, tmp_path)
+    config = write_node_toml(tmp_path, broker, "idmz", f'zone = "plant-a"\npulls = ["{STREAM}"]')
     page = Path(__file__).resolve().parents[3] / "docs" / "operate" / "integrity.md"
     lines = re.findall(r"^bsfg peer .*$", page.read_text("utf-8"), re.MULTILINE)
     assert len(lines) == 3

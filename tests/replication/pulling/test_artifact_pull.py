@@ -118,7 +118,7 @@ class FarAway(Peer):
         self.waiting.append(mine)
         try:
             while not mine.is_set():
-                for _ in range(20):  # turns of the loop, in which whoever wants to ask does
+                for _ in range(20):  # turns of the loop, in which waiting tasks send their requests
                     await asyncio.sleep(0)
                 if self.waiting[-1] is mine:
                     break
@@ -187,8 +187,8 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
 )
-def test_what_may_pass_is_the_pages_to_wait_for(error: Exception) -> None:
-    """A loss on the way, a peer that is busy, an answer that was spoilt: nothing is told as missing, what has come
+def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
+    """After a lost connection, a busy peer or a damaged answer nothing is reported as missing, and what has arrived
     stays."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
@@ -219,9 +219,9 @@ def test_a_full_store_is_the_pages_to_wait_for() -> None:
     ],
     ids=["gone", "an older version", "changed", "longer", "shorter"],
 )
-def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> None:
-    """Refused for good, or with other bytes than the digest's: told, and the page goes on. Spoilt bytes are asked for
-    twice, as those that lay here may have been the spoilt ones."""
+def test_a_final_refusal_is_reported_once_and_delays_nothing(peer: Peer) -> None:
+    """An artifact that is refused for good, or does not match its digest, is reported, and the page is stored. Damaged
+    bytes are requested twice, because a part of them may be from an earlier life."""
     files = Files()
     bring(files, peer)
     assert len(files.told) == 1
@@ -229,8 +229,8 @@ def test_what_will_not_come_is_told_once_and_holds_nothing_up(peer: Peer) -> Non
     assert len([one for one in peer.asked if one.offset == 0]) <= 2
 
 
-def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
-    """What an earlier life left was not what it should be: it is thrown away, and the artifact comes whole."""
+def test_damaged_bytes_of_an_earlier_life_cost_one_more_attempt() -> None:
+    """Partial bytes that do not match the digest are discarded, and the artifact is fetched again."""
     files, peer = Files(), Peer()
     files.bytes = b"?" * 1_000_000
     bring(files, peer)
@@ -238,9 +238,9 @@ def test_spoilt_bytes_from_before_cost_one_more_attempt() -> None:
     assert files.told == []
 
 
-def test_mending_takes_the_size_from_the_peer_and_tells_nothing_twice() -> None:
-    """What held facts refer to is brought if the peer has it now; if not, it is counted, and no incident is added to
-    the first."""
+def test_a_repair_takes_the_size_from_the_peer_and_adds_no_incident() -> None:
+    """An artifact of held facts is fetched if the peer has it now; if not, it is counted, and no second incident is
+    added."""
     files = Files()
     gone = Peer(answers=[refused("unknown_artifact", retryable=False)])
     there = Peer()

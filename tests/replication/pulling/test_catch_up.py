@@ -24,7 +24,7 @@ from tests.waiting import wait_until_async
 FAR = 50 * BEHIND_FACTS_MIN
 
 
-def test_who_is_near_says_nothing() -> None:
+def test_a_small_lag_is_no_catch_up() -> None:
     """A page or two behind is not catching up."""
     tracker = CatchUpTracker()
     assert tracker.update(0, 0, BEHIND_FACTS_MIN - 1) is None
@@ -50,8 +50,8 @@ def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
     assert (tracker.now.facts_per_s, tracker.now.seconds_left) == (200.0, None)
 
 
-def test_what_comes_is_backlog_while_the_end_comes_nearer() -> None:
-    """From the first page on, as long as nobody knows better, and not where the peer writes as fast as we read."""
+def test_pages_are_backlog_while_the_lag_shrinks() -> None:
+    """From the first page on, and not where the peer writes as fast as this zone reads."""
     tracker = CatchUpTracker()
     assert not tracker.takes_backlog
     tracker.update(0, 0, FAR)
@@ -73,9 +73,9 @@ def test_the_pace_is_that_of_the_last_seconds() -> None:
     assert tracker.now.facts_per_s == pytest.approx(100)
 
 
-def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
-    """One line for each, and none between; the end is when the rest is what a busy stream always has on its way. After
-    it, it begins anew only when far behind again."""
+def test_catch_up_is_logged_at_start_periodically_and_at_the_end() -> None:
+    """One line each, and none between. It ends when the lag is that of a busy stream, and starts again only when the
+    pull is far behind again."""
     tracker, said = CatchUpTracker(), list[tuple[int, CatchUpEvent]]()
     for second in range(101):
         if (one := tracker.update(second * 1_000, second * (FAR - NEAR_FACTS) // 100, FAR)) is not None:
@@ -89,7 +89,7 @@ def test_it_is_told_at_the_beginning_now_and_then_and_at_the_end() -> None:
     assert tracker.now == CatchUp(FAR, FAR, 2 * FAR)
 
 
-def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
+def test_a_new_epoch_of_the_peer_starts_another_catch_up() -> None:
     """An offset that goes back is another life of the peer's store."""
     tracker = CatchUpTracker()
     tracker.update(0, 400_000, 500_000)
@@ -98,14 +98,16 @@ def test_a_peer_that_begins_anew_is_caught_up_with_anew() -> None:
 
 
 @pytest.mark.system
-def test_a_new_zone_says_how_far_it_is(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A pull that begins at the oldest fact of a long log tells that it began, from where to where, and that it has
-    caught up; and its store knows that it was history that came."""
+def test_catch_up_from_the_oldest_fact_is_logged(
+    broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A pull that starts at the oldest fact of a long log logs start and end of the catch-up with their offsets, and
+    its store marks the facts as backlog."""
 
     async def scenario() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": ["facts.telemetry"]})
-        await plant.append(0, 120_000, 4_000)
+        await plant.append(0, 120_000)
         puller = idmz.pull("plant-a", page_bytes_max=16_384)
         async with plant.running(), idmz.running():
             await idmz.wait_end(120_000)

@@ -12,6 +12,7 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
+from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.pages import OriginRange, PeerPosition
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
@@ -24,7 +25,7 @@ from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySetti
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed
-from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.replication.nodes import STREAM
 from tests.waiting import wait_until_async
 
 
@@ -38,7 +39,7 @@ class Peer:
     def __init__(self, store: FactStore) -> None:
         self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
         self.link.connection = self  # type: ignore[assignment]
-        self.server = Server(self.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS)  # type: ignore[arg-type]
+        self.server = Server(self.link, store, {"idmz": frozenset({STREAM})}, STORE_ERRORS, REFUSAL_CODES)  # type: ignore[arg-type]
         self.answers = dict[bytes, bytes]()
         self.spoil: Callable[[Request], Request] = lambda request: request
 
@@ -71,7 +72,7 @@ async def comparing(
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         serving = group.create_task(peer.server.run())
         await wait_until_async(lambda: peer.server._group is not None, "the server")
-        yield AntiEntropy(ThrottledRequester(peer), idmz, settings, STORE_ERRORS), peer  # type: ignore[arg-type]
+        yield AntiEntropy(ThrottledRequester(peer), idmz, settings, COMPARISON_ERRORS), peer  # type: ignore[arg-type]
         serving.cancel()
 
 

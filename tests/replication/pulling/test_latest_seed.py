@@ -30,14 +30,13 @@ async def plant_with_history(broker: Mosquitto, folder: Path) -> Node:
     plant = Node.open(broker, "plant-a", folder)
     tags = [TagDefinition(f"tag:line1/t{number}", source="press") for number in range(TAGS)]
     await asyncio.wrap_future(plant.store.appends.define(tags))
-    for round_ in range(100):
-        await say(plant, round_, range(1, TAGS + 1))
+    await append_rounds(plant, range(100), range(1, TAGS + 1))
     return plant
 
 
-async def say(plant: Node, round_: int, tags: range) -> None:
-    """One fact of each tag."""
-    rows = [Sample(tag, BASE_NS + round_ * 1_000_000_000, float(100 * round_ + tag)) for tag in tags]
+async def append_rounds(plant: Node, rounds: range, tags: range) -> None:
+    """One fact of each tag in each round."""
+    rows = [Sample(tag, BASE_NS + n * 1_000_000_000, float(100 * n + tag)) for n in rounds for tag in tags]
     await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, rows))
 
 
@@ -53,8 +52,8 @@ async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
 
 @pytest.mark.system
 def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
-    """The receiver's log begins behind the history; `bsfg latest` has every tag at once and says who told of it, until
-    the log has a newer one; after a restart nothing is asked twice and nothing is missing."""
+    """The receiver's log begins after the history. `bsfg latest` has every tag at once, with the peer it came from,
+    until the log has a newer value; after a restart nothing is requested twice and nothing is missing."""
     folder = tmp_path / "idmz"
     file = folder / "node.toml"
 
@@ -69,11 +68,11 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
                 await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
                 assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
                 assert plant.store.consumers.all()[0].frontier == history
-                await say(plant, 200, range(1, 3))
+                await append_rounds(plant, range(200, 201), range(1, 3))
                 await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 2, "what is new")
             asked = server.statistics().requests["GetLatest"]
             async with whole_node(folder, broker, "idmz", PULL):
-                await say(plant, 300, range(2, 3))
+                await append_rounds(plant, range(300, 301), range(2, 3))
                 await wait_until_async(
                     lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after"
                 )
@@ -90,9 +89,9 @@ def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Pat
 
 
 @pytest.mark.system
-def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> None:
-    """A zone above one that began at the latest values is told the same, with who told it, and no offset; zones that
-    the peer may not speak for are left out."""
+def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
+    """A zone above a relay that began at the latest values gets the same values, with their source and no offset; zones
+    that the peer may not relay are left out."""
 
     async def scenario() -> None:
         idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
@@ -100,10 +99,10 @@ def test_a_relay_tells_what_it_was_told(broker: Mosquitto, tmp_path: Path) -> No
         idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
         begun, kept = asyncio.Event(), list[PeerLatest]()
         values = LatestSeed(
-            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
         )
         others = LatestSeed(
-            ThrottledRequester(enterprise.asker("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
+            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
         )
         async with idmz.running(), enterprise.running():
             begun.set()
@@ -125,9 +124,9 @@ def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
     return PeerLatest(peer, "0" * 32, STREAM, 1_700_000_000_000, values)
 
 
-def test_what_is_kept_is_read_back_whole_or_not_at_all(tmp_path: Path) -> None:
-    """Values of two peers are kept apart and read together; a newer telling takes the place of the one before; a file
-    that is cut is as good as none."""
+def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
+    """Values of two peers are kept apart and read together; a newer file replaces the one before; a truncated file
+    counts as missing."""
     save_peer_latest(tmp_path, told("plant-a", [value(1)]))
     save_peer_latest(tmp_path, told("plant-b", [value(2), value(3)]))
     save_peer_latest(tmp_path, told("plant-a", [value(4)]))

@@ -13,33 +13,32 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store.log.errors import StoreFull
-from agent.fact_store.log.settings import StreamSettings
-from agent.fact_store.store import FactStore
+from agent.fact_store import FactStore, StoreFull, StoreSettings, StreamSettings
 from agent.message import Sample
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
+from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.token_bucket import TokenBucket
-from tests.replication.nodes import STREAM, Node, define, samples, sealed
+from tests.replication.nodes import IMPATIENT, STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
 LIVE = "facts.live"
-IMPATIENT = ReceiverSettings(wait_ms=200, answer_timeout_ms=500, backoff_ms_max=500)
+SMALL_BATCHES = StoreSettings(batch_facts_target=100)  # a log of few facts is many batches, and many pages
 
 
 def test_pull_to_equality(broker: Mosquitto, tmp_path: Path) -> None:
     """A backlog and what is appended meanwhile arrive once, in order, unchanged, and are confirmed."""
 
     async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
+        idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM]})
         puller = idmz.pull("plant-a")
-        await plant.append(0, 20_000, 500)
+        await plant.append(0, 20_000)
         async with plant.running(), idmz.running():
-            await plant.append(20_000, 1_000, 10)
+            await plant.append(20_000, 1_000)
             await idmz.wait_end(21_000)
             await wait_until_async(lambda: frontier(plant) == 21_000, "confirmation")
             assert puller.statistics().is_caught_up
@@ -56,7 +55,9 @@ def test_a_live_stream_passes_the_backlog_of_another(broker: Mosquitto, tmp_path
     to the other meanwhile arrives and is confirmed, fact after fact, while the backlog has hardly begun."""
 
     async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        one_fact_each = StoreSettings(batch_facts_target=1)  # each fact is committed at once: 8,000 bytes are a batch
+        plant = Node.open(broker, "plant-a", tmp_path, one_fact_each)
+        idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM, LIVE]})
         narrow = TokenBucket(BYTES_PER_SECOND_MIN)
         draining = idmz.pull("plant-a", bandwidth=narrow)
@@ -85,16 +86,18 @@ def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tm
 
     async def scenario() -> None:
         dropping = StreamSettings(STREAM, bytes_max=1024 * 1024, on_full="drop_oldest")
-        plant = Node.open(broker, "plant-a", tmp_path, streams=[dropping])
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES, streams=[dropping])
         plant.serve({"idmz": [STREAM]})
-        await plant.append(0, 1_000, 500)
+        await plant.append(0, 1_000)
         async with plant.running():
             idmz = Node.open(broker, "idmz", tmp_path)
             idmz.pull("plant-a", receiver=IMPATIENT)
             async with idmz.running():
                 await wait_until_async(lambda: frontier(plant) == 1_000, "confirmation")
             idmz.store.close()
-            await plant.fill_with_noise(3 * 1024 * 1024)
+            for _ in range(25):  # 3 MB that do not compress
+                noise = [Sample(1, number, os.urandom(1_200)) for number in range(100)]
+                await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, noise))
             released = plant.store.streams()[0].first_offset - 1
             assert released > 1_000
             idmz = Node.open(broker, "idmz", tmp_path)
@@ -118,8 +121,8 @@ def test_a_damaged_batch_stops_no_pull(broker: Mosquitto, tmp_path: Path) -> Non
     everything else arrives."""
 
     async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path)
-        await plant.append(0, 300, 100)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
+        await plant.append(0, 300)
         whole = sealed(plant.store)
         plant.store.close()
         with closing(sqlite3.connect(tmp_path / "plant-a.db", isolation_level=None)) as connection:
@@ -185,7 +188,9 @@ def test_a_page_may_end_before_the_batch_that_brings_new_tags(broker: Mosquitto,
     """Tags that are defined while a plant runs: wherever a page ends, each batch comes with its definitions at once."""
 
     async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        many_batches = StoreSettings(batch_facts_target=40)
+        plant = Node.open(broker, "plant-a", tmp_path, many_batches)
+        idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM]})
         for life in range(20):
             await define(plant.store, f"line1/tag{life}")
@@ -309,9 +314,9 @@ def test_restarted_receiver_goes_on_where_it_was(broker: Mosquitto, tmp_path: Pa
     """The pulling node is stopped in the middle, several times: what it stored it does not ask for again."""
 
     async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
         plant.serve({"idmz": [STREAM]})
-        await plant.append(0, 5_000, 50)
+        await plant.append(0, 5_000)
         async with plant.running():
             for end_offset in (500, 2_000, 5_000):
                 idmz = Node.open(broker, "idmz", tmp_path)
@@ -363,9 +368,10 @@ def test_full_store_pauses_and_skips_nothing(
     ends."""
 
     async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+        plant = Node.open(broker, "plant-a", tmp_path, SMALL_BATCHES)
+        idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM]})
-        await plant.append(0, 1_000, 100)
+        await plant.append(0, 1_000)
         store = idmz.store
         idmz.store = FullNowAndThen(store)  # type: ignore[assignment]
         idmz.pull("plant-a", page_bytes_max=1_024)
@@ -381,7 +387,7 @@ def test_full_store_pauses_and_skips_nothing(
     assert said[:4] == ["store_refuses", "store_accepts"] * 2
 
 
-def test_relay_that_may_not(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path: Path) -> None:
     """A peer brings only the origins that its configuration lets it relay; others block the stream and are named, also
     as an incident that outlives the log."""
 

@@ -20,6 +20,7 @@ import pytest
 from agent import batch
 from agent.batch import Batch, Origin
 from agent.fact_store.log.errors import ForkError, StoreError, StoreFull
+from agent.node.store_errors import STORE_ERRORS
 from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
@@ -155,7 +156,7 @@ class Scene:
         self.store, self.peer = store, HandPeer()
         asker: Any = self.peer
         port: Any = store
-        self.puller = Puller(asker, port, PULL, (StoreError,), chance=lambda: 0.0, bandwidth=bandwidth)
+        self.puller = Puller(asker, port, PULL, STORE_ERRORS, chance=lambda: 0.0, bandwidth=bandwidth)
 
     async def answer(self, payload: bytes, number: int = -1) -> None:
         """Answer a request, by default the newest."""
@@ -236,9 +237,9 @@ def result(facts: int = 10) -> PutResult:
     return PutResult(facts, 0, facts)
 
 
-def test_request_says_what_is_durable_here() -> None:
+def test_the_first_request_reports_what_is_durable() -> None:
     """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
-    request, and it expires when nobody would wait for its answer any more."""
+    request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, LastBatch(40, b"d" * 16)))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
@@ -394,7 +395,7 @@ def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> N
     asyncio.run(scenario())
 
 
-def test_final_refusal_at_once_stands() -> None:
+def test_an_immediate_final_refusal_is_final() -> None:
     """A page that the store refuses when it is handed over is not offered again either."""
     plant = Peer()
 
@@ -579,7 +580,7 @@ def test_far_behind_the_page_is_backlog() -> None:
     asyncio.run(scenario())
 
 
-def test_what_the_store_passed_over_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """Refused facts each time, those that could not be compared once, though each page of an old epoch names them."""
     plant, expected = Peer(), ["facts_refused", "facts_uncompared", "facts_refused"]
     one = OriginRange("plant", bytes(16), 1, 5)

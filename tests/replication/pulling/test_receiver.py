@@ -85,8 +85,8 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
     assert driver.fetches[-1].wait_ms == 0
 
 
-def test_start_at_the_end_takes_the_peers_word() -> None:
-    """With start = "end" the peer's frontier is the position, and the next request names it."""
+def test_start_at_the_end_takes_the_peers_frontier() -> None:
+    """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))
     driver(LinkUp())
     assert driver.fetches[-1].after_offset is None
@@ -132,7 +132,7 @@ def test_late_answer_is_as_good() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 10, 12, 30])
-def test_page_elsewhere_is_no_page(first: int) -> None:
+def test_a_page_at_another_position_is_a_failure(first: int) -> None:
     """A page that does not start at the position is not stored; if it answers the newest request, that is a failure."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
@@ -140,9 +140,9 @@ def test_page_elsewhere_is_no_page(first: int) -> None:
     assert driver.core.asking is Asking.BACKOFF
 
 
-def test_log_begins_late_only_where_the_peer_says_so() -> None:
-    """Asked from the beginning, a page must begin there, holes included; asked from no position, it begins where the
-    peer puts us."""
+def test_a_log_begins_late_only_with_a_hole() -> None:
+    """A fetch from the beginning must get a page from the beginning, holes included; a fetch without a position begins
+    where the peer says."""
     driver = Driver()
     driver(LinkUp())
     assert kinds(driver.answer(page(1_001, 1_010))) == [NoteKind.PEER_LOST]
@@ -215,7 +215,7 @@ def test_two_stores_under_one_name_are_not_read_in_turns() -> None:
     assert driver.core.stored_offset == 5
 
 
-def test_what_was_stored_meanwhile_counts_when_an_epoch_comes_back() -> None:
+def test_a_page_stored_during_another_epoch_counts_when_the_epoch_returns() -> None:
     """A page stored while another epoch was in force is not asked for again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
@@ -241,8 +241,9 @@ def test_store_that_is_full_gets_the_same_page_again() -> None:
     assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
 
 
-def test_refused_page_blocks_and_is_said_once() -> None:
-    """A page refused for good is asked for again, rarely; the peer counts as lost until one has been stored."""
+def test_a_refused_page_blocks_and_is_logged_once() -> None:
+    """A page that was refused for good is requested again rarely; the peer counts as lost until a page has been
+    stored."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver.answer(page(11, 20, more=True))
@@ -300,7 +301,7 @@ def test_a_connection_that_returns_is_used_soon_and_forgets_what_failed_before()
 
     def fail() -> int:
         asked = driver.fetches[-1].fetch_id
-        driver(FetchFailed(asked, "transport", "nobody serves there", is_retryable=True))
+        driver(FetchFailed(asked, "transport", "no server there", is_retryable=True))
         assert driver.core.deadline_ms is not None
         wait_ms = driver.core.deadline_ms - driver.now_ms
         driver(Tick(), wait_ms)
@@ -485,8 +486,8 @@ def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
     assert driver.core.lost_reason is None
 
 
-def test_a_late_word_of_the_lease_in_force_counts_for_nothing() -> None:
-    """It came in answer to a request that was given up; the one after it is answered by itself."""
+def test_a_late_lease_in_force_is_ignored() -> None:
+    """The answer belongs to a request that was given up; the request after it is answered separately."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     driver(Tick(), PATIENCE.answer_timeout_ms)
@@ -514,10 +515,9 @@ def test_a_fenced_receiver_stops_for_good() -> None:
     assert (driver.core.stored_offset, driver.core.lost_reason) == (10, "lease 2 is in force")
 
 
-def test_what_we_have_of_a_peer_is_shown_when_it_was_silent() -> None:
-    """What is held with the first fetch, after each loss and after a second without an answer, but not from page to
-    page; the last batch taken always, also of a page that is not durable yet, and nothing of another life of its
-    store."""
+def test_the_origin_head_is_sent_after_a_silence() -> None:
+    """The head of the peer's own facts is sent with the first fetch, after each loss and after a second without an
+    answer, but not from page to page; the last batch is sent always."""
     first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
     driver = Driver(ONE, 10)
     driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)

@@ -41,7 +41,7 @@ class Peer:
 
 
 class Clock:
-    """Milliseconds that pass only when somebody waits."""
+    """A clock that moves only while a caller waits."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = 0
@@ -52,9 +52,8 @@ class Clock:
         self.now_ms += round(seconds * 1000)
 
 
-def test_an_answer_is_waited_off_before_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three answers of half a second's worth each are asked for half a second apart; one that did not come costs
-    nothing."""
+def test_the_next_request_waits_for_the_bandwidth_of_the_last_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three answers of half a second's worth each are requested half a second apart; a lost one costs nothing."""
     clock = Clock(monkeypatch)
     peer, bandwidth = Peer(clock), TokenBucket(RATE)
     bandwidth.spend(RATE // 4, 0)  # what was saved up
@@ -83,9 +82,9 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
 
 
-def test_all_who_ask_a_peer_of_a_node_share_its_allowance(tmp_path: Path) -> None:
-    """Both pulls and the comparison of a limited peer have one and the same bandwidth, the comparison as a repair; of a
-    peer without a limit they have none."""
+def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
+    """Both pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
+    repair; without a limit there is none."""
 
     async def scenario() -> None:
         brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)

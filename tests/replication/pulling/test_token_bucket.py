@@ -92,8 +92,8 @@ def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
     assert bandwidth.ready_ms(0, Priority.LIVE) == 1
 
 
-def test_what_is_not_used_is_not_saved_for_long() -> None:
-    """After an hour of silence there is no more than a quarter of a second's worth."""
+def test_unused_tokens_are_bounded() -> None:
+    """After an hour without requests there are tokens for a quarter of a second."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE, 0)
     bandwidth.spend(RATE * SAVED_MS_MAX // 1000 + RATE, 3_600_000)
@@ -183,10 +183,9 @@ def test_as_many_pages_under_way_as_fit_a_quarter_of_a_second() -> None:
     assert TokenBucket(BYTES_PER_SECOND_MIN).pages_ahead(PAGE_BYTES_MIN, 3) == 1
 
 
-def test_what_is_owed_and_what_was_waited_off_is_told() -> None:
-    """Ten seconds' worth at once: all but what was saved is owed, less with time, and what time has taken is counted;
-    time without debt is not. The pull says for how long it did not ask, also while it still waits, and not for the time
-    in which it was cut off."""
+def test_debt_and_waited_time_are_reported() -> None:
+    """After ten seconds' worth at once all but the saved tokens are owed; the debt shrinks with time, and only time
+    with debt is counted as waited. The pull reports for how long it is delayed."""
     bandwidth = TokenBucket(RATE)
     pull = Pull(bandwidth, 1_000)
     pull(LinkUp(), 0)

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import StreamSettings
 from agent.fact_store.append.acks import is_in_sync
-from agent.fact_store.log.errors import StoreError, StreamIsLocal
 from agent.fact_store.log.lifecycle import Lifecycle
 from agent.message import Envelope, Fact, Message
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import FetchFacts
-from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, Node, define
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -60,18 +58,11 @@ def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -
     the table."""
 
     async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.store.close()
         stream = StreamSettings(STREAM, write_class="local")
-        plant.store = FactStore.open(tmp_path / "local.db", "plant-a", streams=[stream])
-        plant.server = Server(
-            plant.link,
-            plant.store,
-            {"idmz": frozenset({STREAM})},
-            (StoreError,),
-            {StreamIsLocal: "stream_not_exported"},
-        )
-        asker = idmz.asker("plant-a")
+        plant = Node.open(broker, "plant-a", tmp_path, streams=[stream])
+        idmz = Node.open(broker, "idmz", tmp_path)
+        plant.serve({"idmz": [STREAM]})
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             with pytest.raises(PeerRefused) as raised:
                 await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)

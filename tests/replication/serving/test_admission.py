@@ -59,8 +59,8 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
         (arrived(TOPIC, ANSWER_TO, b"x" * 33, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
     ],
 )
-def test_who_asks(arrival: Incoming, outcome: Caller | Drop) -> None:
-    """Only the request topic says who asks, and only his own response topic gets an answer."""
+def test_the_requester_is_known_by_its_topic(arrival: Incoming, outcome: Caller | Drop) -> None:
+    """The request topic names the requesting zone, and only that zone's own response topic gets the answer."""
     assert admission.check_arrival(arrival, "plant-a", PEERS) == outcome
 
 
@@ -205,7 +205,7 @@ def test_batch_larger_than_a_packet() -> None:
 
 
 def test_own_facts_are_omitted() -> None:
-    """Nobody is sent his own facts; their offsets are named, neighbours joined."""
+    """No zone is sent its own facts; their offsets are listed, neighbours joined."""
     rows = [batch(1, 10, zone="idmz"), batch(11, 20, zone="idmz"), batch(21, 30), batch(31, 40, zone="idmz")]
     chosen = page(ReadPlan(STREAM, 5, 100, 10_000), rows)
     assert chosen.omitted == ((6, 20), (31, 40))

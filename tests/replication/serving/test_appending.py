@@ -71,7 +71,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
         plant.store.close()
@@ -131,8 +131,8 @@ def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Pat
         serve(broker, tmp_path, scenario)
 
 
-def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_path: Path) -> None:
-    """The same messages through the socket's door of another store give the same offsets, outcomes and warnings."""
+def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_path: Path) -> None:
+    """The same messages through the local socket of another store give the same offsets, outcomes and warnings."""
 
     def door_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
         envelope = msgspec.structs.replace(asked).envelope
@@ -167,7 +167,7 @@ def test_every_outcome_is_told_as_at_the_zones_own_door(broker: Mosquitto, tmp_p
 
 def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
     """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks
-    after an epoch that is in force no more gets none, and fences nobody."""
+    after an epoch that is in force no more gets none, and fences no producer."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         epochs = []
@@ -211,10 +211,10 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
         (request(), "bad_request", "messages"),
     ],
 )
-def test_what_breaks_a_rule_is_refused_by_name_and_nothing_is_stored(
+def test_an_invalid_message_refuses_its_whole_request(
     broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
 ) -> None:
-    """One wrong message refuses its whole request, naming it; the next request is carried out."""
+    """The refusal names the message and nothing is stored; the next request is carried out."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         with pytest.raises(PeerRefused) as refused:
@@ -234,7 +234,7 @@ def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Pat
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
         plant.serve({}, {"idmz": [ORDERS]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
             for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):
@@ -278,9 +278,8 @@ def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp
     asyncio.run(run())
 
 
-def test_a_full_store_says_so_and_may_be_asked_again(broker: Mosquitto, tmp_path: Path) -> None:
-    """At its limit a stream refuses with `store_full`, which is worth another try later; what was stored before
-    stays."""
+def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
+    """At its limit a stream refuses with `store_full`, which is retryable; what was stored before stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
 
     async def fill(asker: Requester, limit: int) -> None:

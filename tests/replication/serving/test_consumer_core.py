@@ -180,7 +180,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
 
 
 def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> None:
-    """Asked with 0 again after the wait, the store would take the place back from whoever got it meanwhile."""
+    """Asked with 0 again after the wait, the store would take the lease back from a newer instance."""
     leases = iter([Lease(4, "one"), Lease(5, "two")])
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
@@ -194,9 +194,9 @@ def test_from_its_first_lease_on_a_fetch_shows_that_and_not_that_it_asks() -> No
     ]
 
 
-def test_after_the_wait_the_lease_is_looked_at_again() -> None:
-    """Another instance has come while the fetch was parked: the store is asked, and nothing is recorded before it has
-    answered."""
+def test_the_lease_is_checked_again_after_the_wait() -> None:
+    """Another instance arrives while the fetch is parked: the store is asked, and nothing is recorded before its
+    answer."""
 
     def taken(_: Park) -> Parked:
         shell.consumer, shell.end_offset = Registered("idmz", STREAM, 10, Lease(4, "two")), 31
@@ -221,8 +221,8 @@ def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
 
 
 @pytest.mark.parametrize("after", [2, 3])
-def test_who_asks_after_a_lease_that_is_not_in_force_is_named_that_one(after: int) -> None:
-    """Nothing is confirmed, begun or read for a caller that asked after another lease than the one in force."""
+def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
+    """Nothing is confirmed, begun or read for a caller that claims the lease after another one than that in force."""
     shell = Shell(
         Registered("idmz", STREAM, 10, Lease(3, "two")),
         answers={HoldLease: lambda effect: Lease(4, effect.shown.holder)},
@@ -264,7 +264,7 @@ TAKEN, HELD = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_seq
         ({"origin_head": HELD}, [ExplainNeverServed, CompareHistory]),
     ],
 )
-def test_what_a_peer_has_is_compared_before_anything_else(fields: dict[str, object], kinds: Sequence[type]) -> None:
+def test_history_is_compared_before_anything_is_written(fields: dict[str, object], kinds: Sequence[type]) -> None:
     """A contradiction is reported and refused: nothing is registered, leased, confirmed or read."""
     shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
     outcome = shell.run(CORE.fetch(fetch(stream=STREAM, confirm=CONFIRM, **fields), 0))
@@ -285,7 +285,7 @@ def test_a_page_that_was_served_a_moment_ago_is_not_compared_on_the_disk() -> No
     assert ExplainNeverServed not in shell.kinds, "offsets of no epoch claim nothing"
 
 
-def test_what_is_recorded_is_what_a_zone_takes_for_its_position() -> None:
+def test_the_high_water_mark_covers_the_position() -> None:
     """A consumer that begins at the end has its frontier beyond the page; a page at the end of the log says so."""
     shell = Shell(Registered("idmz", STREAM, 30, Lease(3, "one")), page=EMPTY, now_ms=9)
     shell.run(CORE.fetch(fetch(), 0))
@@ -348,8 +348,8 @@ def test_the_store_is_asked_only_where_a_lease_would_change(held: Lease, epoch: 
     assert (HoldLease in shell.kinds) == is_asked
 
 
-def test_a_cursor_is_told_to_its_own_zone() -> None:
-    """GetCursor: from memory; of another zone's consumer nothing is said but that."""
+def test_a_cursor_is_returned_only_to_its_own_zone() -> None:
+    """GetCursor answers from memory; another zone's consumer is refused without details."""
     shell = Shell()
     outcome = shell.run(CORE.get_cursor(GetCursor(consumer_name=NAME)))
     assert isinstance(outcome, Reply)

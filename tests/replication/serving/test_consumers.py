@@ -268,14 +268,15 @@ def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert (answer.runs(), answer.frontier) == ([(11, 20)], 10)
         assert ("confirm", NAME, 10, 4, LeaseClaim("one", 3)) in store.asked
-        store.futures["confirm"].set_exception(FencedError())  # nobody waits for it any more
+        store.futures["confirm"].set_exception(FencedError())  # no task waits for it any more
         await asyncio.sleep(0)
 
     play(scenario)
 
 
-def test_a_page_read_ahead_tells_of_a_confirmation_that_has_failed() -> None:
-    """The confirmation failed while serving was begun: the asker hears of it at once, not with its next request."""
+def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
+    """The confirmation fails while the page is served: the requester gets the error at once, not with its next
+    request."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         store.is_served_before = False
@@ -338,7 +339,7 @@ def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None
 
 
 def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
-    """A commit of another stream wakes nobody; the time it waited is told apart."""
+    """A commit of another stream wakes no fetch; the waited time is counted separately."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
@@ -367,8 +368,8 @@ def test_patience_ends_with_an_empty_page() -> None:
     play(scenario)
 
 
-def test_what_was_written_before_the_fetch_was_parked_wakes_it() -> None:
-    """The log grows between the decision to wait and the wait, when the writer sees nobody to wake."""
+def test_a_commit_before_parking_wakes_the_fetch() -> None:
+    """The log grows between the decision to wait and the wait, when the writer has no waiter to wake."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         seen = store.seen
@@ -408,8 +409,8 @@ def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
     play(scenario)
 
 
-def test_a_fetch_that_is_given_up_leaves_no_wait_behind() -> None:
-    """The node is being stopped."""
+def test_a_cancelled_fetch_leaves_no_waiter() -> None:
+    """The node stops while a fetch waits."""
 
     async def scenario(_store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))

@@ -57,7 +57,7 @@ def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
         def read(self, *asked: Any, **limits: Any) -> Any:
             self.by.append(threading.current_thread() is threading.main_thread())
             if slow.is_set():
-                took.wait(0.02)  # nobody sets it: this is the disk
+                took.wait(0.02)  # never set: a slow disk
             return self._store.read(*asked, **limits)
 
     async def run() -> None:
@@ -66,7 +66,7 @@ def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
         store, disk = plant.store, Disk(plant.store)
         plant.store = disk  # type: ignore[assignment]
         plant.serve({"idmz": [STREAM]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         await plant.append(0, 300)
         async with plant.running(), idmz.running():
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
-from agent.node.store_errors import STORE_ERRORS
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
@@ -58,7 +58,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
             await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
         secret = Sample(len(names), BASE_NS, 1.0)
         await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
         plant.store.close()
@@ -82,9 +82,9 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.system
-def test_a_peer_is_told_what_a_search_on_the_spot_finds(broker: Mosquitto, tmp_path: Path) -> None:
-    """Every kind of value, its quality, times and staleness; tags without a value there, and those of other streams,
-    are not named."""
+def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
+    """Every type of value with its quality, times and staleness; tags without a value and tags of other streams are
+    left out."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
@@ -143,9 +143,8 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
 
 
 @pytest.mark.system
-def test_what_is_asked_for_narrows_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
-    """Subjects and prefix leave out the rest; a stream that is not exported and limits out of range are refused by
-    name."""
+def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
+    """Other tags are left out; a stream that is not exported and limits out of range are refused by name."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:
         named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
@@ -178,8 +177,8 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
         exports = {"idmz": frozenset([STREAM])}
-        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, look_up=slow)
-        asker = idmz.asker("plant-a")
+        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
             tasks = [group.create_task(ask(asker)) for _ in range(WAITING_MAX + 1)]
             await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
@@ -196,13 +195,13 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
 
 
 @pytest.mark.system
-def test_a_node_that_has_no_search_says_so(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where nobody handed in a way to look values up, the operation is refused as one that is not known there."""
+def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
+    """Where the server has no look-up of latest values, GetLatest is refused as an unknown operation."""
 
     async def run() -> None:
         plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS)
-        asker = idmz.asker("plant-a")
+        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
+        asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running():
             with pytest.raises(PeerRefused) as refused:
                 await ask(asker)
@@ -269,7 +268,7 @@ def test_few_searches_are_kept_and_not_for_long() -> None:
     assert kept._searches == {}
 
 
-def test_a_peer_cannot_lead_in_a_circle() -> None:
+def test_a_peer_cannot_cause_an_endless_loop() -> None:
     """A page that is not beyond the one before, or says there is more after nothing, is no answer."""
     own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
     page = LatestAnswer(**own, queue_depth=0, depth_facts=0, values=[value(1)], more=True)

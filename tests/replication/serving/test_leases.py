@@ -16,16 +16,15 @@ from agent.lease import LeaseClaim
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import Confirm, ConfirmAnswer, ConfirmReceipt, FetchAnswer, FetchFacts
-from agent.replication.protocol.pull_events import Asking, ReceiverSettings
+from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling.puller import Puller
-from tests.replication.nodes import STREAM, Node, sealed
+from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
 pytestmark = pytest.mark.system
 
 NAME = f"idmz.{STREAM}"
-IMPATIENT = ReceiverSettings(wait_ms=300, answer_timeout_ms=300, backoff_ms_min=20, backoff_ms_max=100)
 
 
 def lease_of(plant: Node) -> int:
@@ -51,9 +50,9 @@ async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node
 
 
 def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A gateway's image is started beside it: the later one gets every fact, once; the earlier one is told, says so
-    once, keeps what it has and asks no more, also while new facts come. Started again, it takes the place back, and
-    goes on where it was."""
+    """A clone of a gateway is started: the clone gets every fact once; the original is fenced, logs it once, keeps what
+    it has and stops requesting, also when new facts come. Restarted, it takes the lease back and continues from its
+    position."""
     caplog.set_level(logging.WARNING)
 
     async def scenario() -> None:
@@ -93,8 +92,8 @@ def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, capl
 
 
 def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> None:
-    """The plant is stopped and started again while one of two clones stands fenced: the other goes on with the lease it
-    has, and neither asks for a new one."""
+    """The plant is restarted while one of two clones is fenced: the other continues under its lease, and neither
+    requests a new one."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -127,8 +126,8 @@ def test_leases_survive_the_serving_node(broker: Mosquitto, tmp_path: Path) -> N
 
 
 def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
-    """Whoever knows nothing of leases fetches and confirms as ever, until somebody asks for one; then he is fenced, by
-    both operations and also while his fetch waits, until he asks for one himself."""
+    """A client that knows nothing of leases fetches and confirms until another client requests a lease. From then on
+    both operations are fenced, also for a fetch that waits, until the client requests a lease itself."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
@@ -137,7 +136,7 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
         foreign, leased = (Node.open(broker, "idmz", tmp_path / name) for name in ("foreign", "leased"))
         page = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000)
 
-        without, by_lease = foreign.asker("plant-a"), leased.asker("plant-a")
+        without, by_lease = foreign.requester("plant-a"), leased.requester("plant-a")
         async with plant.running(), foreign.running(), leased.running():
             answer = (await without.ask(page, 10)).answer
             assert isinstance(answer, FetchAnswer)
@@ -169,15 +168,15 @@ def test_a_client_without_leases(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosquitto, tmp_path: Path) -> None:
-    """One asks for a lease with a fetch that then waits; another asks while it does. The first is told at once that it
-    is fenced, and the second keeps what it got."""
+    """One instance requests a lease with a fetch that then waits; another requests one meanwhile. The first is fenced
+    at once, and the second keeps its lease."""
 
     async def scenario() -> None:
         plant = Node.open(broker, "plant-a", tmp_path)
         server = plant.serve({"idmz": [STREAM]})
         await plant.append(0, 100)
         one, two = (Node.open(broker, "idmz", tmp_path / name) for name in ("one", "two"))
-        earlier, later = one.asker("plant-a"), two.asker("plant-a")
+        earlier, later = one.requester("plant-a"), two.requester("plant-a")
         asks = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, after_offset=100, lease=0, wait_ms=20_000)
         at_once = FetchFacts(consumer_name=NAME, limit=1_000, after_offset=100, confirm=Confirm(last_offset=1), lease=0)
         async with plant.running(), one.running(), two.running(), asyncio.TaskGroup() as group:
@@ -195,15 +194,14 @@ def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosqui
 
 
 def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """An instance that has died had asked which lease is in force, and for the one after it. Its requests come when its
-    successor has the lease: they are told which one that is, move no cursor, and the successor goes on without
-    noticing."""
+    """A dead instance had requested the lease in force and the one after it. Its requests arrive when its successor has
+    the lease: they get the lease in force, move no cursor, and the successor continues unaffected."""
 
     async def scenario() -> None:
         plant, living = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path / "living")
         dead = Node.open(broker, "idmz", tmp_path / "dead")
         plant.serve({"idmz": [STREAM]})
-        puller, late = living.pull("plant-a"), dead.asker("plant-a")
+        puller, late = living.pull("plant-a"), dead.requester("plant-a")
         async with plant.running(), dead.running():
             await plant.append(0, 100)
             first = FetchFacts(consumer_name=NAME, stream=STREAM, limit=1_000, lease=0, lease_after=0)

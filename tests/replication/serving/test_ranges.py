@@ -33,8 +33,9 @@ LOG = LogView(EPOCH, 100)
         (FetchRange(stream=STREAM, first_offset=1, last_offset=2, limit=1, epoch="11" * 16), "epoch_changed"),
     ],
 )
-def test_what_may_not_be_read_is_refused(request_: FetchRange, code: str) -> None:
-    """A stream of others, a place that was never written, and offsets of another life each have their code."""
+def test_unreadable_ranges_are_refused(request_: FetchRange, code: str) -> None:
+    """A stream that is not exported, an offset that was never written, and offsets of another epoch each have their
+    code."""
     refused = admit_range(request_, "idmz", frozenset({STREAM}), LOG)
     assert isinstance(refused, Refuse)
     assert refused.code == code
@@ -57,8 +58,8 @@ def test_a_range_is_read_to_its_end_and_the_place_after_the_log_is_empty() -> No
         ({"first_offset": 1, "last_offset": 2, "limit": 1, "bytes_max": 1}, "limit_out_of_range"),
     ],
 )
-def test_a_range_that_is_none_is_no_request(fields: dict[str, int], code: str) -> None:
-    """Backwards, before the first offset, or of a size that no page has."""
+def test_invalid_ranges_are_refused(fields: dict[str, int], code: str) -> None:
+    """A reversed range, an offset below 1, and an invalid page size."""
     with pytest.raises(MalformedMessage) as refused:
         decode_request(encode_request(FetchRange(stream=STREAM, **fields)))
     assert refused.value.code == code
@@ -126,7 +127,7 @@ def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Pa
         plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
         idmz = Node.open(broker, "idmz", tmp_path)
         plant.serve({"idmz": [STREAM]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         await plant.append(0, 300)
         async with plant.running(), idmz.running():
             parts = await asyncio.gather(

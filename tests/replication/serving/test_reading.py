@@ -38,5 +38,5 @@ def test_damage_is_named_when_a_batch_must_be_opened() -> None:
 
 
 def test_damage_in_a_whole_batch_is_the_receivers_to_find() -> None:
-    """A whole batch goes out as it lies; its digest says the rest to whoever receives it."""
+    """A whole batch is sent as it is stored; the receiver checks its digest."""
     assert isinstance(read_page(Rotten(), asked(10)), PageRead)  # type: ignore[arg-type]

@@ -52,7 +52,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
         settings = StoreSettings(batch_facts_target=100)
         plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
         plant.serve({"idmz": [STREAM, "facts.empty"]})
-        asker = idmz.asker("plant-a")
+        asker = idmz.requester("plant-a")
         await plant.append(0, 300)
         async with plant.running(), idmz.running():
             await scenario(plant, asker)
@@ -217,7 +217,7 @@ def test_refusals(broker: Mosquitto, tmp_path: Path, request_: Request, code: st
     serve(broker, tmp_path, scenario)
 
 
-# --- as somebody who does not play by the rules
+# --- a client that breaks the rules
 
 
 class Intruder:
@@ -241,7 +241,7 @@ class Intruder:
 
 @asynccontextmanager
 async def intruder(broker: Mosquitto, zone: str, *topics: str) -> AsyncIterator[Intruder]:
-    """Somebody with the certificate of `zone`, subscribed to whatever he wishes."""
+    """A client with the certificate of `zone`, subscribed to any topic."""
     arrived: list[Incoming] = []
     connection = await Connection.open(access(broker, zone), arrived.append)
     await connection.subscribe(topics)
@@ -316,7 +316,7 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
             intruder(broker, "enterprise", "#", "bsfg/1/plant-a/+/rsp/+", "bsfg/1/+/+/req") as enterprise,
             intruder(broker, "plant-b", "#", "bsfg/1/plant-a/+/req") as plant_b,
         ):
-            for somebody, topic in (
+            for client, topic in (
                 (enterprise, ASK),  # ask as idmz
                 (enterprise, request_topic("plant-a", "enterprise")),  # ask in one's own name without being a peer
                 (plant_b, ASK),
@@ -325,7 +325,7 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
                 (plant_b, response_topic("idmz", "enterprise", "x")),  # answer as idmz
             ):
                 with pytest.raises(NotAuthorized):
-                    await somebody.publish(topic, LIST, MINE)
+                    await client.publish(topic, LIST, MINE)
             for _ in range(5):
                 reply = await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
                 assert reply.batches
@@ -337,7 +337,7 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
-    """A peer that answers what nobody asked is heard by nobody: the correlation is not known."""
+    """An answer without a request is dropped: its correlation is unknown."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:
         async with intruder(broker, "plant-a") as plant:
@@ -349,7 +349,7 @@ def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
 
 
 def test_absent_peer_and_oversize_are_known_at_once(broker: Mosquitto) -> None:
-    """Nobody serves: the broker says so; too large a message is not even tried, as it would end the connection."""
+    """Without a server the broker refuses the request; an oversized one is not sent: it would end the connection."""
 
     async def scenario() -> None:
         async with intruder(broker, "idmz") as idmz:

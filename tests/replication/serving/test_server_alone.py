@@ -12,7 +12,7 @@ import pytest
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.message import Envelope
-from agent.node.store_errors import REFUSAL_CODES
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
@@ -30,7 +30,7 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STORE_ERRORS, STREAM
+from tests.replication.nodes import STREAM
 from tests.waiting import wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
@@ -109,11 +109,9 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
     "error, code, is_retryable",
     [(UnknownConsumer("no consumer 'x'"), "unknown_consumer", False), (StoreBusy("disk"), "store_unavailable", True)],
 )
-def test_what_the_store_says_is_told_in_the_protocols_words(
-    tmp_path: Path, error: Exception, code: str, *, is_retryable: bool
-) -> None:
-    """A refusal that has a code of its own is told by it, and whether it may pass; of other trouble a peer learns only
-    that it is there."""
+def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, code: str, *, is_retryable: bool) -> None:
+    """A refusal of the store that has a code is sent with it and with whether it may be retried; of any other error a
+    peer learns only that it happened."""
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         async def refuse(*_: object) -> Any:
@@ -156,8 +154,8 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     serving(tmp_path, scenario)
 
 
-def test_who_may_only_read_puts_nothing(tmp_path: Path) -> None:
-    """An artifact is of use to whoever may append a fact that refers to it, and takes room from all others."""
+def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
+    """Only a zone that may append facts may put artifacts, because they take space from all others."""
 
     async def scenario(_: Server, link: Link, published: Published) -> None:
         put = PutObject(digest="sha256:" + "0" * 64, size=4, offset=0, data=b"some")

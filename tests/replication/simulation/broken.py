@@ -1,4 +1,4 @@
-"""Receivers broken on purpose, each in one way: what a simulation must catch to be believed."""
+"""Receivers that are broken on purpose, each in one way. The simulations must catch them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class ConfirmsTooEarly(Receiver):
         ]
 
 
-class TakesAnyPage(Receiver):
-    """Takes whatever arrives, wherever it starts."""
+class AcceptsAnyPage(Receiver):
+    """Accepts any page, at any position."""
 
     def _fits(self, page: object, *, is_newest: bool) -> bool:  # noqa: ARG002
         return len(self._read_ahead) < PAGES_AHEAD_MAX
 
 
-class TakesNewestOnly(Receiver):
-    """Throws away every answer but the one to its newest request."""
+class AcceptsNewestOnly(Receiver):
+    """Discards every answer except the one to its newest request."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         if isinstance(event, PageArrived) and (self._open is None or event.fetch_id != self._open.fetch_id):
@@ -46,30 +46,30 @@ class TakesNewestOnly(Receiver):
 
 
 class SkipsRefusedPage(Receiver):
-    """Goes on behind a page that the store refused."""
+    """Continues after a page that the store refused."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         return super().handle(Appended() if isinstance(event, AppendFailed) else event, now_ms, jitter)
 
 
 class ForgetsEpoch(Receiver):
-    """Does not say which life of the peer's store its offsets belong to."""
+    """Leaves the epoch out of its requests."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         effects = super().handle(event, now_ms, jitter)
         return [replace(effect, epoch=None) if isinstance(effect, Fetch) else effect for effect in effects]
 
 
-class NeverAsksAgain(Receiver):
-    """Waits for ever for an answer that was lost."""
+class NeverRetries(Receiver):
+    """Waits for a lost answer for ever."""
 
     @property
     def deadline_ms(self) -> int | None:
         return None
 
 
-class BeginsAnewAtEachEpoch(Receiver):
-    """Does not remember where it was in an epoch that it has left."""
+class ForgetsLeftEpochs(Receiver):
+    """Forgets its position in an epoch that it has left."""
 
     def handle(self, event: Event, now_ms: int, jitter: float) -> list[Effect]:
         self._left.clear()
@@ -77,7 +77,7 @@ class BeginsAnewAtEachEpoch(Receiver):
 
 
 class StaysOffline(Receiver):
-    """Does not notice that a connection that was lost is back."""
+    """Ignores that a lost connection is back."""
 
     _was_lost = False
 

@@ -1,25 +1,26 @@
-"""What must be true of every store, looked at from outside after each commit, each restart and at the end.
+"""What must hold in every store, checked from outside after each commit, after each restart, and at the end.
 
-    once        no batch lies twice in a stream, nor any fact under two names
-    dense       offsets have no gaps, a store that was opened again holds what it held
-    order       batches of one origin come in the order they were sealed in, save what was told to be gone and came another way
-    chain       each batch names the one before it of its origin, and is the same bytes wherever it lies
-    frontier    never moves back, never passes the end of the log, is never asked to pass what the asker holds durably
-    position    how far a peer was read in one of its lives never moves back
-    holes       what a peer says is gone is gone: released by retention, or damaged by the disk
-    lost        at the end every batch a peer ever held is there, except what was told to be gone
-    acknowledged  at the end what an appender was told is safe is everywhere it belongs, and at home where he was told
-    resealed    a store gives another name only to what nobody else has
-    version     nothing is taken from a peer of another major version
-    refused     what a node passes over by name contradicts what it holds
-    uncompared  what a node says it cannot compare it has released
-    echo        nobody is sent facts of his own zone
-    equal       where stores are compared, at the end every batch that a peer has whole is whole here
-    fenced      nobody confirms in a consumer's name once another instance has its lease
-    store       no store ends itself for what a peer says unless it is a copy, or has a twin (looked at by the nodes themselves)
+    once          no batch is stored twice in a stream, and no fact under two names
+    dense         offsets have no gaps; a store that was reopened holds what it held
+    order         batches of one origin arrive in the order in which they were sealed, except those reported as gone
+                  that arrive later by another path
+    chain         each batch names its predecessor of the same origin, and has the same bytes in every store
+    frontier      never moves back, never passes the end of the log, and a confirmation never names more than the
+                  requester holds durably
+    position      how far a peer's epoch was read never moves back
+    holes         what a peer reports as gone is gone: released by retention, or damaged by the disk
+    lost          at the end every batch that a peer ever held has arrived, except what was reported as gone
+    acknowledged  at the end every acknowledged fact is at every sink, and in its own store at the acknowledged offset
+    resealed      a store reseals only batches that no other store has
+    version       nothing is accepted from a peer of another major version
+    refused       what a node refuses as a fork contradicts what it holds
+    uncompared    what a node reports as uncompared was released or damaged there
+    echo          no node is sent facts of its own zone
+    equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
+    fenced        no instance confirms for a consumer once another instance has its lease
+    store         no store ends itself on a peer's claim unless it is a copy or has a twin (checked by the nodes)
 
-That everything converges within a bound is checked by the network itself. A checker that is not content raises
-Violation.
+The network itself checks that everything converges within a bound. A checker that finds a violation raises Violation.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ if TYPE_CHECKING:
 
 STREAM = "facts.telemetry"
 EVERYTHING = 2**40
-_WATCH = """
+_RECORD_INSERTS = """
 PRAGMA temp_store = MEMORY;
-CREATE TEMP TABLE put AS SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0;
-CREATE TEMP TRIGGER put_batch AFTER INSERT ON main.batch BEGIN
-    INSERT INTO put VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence, NEW.count, NEW.digest,
-        NEW.previous_digest);
+CREATE TEMP TABLE inserted AS
+SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0;
+CREATE TEMP TRIGGER record_insert AFTER INSERT ON main.batch BEGIN
+    INSERT INTO inserted VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence,
+        NEW.count, NEW.digest, NEW.previous_digest);
 END
 """
-"""Beside the store's file, what was put into it: a batch may come and be released within one commit."""
+"""Records every batch inserted, in a temporary table: a batch may arrive and be released within one commit."""
 _ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
 FROM {} b JOIN origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
@@ -60,12 +62,12 @@ UNION ALL SELECT r.body, r.digest FROM repaired r JOIN stream s ON s.id = r.stre
 
 
 class Violation(AssertionError):
-    """A checker's complaint."""
+    """What a checker found."""
 
 
 class Key(NamedTuple):
-    """A batch for ever: its origin and its first sequence; and its digest, for a store that was put back may write
-    another one."""
+    """The identity of a batch. The digest is part of it, because a restored store may write another batch under the
+    same sequences."""
 
     origin: Origin
     first_sequence: int
@@ -74,7 +76,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """A batch as it lies in one store."""
+    """A batch as one store holds it."""
 
     first_offset: int
     last_offset: int
@@ -85,8 +87,7 @@ class Row:
 
 @dataclass
 class Log:
-    """Everything one node's stream was ever seen to hold, in the order of offsets; what a restored image took away is
-    gone."""
+    """Every batch that a node's stream held, by offset, without those that a restored image removed."""
 
     rows: list[Row] = field(default_factory=list)
     keys: set[Key] = field(default_factory=set)
@@ -101,24 +102,24 @@ class Log:
         return self.rows[-1].last_offset if self.rows else 0
 
     def add(self, row: Row) -> None:
-        """One more batch at the end."""
+        """Append a batch."""
         self.rows.append(row)
         self.keys.add(row.key)
         self.ends[row.key.origin, row.last_sequence] = row.key.digest
         self.highest[row.key.origin] = max(row.last_sequence, self.highest.get(row.key.origin, 0))
 
     def contradicts(self, row: Row) -> bool:
-        """Whether a batch cannot be of the history that is here: its sequences are here as other batches, or what it
-        follows is, or what is here behind it follows another."""
+        """Whether a batch belongs to another history than this log: other batches hold its sequences, its predecessor
+        here is another one, or its successor here has another predecessor."""
         origin, first = row.key.origin, row.key.first_sequence
         if any(
             one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
             for one in self.rows
         ):
             return row.key not in self.keys
-        behind = origin, row.last_sequence + 1
+        next_at = origin, row.last_sequence + 1
         if any(
-            (one.key.origin, one.key.first_sequence) == behind and one.previous_digest != row.key.digest
+            (one.key.origin, one.key.first_sequence) == next_at and one.previous_digest != row.key.digest
             for one in self.rows
         ):
             return True
@@ -131,7 +132,7 @@ class Log:
 
 
 class Offered(NamedTuple):
-    """A page on its way into a store: its batches and holes, and which machine served it in which life."""
+    """A page handed to a store: its batches and holes, and which machine served it in which life."""
 
     sealed: Sequence[bytes]
     holes: Sequence[tuple[int, int, str]]
@@ -145,47 +146,47 @@ class Checkers:
         self.violation: Violation | None = None
         self.logs: dict[str, Log] = {}
         self.gone: set[Key] = set()
-        """Told to be gone by somebody, or taken away by a restored image before anybody else had it."""
+        """Reported as gone by a peer, or removed by a restored image before another store had them."""
         self.acknowledged: set[Key] = set()
         self.forks: set[Origin] = set()
-        """Whose store was put back to an old copy without a trace, and wrote other facts under the same sequences."""
-        self.passed_over: dict[str, set[Key]] = {}
-        """What a node was offered and refused by name, since it holds another history."""
+        """Origins with two histories, because the store was restored or cloned."""
+        self.refused: dict[str, set[Key]] = {}
+        """By node, the batches that it refused and reported because it holds another history."""
         self.uncompared: dict[str, set[OriginRange]] = {}
-        """Of what a node says that it may have been offered other facts than it held, and has released."""
+        """By node, the ranges that it reported as uncompared, because what it held of them was released."""
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
-        self._told_gone: dict[tuple[str, int, int, int], list[Row]] = {}
+        self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
         self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
-        """How far an asker's stream of a peer's epoch was ever durable: (asking zone, peer, epoch)."""
-        self._perhaps: dict[str, list[Row]] = {}
-        self._told: dict[str, list[tuple[int, int]]] = {}
+        """How far a peer's epoch was ever durable at its receiver: by (receiving zone, peer, epoch)."""
+        self._uncertain: dict[str, list[Row]] = {}
+        self._acknowledged_ranges: dict[str, list[tuple[int, int]]] = {}
         self._values: dict[str, dict[int, object]] = {}
-        self.renamed = 0
-        """Batches that a store sealed anew under the epoch in which it went on."""
+        self.resealed = 0
+        """Batches that a store resealed under a new epoch."""
         self._sealed: set[Key] = set()
         self._ends: dict[tuple[Origin, int], set[bytes]] = {}
 
-    def complaint(self, text: str) -> Violation:
-        """What is wrong, to be raised; remembered, for whoever is called by a future may raise in vain."""
+    def failed(self, text: str) -> Violation:
+        """A violation to raise. It is also kept, because what a future's callback raises is lost."""
         self.violation = self.violation or Violation(text)
         return self.violation
 
-    # ------------------------------------------------------------------------------------------------ after each commit
+    # --- after each commit
 
     def committed(self, node: Node) -> None:
         """A store has committed."""
         log = self.logs.setdefault(node.name, Log())
         store = node.running
         if store.end_offset(STREAM) > log.end_offset:
-            for row in _rows(store, "put", log.end_offset):
+            for row in _rows(store, "inserted", log.end_offset):
                 self._check_row(node, log, row)
         self._resolve(node, log)
         for consumer in store.consumers.all():
             before = log.frontiers.get(consumer.name, 0)
             if not before <= consumer.frontier <= store.end_offset(STREAM):
-                raise self.complaint(
+                raise self.failed(
                     f"frontier: {consumer.name} at {node.name} from {before} to {consumer.frontier}, end {log.end_offset}"
                 )
             log.frontiers[consumer.name] = consumer.frontier
@@ -194,179 +195,178 @@ class Checkers:
         where = f"{node.name} offset {row.first_offset}"
         origin = row.key.origin
         if row.first_offset != log.end_offset + 1:
-            raise self.complaint(f"dense: {where} where {log.end_offset + 1} is next")
+            raise self.failed(f"dense: {where} where {log.end_offset + 1} is next")
         if row.key in log.keys or log.contradicts(row):
-            raise self.complaint(f"once: {where} holds {row.key} again")
-        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._was_named(node, row.key):
-            raise self.complaint(f"order: {where} holds {row.key} behind {log.highest[origin]}")
+            raise self.failed(f"once: {where} holds {row.key} again")
+        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._is_reported(node, row.key):
+            raise self.failed(f"order: {where} holds {row.key} after {log.highest[origin]}")
         self._check_chain(where, row)
         log.add(row)
 
-    def _was_named(self, node: Node, key: Key) -> bool:
-        """Whether somebody has said that a batch is gone; or, where there are two histories of its origin, that what
-        the other one has in its place is, or the node that it passes that over."""
+    def _is_reported(self, node: Node, key: Key) -> bool:
+        """Whether a batch was reported as gone; where its origin has two histories, also whether the other batch under
+        its sequences was, or the node refused that."""
         if key in self.gone or key.origin not in self.forks:
             return key in self.gone
-        named = self._gone_sequences.get(key.origin, set()), self._refused_sequences.get((node.name, key.origin), set())
-        return any(key.first_sequence in one for one in named)
+        reported = (
+            self._gone_sequences.get(key.origin, set()),
+            self._refused_sequences.get((node.name, key.origin), set()),
+        )
+        return any(key.first_sequence in one for one in reported)
 
     def _check_chain(self, where: str, row: Row) -> None:
         if (row.key.first_sequence == 1) != (row.previous_digest == NO_DIGEST):
-            raise self.complaint(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
+            raise self.failed(f"chain: {where} begins at {row.key.first_sequence} after {row.previous_digest.hex()}")
         if row.key in self._sealed:
             return
         before = self._ends.get((row.key.origin, row.key.first_sequence - 1))
         if before is not None and row.previous_digest not in before:
-            raise self.complaint(f"chain: {where}: {row.key} does not follow the batch before it")
+            raise self.failed(f"chain: {where}: {row.key} does not follow the batch before it")
         ends = self._ends.setdefault((row.key.origin, row.last_sequence), set())
         if ends and row.key.origin not in self.forks:
-            raise self.complaint(f"chain: {where}: {row.key} is not the batch that its origin sealed")
+            raise self.failed(f"chain: {where}: {row.key} is not the batch that its origin sealed")
         self._sealed.add(row.key)
         ends.add(row.key.digest)
 
-    # ----------------------------------------------------------------------------------------------------- what happens
+    # --- events
 
-    def told(self, node: Node, first_offset: int, values: Sequence[object]) -> None:
-        """An appender was told that its facts are durable, and where; which they are is seen after the commit."""
+    def append_acknowledged(self, node: Node, first_offset: int, values: Sequence[object]) -> None:
+        """An append was answered as durable at these offsets; `committed` looks its batches up."""
         last_offset = first_offset + len(values) - 1
         self._values.setdefault(node.name, {}).update(enumerate(values, first_offset))
-        self._told.setdefault(node.name, []).append((first_offset, last_offset))
+        self._acknowledged_ranges.setdefault(node.name, []).append((first_offset, last_offset))
 
     def _resolve(self, node: Node, log: Log) -> None:
-        for first_offset, last_offset in self._told.pop(node.name, ()):
+        for first_offset, last_offset in self._acknowledged_ranges.pop(node.name, ()):
             if last_offset > log.end_offset:
-                raise self.complaint(
+                raise self.failed(
                     f"acknowledged: offsets {first_offset} to {last_offset} of {node.name} are not in its file"
                 )
             self.acknowledged.update(row.key for row in log.between(first_offset, last_offset))
 
-    def confirms(self, asker: Node, peer: Node, epoch: str | None, offset: int) -> None:
+    def confirmation_arrived(self, receiver: Node, peer: Node, epoch: str | None, offset: int) -> None:
         """A confirmation arrived at a peer."""
-        durable = self.durable.get((asker.zone, peer.zone, epoch or ""), 0)
+        durable = self.durable.get((receiver.zone, peer.zone, epoch or ""), 0)
         if epoch is not None and offset > durable:
-            raise self.complaint(f"frontier: {asker.name} confirms {offset} to {peer.name}, {durable} is durable")
+            raise self.failed(f"frontier: {receiver.name} confirms {offset} to {peer.name}, {durable} is durable")
 
-    def leased(self, node: Node, consumer: str, lease: int) -> None:
-        """An instance was given a lease, or shown that its own is in force; told in the order of the store's
-        decisions."""
+    def lease_held(self, node: Node, consumer: str, lease: int) -> None:
+        """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
         leases[consumer] = max(lease, leases.get(consumer, 0))
 
-    def confirmed(self, node: Node, consumer: str, lease: int | None) -> None:
-        """A confirmation is durable at a peer; it came with this lease, or asked for one."""
+    def confirmation_durable(self, node: Node, consumer: str, lease: int | None) -> None:
+        """A confirmation is durable at a peer. It was sent under this lease; 0 asks for one."""
         in_force = self.logs[node.name].leases.get(consumer, 0)
         if lease != 0 and (lease or 0) < in_force:
-            raise self.complaint(
-                f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force"
-            )
+            raise self.failed(f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force")
 
-    def tells(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
-        """A peer is about to say that facts of its log are gone. What they were is looked up now: by the time somebody
-        has stored this, the peer's store may have been put back to another log."""
+    def holes_announced(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
+        """A peer is about to report holes. Their batches are looked up now: by the time the page is stored, the peer's
+        store may have been replaced by an older copy."""
         for first, last, _ in holes:
-            told = self._told_gone.setdefault((peer.name, peer.life, first, last), [])
+            announced = self._announced_holes.setdefault((peer.name, peer.life, first, last), [])
             for row in self.logs[peer.name].between(first, last):
                 if row.key not in self.gone and row.key not in peer.damaged and row.last_offset > peer.released_offset:
-                    raise self.complaint(f"holes: {peer.name} tells that {row.key} is gone, and it is not")
-                told.append(row)
+                    raise self.failed(f"holes: {peer.name} reports that {row.key} is gone, and it is not")
+                announced.append(row)
 
-    def offers(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
-        """A page is handed to a store. Should its node die when it is durable and before it says so, it is looked at
-        afterwards."""
+    def page_offered(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+        """A page is handed to a store. If the node dies between commit and answer, `reopened` checks the page."""
         self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
 
-    def _durable_unsaid(self, node: Node) -> None:
-        """Pages that were durable when the node died, by the position that they moved; what it has said of them is in
-        its incidents."""
+    def _check_pages_durable_at_death(self, node: Node) -> None:
+        """Pages that were durable when the node died, recognised by the position; incidents have what it reported."""
         for (pull, epoch, offset), page in self._offered.pop(node.name, {}).items():
             position = node.running.inbound.peer_position(pull.peer.zone, STREAM)
             if position is None or position.epoch.hex() != epoch or position.offset < offset:
                 continue
-            self._gone(page)
-            self.refused(node, page.sealed, _named(node, "refused"))
-            self.could_not_compare(node, _named(node, "uncompared"))
+            self._add_gone(page)
+            self.facts_refused(node, page.sealed, _reported(node, "refused"))
+            self.facts_uncompared(node, _reported(node, "uncompared"))
 
-    def _gone(self, page: Offered) -> None:
+    def _add_gone(self, page: Offered) -> None:
         for first, last, _ in page.holes:
-            for row in self._told_gone[*page.served, first, last]:
+            for row in self._announced_holes[*page.served, first, last]:
                 self.gone.add(row.key)
                 self._gone_sequences.setdefault(row.key.origin, set()).update(
                     range(row.key.first_sequence, row.last_sequence + 1)
                 )
 
-    def answered(self, pull: Pull, epoch: str, offset: int) -> None:
-        """A store has said what became of a page."""
+    def put_answered(self, pull: Pull, epoch: str, offset: int) -> None:
+        """A store has answered for a page."""
         self._offered[pull.node.name].pop((pull, epoch, offset), None)
 
-    def stored(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+    def page_stored(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
         """A page is durable, and the position with it."""
-        asker, peer = pull.node, pull.peer
-        key = (asker.zone, peer.zone, epoch)
+        receiver, peer = pull.node, pull.peer
+        key = (receiver.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
-        positions = self.logs[asker.name].positions
+        positions = self.logs[receiver.name].positions
         before = positions.get((peer.zone, epoch), 0)
         if offset <= before:
-            raise self.complaint(f"position: {asker.name} is at {before} of {peer.name} and goes back to {offset}")
+            raise self.failed(f"position: {receiver.name} is at {before} of {peer.name} and goes back to {offset}")
         positions[peer.zone, epoch] = offset
-        self._gone(page)
+        self._add_gone(page)
 
-    def refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
-        """A node has passed over facts of a page, by name."""
-        named = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
-        for batch in map(parse, sealed if named else ()):
+    def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
+        """A node has refused facts of a page and reported their ranges."""
+        reported = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
+        for batch in map(parse, sealed if reported else ()):
             header = batch.header
             key = Key(header.origin, header.first_sequence, batch.digest)
-            if (header.origin, header.first_sequence) not in named:
+            if (header.origin, header.first_sequence) not in reported:
                 continue
             if not self.logs[node.name].contradicts(Row(0, 0, key, header.last_sequence, header.previous_digest)):
-                raise self.complaint(f"refused: {node.name} passes over {key}, which it could hold")
-            self.passed_over.setdefault(node.name, set()).add(key)
+                raise self.failed(f"refused: {node.name} refuses {key}, which it could hold")
+            self.refused.setdefault(node.name, set()).add(key)
             sequences = self._refused_sequences.setdefault((node.name, header.origin), set())
             sequences.update(range(header.first_sequence, header.last_sequence + 1))
 
-    def could_not_compare(self, node: Node, ranges: Sequence[OriginRange]) -> None:
-        """A node has named facts that it may have been offered as others than it held."""
+    def facts_uncompared(self, node: Node, ranges: Sequence[OriginRange]) -> None:
+        """A node has reported ranges that it could not compare with what it held."""
         for one in ranges:
             found = [row for row in self.logs[node.name].rows if _touches(one, row.key, row.last_sequence)]
             if not any(row.last_offset <= node.released_offset or row.key in node.damaged for row in found):
-                raise self.complaint(f"uncompared: {node.name} says so of {one}, of which it has released nothing")
+                raise self.failed(f"uncompared: {node.name} reports {one}, of which it has released nothing")
             self.uncompared.setdefault(node.name, set()).add(one)
 
-    def _has_named(self, node: str, key: Key) -> bool:
-        """Whether a node has said of a batch that it passes it over, or of its sequences that it could not compare
-        them; in which case those of its own are not there to be compared with."""
-        if key in self.passed_over.get(node, ()):
+    def _has_reported(self, node: str, key: Key) -> bool:
+        """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
+        if key in self.refused.get(node, ()):
             return True
         rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
         return any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ())) and any(
             row.key.first_sequence <= key.first_sequence <= row.last_sequence for row in rows
         )
 
-    def perhaps(self, node: Node) -> None:
-        """A node dies in a commit; whether it is durable is known when it comes back."""
-        self._perhaps[node.name] = _rows(node.running, "put", self.logs[node.name].end_offset)
+    def died_in_commit(self, node: Node) -> None:
+        """A node dies in a commit; `reopened` finds out whether the commit is durable."""
+        self._uncertain[node.name] = _rows(node.running, "inserted", self.logs[node.name].end_offset)
 
     def reopened(self, node: Node, *, is_old: bool) -> None:
-        """A store was opened again: what it held is there, but for what retention has deleted. `is_old`, with files
-        that were restored: what it held since is not."""
+        """A store was reopened: it must hold what it held, except what retention has deleted. `is_old`: from restored
+        files, so without what it held since."""
         store, released = node.running, node.released_offset
-        for statement in _WATCH.strip().split(";\n", 2):
+        for statement in _RECORD_INSERTS.strip().split(";\n", 2):
             stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
         if is_old:
             self._restored(node, [*found.values()])
-        self._renamed(node, found)
+        self._check_resealed(node, found)
         log = self.logs.setdefault(node.name, Log())
         for row in log.rows:
             if row.last_offset > released and found.get(row.first_offset) != row:
-                raise self.complaint(f"acknowledged: {row.key} was durable at {node.name} and is not there any more")
-        found = {row.first_offset: row for row in self._perhaps.pop(node.name, ())} | found
+                raise self.failed(
+                    f"acknowledged: {row.key} was durable at {node.name} and is missing after the restart"
+                )
+        found = {row.first_offset: row for row in self._uncertain.pop(node.name, ())} | found
         for row in sorted(found.values(), key=lambda row: row.first_offset):
             if log.end_offset < row.first_offset <= store.end_offset(STREAM):
                 self._check_row(node, log, row)
         self.committed(node)
-        self._durable_unsaid(node)
-        positions = dict[tuple[str, str], int]()  # where it was in epochs that were left is known in memory alone
+        self._check_pages_durable_at_death(node)
+        positions = dict[tuple[str, str], int]()  # positions in earlier epochs are lost with the memory
         for pull in node.pulls:
             position = store.inbound.peer_position(pull.peer.zone, STREAM)
             if position is not None:
@@ -376,9 +376,9 @@ class Checkers:
                 positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), 0)
         self.logs[node.name].positions = positions
 
-    def _renamed(self, node: Node, found: dict[int, Row]) -> None:
-        """What a store has sealed anew, as the first facts of an epoch that begins, in the same places: nobody else may
-        have it under the name that it had. That it is what it was is seen by what was told of those places."""
+    def _check_resealed(self, node: Node, found: dict[int, Row]) -> None:
+        """Batches resealed in place as the first of a new epoch: no other store may have them under their old identity.
+        That their facts are unchanged is checked by the values acknowledged at these offsets."""
         before, now = self.logs.get(node.name), node.running.origin
         if before is None or now in before.highest:
             return
@@ -391,31 +391,30 @@ class Checkers:
             key: name for name, log in self.logs.items() for key in log.keys if name != node.name and key in names
         }
         if others:
-            raise self.complaint(f"resealed: {node.name} gives another name to what others have: {others}")
+            raise self.failed(f"resealed: {node.name} reseals what other stores have: {others}")
         log = self.logs[node.name] = replace(before, rows=[], keys=set(), ends={}, highest={})
         for row in before.rows:
             log.add(found[row.first_offset] if row.key in names else row)
             if row.key in names:
                 self._check_chain(node.name, found[row.first_offset])
         self.acknowledged = {names.get(key, key) for key in self.acknowledged}
-        self.renamed += len(names)
+        self.resealed += len(names)
 
     def cloned(self, node: Node, twin: Node) -> None:
-        """A second machine begins with all that a node's files hold, which is about to be stopped; from then on there
-        may be two histories."""
+        """A second machine starts from a copy of a node's files; from now on its origin may have two histories."""
         self.forks.add(node.running.origin)
         self.logs[twin.name] = deepcopy(self.logs[node.name])
         self._values[twin.name] = dict(self._values.get(node.name, {}))
 
     def retired(self, node: Node) -> None:
-        """A machine is stopped for good by its people; what nobody else has is on its disk, and they know it."""
+        """A machine is stopped for good; what no other store has is gone with it."""
         others = set[Key]().union(*(log.keys for name, log in self.logs.items() if name != node.name))
         self.gone |= self.logs[node.name].keys - others
-        for pending in (self._told, self._perhaps):
+        for pending in (self._acknowledged_ranges, self._uncertain):
             pending.pop(node.name, None)
 
     def _restored(self, node: Node, found: list[Row]) -> None:
-        """What only this node held, and the image does not, is gone, and nobody can help that."""
+        """What only this node held, and the restored image lacks, is gone."""
         released, before = node.released_offset, self.logs[node.name]
         self.logs[node.name] = log = Log()
         for row in [row for row in before.rows if row.last_offset <= released] + found:
@@ -426,64 +425,64 @@ class Checkers:
         values = self._values.get(node.name, {})
         self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
 
-    # ---------------------------------------------------------------------------------------------------------- the end
+    # --- the end
 
     def check_end(self, nodes: list[Node]) -> None:
-        """Everything has converged: who asked whom has what he had."""
+        """Everything has converged: each receiver has what its peers had."""
         for node in nodes:
             self._check_bytes(node)
             for pull in node.pulls:
                 if pull.is_fenced:
-                    continue  # its log ends where it was told so
+                    continue  # its log ends where it was fenced
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
                 missing = wanted - self.logs[node.name].keys - self.gone
-                if missing := {key for key in missing if not self._has_named(node.name, key)}:
-                    raise self.complaint(
+                if missing := {key for key in missing if not self._has_reported(node.name, key)}:
+                    raise self.failed(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing, key=str)}"
                     )
         for node in nodes:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
                 missing -= self.logs[node.name].keys
-                if missing := {key for key in missing if not any(self._has_named(one, key) for one in self.logs)}:
-                    raise self.complaint(
+                if missing := {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}:
+                    raise self.failed(
                         f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
                     )
 
-    def unequal(self, nodes: list[Node]) -> Iterator[str]:
-        """What a node lacks that a peer of its has whole: everything it was told was gone and is there again, and what
-        its own disk has changed. As the tables have it, bit by bit."""
-        whole = {node.name: _whole(node.running) for node in nodes}
+    def differences(self, nodes: list[Node]) -> Iterator[str]:
+        """Batches that a peer holds intact and a node does not: once reported as gone, or damaged by the node's disk.
+        Read from the tables."""
+        intact = {node.name: _intact(node.running) for node in nodes}
         for node in nodes:
             for pull in node.pulls:
                 held = self.logs[node.name].keys
-                wanted = {key for key in whole[pull.peer.name] if key.origin.zone != node.zone or key in held}
-                if lacks := wanted - whole[node.name]:
-                    yield f"equal: {node.name} lacks {len(lacks)} batches that {pull.peer.name} has whole: {min(lacks, key=str)}"
+                wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}
+                if lacks := wanted - intact[node.name]:
+                    yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
 
     def _check_bytes(self, node: Node) -> None:
-        """What a store serves is what was sealed, byte for byte."""
+        """A store serves what was sealed, byte for byte."""
         page = node.running.read(STREAM, 0, EVERYTHING, EVERYTHING)
-        values, told = list[object](), self._values.get(node.name, {})
+        values, acknowledged = list[object](), self._values.get(node.name, {})
         for one in page.batches:
             batch = parse(one.sealed)
             key = Key(batch.header.origin, batch.header.first_sequence, batch.digest)
             if key not in self._sealed:
-                raise self.complaint(f"chain: {node.name} serves {key}, which nobody sealed")
+                raise self.failed(f"chain: {node.name} serves {key}, which no store sealed")
             if batch.header.kind is Kind.SAMPLES:
                 values += open_samples(batch).values
                 for offset, value in enumerate(open_samples(batch).values, one.first_offset):
-                    if told.get(offset, value) != value:
-                        raise self.complaint(
-                            f"acknowledged: {node.name} has {value} at {offset}, {told[offset]} was told"
+                    if acknowledged.get(offset, value) != value:
+                        raise self.failed(
+                            f"acknowledged: {node.name} has {value} at {offset}, {acknowledged[offset]} was acknowledged"
                         )
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
-            raise self.complaint(f"once: {node.name} has facts twice, under whatever name: {twice}")
+            raise self.failed(f"once: {node.name} holds facts twice: {twice}")
 
 
-def _whole(store: FactStore) -> set[Key]:
-    """The batches that are as they were sealed, in their places or beside them."""
+def _intact(store: FactStore) -> set[Key]:
+    """The batches that are as they were sealed, in their rows or as repaired copies."""
     found, stream = set[Key](), (STREAM,)
     for body, digest in stepped.writer_of(store).execute(_BODIES, stream * 2):
         with suppress(BatchError):
@@ -492,8 +491,8 @@ def _whole(store: FactStore) -> set[Key]:
     return found
 
 
-def _named(node: Node, kind: str) -> list[OriginRange]:
-    """The sequences that a node's incidents of a kind name."""
+def _reported(node: Node, kind: str) -> list[OriginRange]:
+    """The ranges in a node's incidents of a kind."""
     found = []
     for one in node.running.incidents():
         if one.kind == kind:
@@ -509,7 +508,7 @@ def _touches(one: OriginRange, key: Key, last_sequence: int) -> bool:
 
 
 def _rows(store: FactStore, table: str, after_offset: int) -> list[Row]:
-    """The table as it is, with the connection that wrote it: not through what is tested."""
+    """The rows of a table, read on the writer's connection and not through the code under test."""
     origins: dict[tuple[str, bytes], Origin] = {}
     rows = []
     found = stepped.writer_of(store).execute(_ROWS.format(table), (STREAM, after_offset)).fetchall()

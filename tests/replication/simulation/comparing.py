@@ -1,9 +1,8 @@
 """Anti-entropy of a node, as `agent.replication.pulling.anti_entropy` does it: the product's own coroutines, stepped by
 the world's events.
 
-`AntiEntropy` asks, decides and repairs; the peer's server answers (`serving`). Nothing of them is rebuilt here: where
-they wait for a message or a commit they are left standing, and go on when its event comes. What stands in the place of
-asyncio is `steps`.
+`AntiEntropy` requests, decides and repairs; the peer's server answers (`serving`). Where they wait for a message or a
+commit they are suspended until its event. `steps` replaces asyncio.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from agent.fact_store.log.errors import StoreError
+from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
@@ -81,8 +81,8 @@ class Comparing:
         if not node.is_up or self._running is not None:
             return False
         settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
-        asker: Any = PeerAsker(self._pull)
-        self._running = self._compare(AntiEntropy(asker, node.running, settings, (StoreError,)))
+        requester: Any = PeerRequester(self._pull)
+        self._running = self._compare(AntiEntropy(requester, node.running, settings, COMPARISON_ERRORS))
         run(self._running, node.soon)
         return True
 
@@ -93,8 +93,8 @@ class Comparing:
         self._running = None
 
 
-class PeerAsker:
-    """Asks over the world's network, and gives up in time."""
+class PeerRequester:
+    """A requester over the world's network, with a time-out."""
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull

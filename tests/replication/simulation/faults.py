@@ -26,15 +26,18 @@ class Faults:
     full_disk_ms: int = 0
     restored_image_ms: int = 0
     restored_grown_ms: int = 0
+    restarts_grown: bool = False
     clock_jump_ms: int = 0
     slow_consumer_ms_max: int = 0
     fenced_twin: bool = False
     serving_twin: bool = False
+    twins_diverge: bool = False
     version_minor: bool = False
     version_major_ms: int = 0
     retention_bytes: int = 0
     damage_ms: int = 0
     anti_entropy_ms: int = 0
+    append_ms: int = 700  # no fault: the mean interval between two appends in the whole network
 
 
 NAMED: dict[str, Faults] = {
@@ -57,10 +60,14 @@ NAMED: dict[str, Faults] = {
         partition_two_way_ms=3_000,
         slow_consumer_ms_max=2_000,
     ),
+    "restored_grown_restarted": Faults(
+        restored_grown_ms=2_500, restarts_grown=True, retention_bytes=1_500, slow_consumer_ms_max=2_000
+    ),
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),
     "serving_twin": Faults(serving_twin=True, crash_ms=6_000, partition_two_way_ms=6_000),
+    "serving_twin_diverged": Faults(serving_twin=True, twins_diverge=True, append_ms=200),
     "version_minor": Faults(version_minor=True),
     "version_major": Faults(version_major_ms=5_000),
     "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),
@@ -90,11 +97,12 @@ NAMED: dict[str, Faults] = {
         damage_ms=8_000,
     ),
 }
-"""One fault at a time, and nearly all at once. Retention and damage lose nothing unless somebody is late, so they come
-with what makes late."""
-COMBINED = frozenset({"restored_grown_full", "everything"})
-"""Those of the named that are several of the others together: what an old copy has dropped before anybody met it can no
-longer be compared."""
+"""One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
+with faults that delay readers."""
+COMBINED = frozenset({"restored_grown_full", "restored_grown_restarted", "serving_twin_diverged", "everything"})
+"""Several of the others together, each for what none of them reaches alone: a restored store that has dropped the facts
+which would contradict it, one that was also restarted before it was read, and twins whose logs differ before they are
+read."""
 
 
 def table(injected: Counter[str]) -> str:

@@ -1,9 +1,8 @@
-"""Zones, the ways between them and the faults, driven by one heap of events.
+"""Zones, the network between them and the faults, driven by one heap of events.
 
-A node has a real store (`stepped`) and the real cores; what its shells do is done by `serving` and `pulling`, in the
-same order, without waiting: a request and an answer travel as the bytes they are, a commit ends when its event comes,
-and a node that dies takes with it all that was only in memory. Chance comes from the seed alone, so a world runs again
-event by event.
+A node has a real store (`stepped`) and the product's server and pull runner (`serving`, `pulling`). Requests and
+answers travel as bytes, a commit ends with its event, and a node that dies loses what was only in memory. All
+randomness comes from the seed, so a seed replays a world event by event.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COMPARE_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who asks whom, as (asker, peer) by zone, and where facts are born."""
+    """Which zone pulls from which, as (receiver, peer), and which zones record facts."""
 
     pulls: tuple[tuple[str, str], ...]
     producers: tuple[str, ...]
@@ -100,14 +99,16 @@ class World:
         self.nodes = self._make_nodes(topology)
 
     def _make_nodes(self, topology: Topology) -> list[Node]:
-        asked = {peer for _, peer in topology.pulls}
-        nodes = {zone: Node(self, zone, zone, is_sink=zone not in asked) for zone in topology.zones}
-        for asker, peer in topology.pulls:
-            nodes[asker].pulls.append(Pull(nodes[asker], nodes[peer]))
+        serving_zones = {peer for _, peer in topology.pulls}
+        nodes = {zone: Node(self, zone, zone, is_sink=zone not in serving_zones) for zone in topology.zones}
+        for receiver, peer in topology.pulls:
+            nodes[receiver].pulls.append(Pull(nodes[receiver], nodes[peer]))
         for zone in topology.producers:
             nodes[zone].is_producer = True
         if self.faults.serving_twin:
-            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(asked)])
+            recording = serving_zones.intersection(topology.producers)
+            twinned = recording if self.faults.twins_diverge else serving_zones
+            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(twinned)])
         found = list(nodes.values())
         if self.faults.fenced_twin:
             for node in [one for one in found if one.is_sink]:
@@ -120,8 +121,7 @@ class World:
     # --- running
 
     def run(self) -> None:
-        """Until faults have ended and everything has converged; raises Violation where it does not, or something else
-        is wrong."""
+        """Run until the faults have ended and everything has converged. Raises Violation."""
         with stepped.stepped(self.clock, self.chance, self.disks) as patch:
             comparing.install(patch)
             serving.install(patch)
@@ -142,17 +142,17 @@ class World:
         while not self._is_over:
             self.events += 1
             if self.events > EVENTS_MAX:
-                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, somebody spins")
+                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, a loop does not end")
             self.clock.now_ms, _, action = heapq.heappop(self._heap)
             action()
             if self.check.violation is not None:
                 raise self.check.violation
 
     def _look(self) -> None:
-        """Whether everything has converged since the faults have ended."""
+        """Check whether everything has converged since the faults ended."""
         for node in self.nodes:
-            if any(pull.is_fenced_for_nobody() for pull in node.pulls):
-                node.kill("idle")  # a receiver that was fenced says so, and goes on when its process is started again
+            if any(pull.is_fenced_by_a_dead_instance() for pull in node.pulls):
+                node.kill("idle")  # as an operator does: a fenced receiver continues when its process is restarted
                 self.started_by_hand += 1
         left = list(self._left())
         if left and self.now_ms > FAULTS_END_MS + CONVERGED_WITHIN_MS:
@@ -174,10 +174,10 @@ class World:
             yield self._unequal
 
     def _are_equal(self) -> bool:
-        """Whether comparing has nothing left to do; looked at once between two rounds of it, as it means to read all
-        that there is."""
+        """Whether anti-entropy has nothing left to repair; checked once between two rounds, because it reads all
+        stores."""
         if (self.now_ms - FAULTS_END_MS) % COMPARE_MS == LOOK_MS * 2:
-            self._unequal = next(self.check.unequal(self.nodes), "")
+            self._unequal = next(self.check.differences(self.nodes), "")
         return not self._unequal
 
     def at(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -193,13 +193,13 @@ class World:
         return self.now_ms < FAULTS_END_MS
 
     def machines(self, zone: str) -> list[Node]:
-        """All that serve, or would, under a zone's name."""
+        """All machines of a zone."""
         return [node for node in self.nodes if node.zone == zone]
 
     # --- the network
 
     def carry(self, source: Node, target: Node, action: Callable[[], None]) -> None:
-        """Bring a message from one node to another, or not."""
+        """Carry a message from one node to another, unless a fault prevents it."""
         faults, chance = self.faults, self.chance
         if not self.faults_are_on:
             self.at(chance.randint(1, 10), action)
@@ -220,9 +220,7 @@ class World:
                 delay_ms = chance.randint(1, faults.delay_ms_max)
             if chance.random() < faults.reorder:
                 self.injected["reorder"] += 1
-                delay_ms += chance.randint(
-                    50, 8_000
-                )  # beyond the patience of a request, so that the next one overtakes it
+                delay_ms += chance.randint(50, 8_000)  # beyond a request's time-out, so that the next one overtakes it
             self.at(delay_ms, action)
 
     # --- faults
@@ -246,30 +244,36 @@ class World:
                 self._again(name, interval_ms, action)
         if self._twinned is not None:
             node = self._twinned
-            self.at(self.chance.randint(300, 7_000), lambda: self._begin_twin(node))
+            last_ms = 2_000 if faults.twins_diverge else 7_000
+            self.at(self.chance.randint(300, last_ms), lambda: self._begin_twin(node))
         if faults.version_minor:
             self.chance.choice(self.nodes).version = "minor"
             self.injected["version_minor"] += 1
 
     def _begin_twin(self, node: Node) -> None:
-        """A second machine serves, asks and records under a node's name: its clone, or one with a store of its own.
-        Before the faults have ended its people stop one of the two."""
+        """A second machine serves, pulls and records under a node's name: a clone, or one with its own store. One of
+        the two is stopped for good before the faults end."""
         if not node.is_up:
             self.at(200, lambda: self._begin_twin(node))
             return
         twin = Node(self, node.zone, f"{node.name}-2", is_sink=False)
         twin.is_producer = node.is_producer
         twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
-        is_clone = self.chance.random() < 0.7
-        if is_clone:
+        diverge = self.faults.twins_diverge
+        if diverge:  # only one of the two has the source, so no facts of its own contradict what the other serves
+            self.chance.choice((node, twin)).is_producer = False
+        if diverge or self.chance.random() < 0.7:
             twin.clone(node)
         else:
             twin.make()
         self.injected["serving_twin"] += 1
         self.nodes.append(twin)
+        if diverge:  # until most receivers reach them again, both have pages to serve
+            self.hide(node, self.now_ms + self.chance.randint(3_000, 5_000))
         twin.start()
         stopped, left = (node, twin) if self.chance.random() < 0.5 else (twin, node)
-        self.at(self.chance.randint(500, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
+        least_ms = 6_000 if diverge else 500
+        self.at(self.chance.randint(least_ms, FAULTS_END_MS - self.now_ms), lambda: self._stop_twin(stopped, left))
 
     def _stop_twin(self, stopped: Node, left: Node) -> None:
         stopped.retire()
@@ -305,7 +309,7 @@ class World:
         return True
 
     def _cut(self) -> bool:
-        """The broker is away, or what lies before it; whoever is connected notices at once, later or never."""
+        """The broker or the network is away; a connected node may or may not notice."""
         pull, length_ms = self._pull(), self.chance.randint(500, 5_000)
         ends = (pull.node.name, pull.peer.name)
         self._broken[ends] = self._broken[ends[::-1]] = self.now_ms + length_ms
@@ -327,11 +331,12 @@ class World:
         return self._hit(Node.restore_grown)
 
     def hide(self, node: Node, until_ms: int) -> None:
-        """Nearly nobody reaches a node for a while who asks it for facts; it may ask others."""
-        for asker in self.nodes:
-            for pull in asker.pulls:
-                if pull.peer is node and self.chance.random() < 0.8:
-                    self._broken[asker.name, node.name] = self._broken[node.name, asker.name] = until_ms
+        """Most receivers cannot reach a node for a while; the node itself can pull from others."""
+        for receiver in self.nodes:
+            for pull in receiver.pulls:
+                if pull.peer.zone == node.zone and self.chance.random() < 0.8:
+                    for machine in self.machines(node.zone):
+                        self._broken[receiver.name, machine.name] = self._broken[machine.name, receiver.name] = until_ms
 
     def _fill(self) -> bool:
         return self._hit(Node.fill)
@@ -356,5 +361,5 @@ class World:
         return self._hit(Node.upgrade)
 
     def _hit(self, action: Callable[[Node], bool]) -> bool:
-        """Do it to somebody; False where it could not be done."""
+        """Apply a fault to a random node; False where it could not be applied."""
         return action(self.chance.choice(self.nodes))

@@ -1,4 +1,5 @@
-"""A node: its store, both of its sides, and what may befall them. What is only in memory ends with a life."""
+"""A node: its store, its serving and pulling sides, and the faults of one machine. What is only in memory ends with a
+life."""
 
 from __future__ import annotations
 
@@ -22,14 +23,12 @@ if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
 
 DISK_MS_MAX = 8
-APPEND_MS = 700
-"""Between two appends in the whole network, on average."""
 IDLE_MS = 4_000
-"""Between two looks of the writer at its store when nobody has anything for it."""
+"""Between two runs of the writer's timers without work."""
 
 
 class Node:
-    """One zone's node, or the second one that bears its name."""
+    """One zone's node, or its twin."""
 
     def __init__(self, world: World, zone: str, name: str, *, is_sink: bool) -> None:
         self.world = world
@@ -44,11 +43,10 @@ class Node:
         self.damaged: set[Key] = set()
         self.wall_jump_ms = 0
         self.is_writing = False
-        self.was_put_back = False
+        self.was_restored = False
         self.is_retired = False
         self.is_copied = False
-        """Whether it was put back to an old copy, or has a twin: nobody else's store may end itself because of what a
-        peer says."""
+        """Whether it was restored or has a twin. Only such a store may end itself on a peer's claim."""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -65,17 +63,17 @@ class Node:
 
     @property
     def released_offset(self) -> int:
-        """Up to where retention has let go of the stream."""
+        """The last offset that retention has released."""
         for stream in self.running.streams():
             if stream.name == STREAM:
                 return stream.first_offset - 1
         return 0
 
     def receiver_now_ms(self) -> int:
-        """The clock by which the receiver is patient."""
+        """The clock for the receiver's time-outs."""
         return self.world.now_ms
 
-    # ------------------------------------------------------------------------------------------------------------- life
+    # --- life
 
     def make(self) -> None:
         """The empty store, for the first start."""
@@ -103,7 +101,7 @@ class Node:
         self.after(IDLE_MS, self._idle)
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Do it unless this life is over by then."""
+        """Call `action` later, unless this life is over by then."""
         life = self.life
 
         def act() -> None:
@@ -114,13 +112,13 @@ class Node:
         self.world.at(delay_ms, act)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Do it next, as the event loop does with what another thread hands it."""
+        """Call `action` next, as `call_soon_threadsafe` does."""
         self.after(0, action)
 
     def _set_wall(self) -> None:
         self.world.clock.wall_jump_ms = self.wall_jump_ms
 
-    # ---------------------------------------------------------------------------------------------------------- writing
+    # --- writing
 
     def _rung(self) -> None:
         if not self.is_writing:
@@ -141,7 +139,7 @@ class Node:
         check.committed(self)
 
     def _failed(self, failure: StoreError) -> None:
-        """The process ends and is started again, as the store asks; whatever else ends a store is wrong here."""
+        """The process ends and is restarted, as StoreForked demands; any other failure is a violation."""
         if not isinstance(failure, StoreForked) or not self.is_copied:
             raise Violation(f"store: {self.name} ended: {failure}")
         self.world.check.committed(self)
@@ -152,16 +150,21 @@ class Node:
         if not world.faults_are_on:
             return
         self._append()
-        self.after(int(world.chance.expovariate(1 / (APPEND_MS * world.producers))) + 5, self._produce)
+        self.after(int(world.chance.expovariate(1 / (world.faults.append_ms * world.producers))) + 5, self._produce)
 
     def _grow(self) -> None:
-        """After it was put back to an old copy: append until it is longer than it ever was."""
-        if self.world.faults_are_on and self.running.end_offset(STREAM) < self._grows_past:
+        """After a restore: append until the store is longer than it ever was; then restart it, if the fault says so."""
+        if not self.world.faults_are_on:
+            return
+        if self.running.end_offset(STREAM) < self._grows_past:
             self._append()
             self.after(self.world.chance.randint(5, 100), self._grow)
+        elif self._grows_past and self.world.faults.restarts_grown:
+            self._grows_past = 0
+            self.kill("idle")
 
     def _append(self) -> None:
-        """Somebody appends some facts, and waits for the answer."""
+        """Append some facts and wait for the answer."""
         world = self.world
         first = world.facts + 1
         world.facts += world.chance.randint(1, 12)
@@ -172,13 +175,12 @@ class Node:
 
     def _produced(self, rows: list[Sample], future: Future[Appended]) -> None:
         if future.exception() is None:
-            self.world.check.told(self, future.result().first_offset, [row.value for row in rows])
+            self.world.check.append_acknowledged(self, future.result().first_offset, [row.value for row in rows])
 
-    # ----------------------------------------------------------------------------------------------------------- faults
+    # --- faults
 
     def kill(self, how: Literal["idle", "committed", "torn"]) -> bool:
-        """The process is gone: before its next commit, after it with nobody told, or within it, together with the
-        power."""
+        """Kill the process: before its next commit, after it and before the answer, or within it by a power cut."""
         if self._store is None:
             return False
         before = stepped.image_of(self._folder)
@@ -186,14 +188,13 @@ class Node:
             if self.is_producer:
                 self._append()
             stepped.writer_of(self._store).die_in_commit()
-            self.world.check.perhaps(self)
+            self.world.check.died_in_commit(self)
         after = stepped.image_of(self._folder)
         self._again_with(stepped.torn(before, after, self.world.chance) if how == "torn" else after)
         return True
 
     def restore(self) -> bool:
-        """An image of the store is taken, and after a while put in the place of what the store has become since. The
-        witness beside it stays, as it lies where the image was not taken."""
+        """Take an image of the store without its witness, and replace the store by it after a while."""
         if self._store is None:
             return False
         image = stepped.image_of(self._folder)
@@ -201,11 +202,11 @@ class Node:
         return True
 
     def restore_grown(self) -> bool:
-        """As `restore`, but the witness is put back as well, and the store grows past its former end before anybody
-        sees it again who has read it. Once for each node: a peer's word is believed once a week."""
-        if self._store is None or self.was_put_back:
+        """As `restore`, with the witness, and the store grows past its former end before most receivers reach it again.
+        Once for each node: a peer's claim is accepted once a week."""
+        if self._store is None or self.was_restored:
             return False
-        self.was_put_back = True
+        self.was_restored = True
         image = stepped.image_of(self._folder)
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image, is_unseen=True))
         return True
@@ -229,7 +230,7 @@ class Node:
         self._again_with({**image, **kept}, is_old=True)
 
     def _again_with(self, image: stepped.Image, *, is_old: bool = False) -> None:
-        """Die, and be started with these files in a while."""
+        """Die, and start with these files after a while."""
         self.abandon()
         self.life += 1
         self.is_writing = False
@@ -240,14 +241,13 @@ class Node:
         self.world.at(self.world.chance.randint(1, 3_000), lambda: self.start(is_old=is_old))
 
     def abandon(self) -> None:
-        """Let go of the store, if it is open."""
+        """Drop the store without closing it, if it is open."""
         if self._store is not None:
             stepped.abandon(self._store)
         self._store = self.serving = None
 
     def clone(self, node: Node) -> None:
-        """Begin as a second machine with what the disk of another holds, which is stopped for that and started
-        again."""
+        """Start from a copy of another node's files; that node is stopped for it and restarted."""
         self.world.check.cloned(node, self)
         self.is_copied = node.is_copied = True
         node.kill("idle")
@@ -263,7 +263,7 @@ class Node:
         self.world.check.retired(self)
 
     def fill(self) -> bool:
-        """The disk is full for a while: as the store looks at it, or as SQLite meets it in the middle of a commit."""
+        """The disk is full for a while: the store measures it, or SQLite meets it within a commit."""
         if self._store is None:
             return False
         execute = stepped.writer_of(self._store).execute
@@ -284,7 +284,7 @@ class Node:
         return True
 
     def damage(self) -> bool:
-        """The disk changes a bit of a batch, one that somebody has not read if there is one."""
+        """The disk changes a bit of a batch, of one not yet confirmed by all if there is one."""
         if self._store is None:
             return False
         rows = [row for row in self.world.check.logs[self.name].rows if row.last_offset > self.released_offset]
@@ -299,7 +299,7 @@ class Node:
         return True
 
     def upgrade(self) -> bool:
-        """The node is updated to a version nobody else speaks, and taken back after a while."""
+        """The node is upgraded to another major version, and downgraded after a while."""
         self.version = "major"
         self.world.at(self.world.chance.randint(500, 6_000), self._downgrade)
         return True
@@ -308,7 +308,7 @@ class Node:
         self.version = "same"
 
     def end_faults(self) -> None:
-        """What lasts longer than its moment ends now."""
+        """End the faults that last."""
         if self.version == "major":
             self._downgrade()
         if self._store is not None:

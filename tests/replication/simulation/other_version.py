@@ -1,5 +1,4 @@
-"""Messages as a newer program would write them: the same with a higher version, and fields that nobody here has heard
-of."""
+"""Messages as a newer program would write them: with a higher version and unknown fields."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ The serving side is the product's consumer core, the receiving side its receiver
 store are models kept as simple as possible, so that they do not hide an error of a core: the receiver's store appends
 what it is given, without looking for duplicates. The checkers see only the two stores, after every change:
 
-    order      what the receiver holds of each epoch of the sender, with the holes it was told of, is exactly offsets 1, 2, 3 ... n
-    holes      what it was told to be gone is gone: retention has released it or the disk damaged it
+    order      of each epoch of the sender the receiver holds exactly offsets 1 to n, counting reported holes
+    holes      what was reported as gone is gone: released by retention or damaged by the disk
     frontier   never moves back, and never passes what the receiver holds durably
-    converges  once the faults stop, everything is there and confirmed within a bound
+    converges  once the faults stop, everything is stored and confirmed within a bound
 
-Every fault has a name and is drawn from the seed, so a failure is replayed by its seed alone.
+Every fault has a name and is drawn from the seed, so a seed replays its failure.
 """
 
 import heapq
@@ -60,7 +60,7 @@ EVENTS_MAX = 200_000
 
 
 class Violation(AssertionError):
-    """A checker's complaint."""
+    """What a checker found."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ class World:
         while self._heap:
             self.events += 1
             if self.events > EVENTS_MAX:
-                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, somebody spins")
+                raise Violation(f"converges: {EVENTS_MAX} events by {self.now_ms} ms, a loop does not end")
             self.now_ms, _, action = heapq.heappop(self._heap)
             action()
             if self.now_ms > FAULTS_END_MS and self._has_converged():
@@ -250,7 +250,7 @@ class World:
     def _crash_receiver(self) -> None:
         self.receiver_life += 1
         if self._in_append is not None and not self._store_is_full and self.chance.random() < 0.5:
-            self._store(self._in_append)  # the transaction was committed, but nobody was left to hear of it
+            self._store(self._in_append)  # the transaction was committed, and the process died before the answer
         self._in_append = None
         self.core = self._new_core()
         self.link_is_up = False
@@ -264,7 +264,7 @@ class World:
     def _cut_link(self) -> None:
         if self.link_is_up:
             self.link_is_up = False
-            self._tell(LinkDown("broker connection lost"))
+            self._handle(LinkDown("broker connection lost"))
             self.at(self.chance.randint(1, 8000), self._link_up)
 
     def _fill_store(self) -> None:
@@ -279,13 +279,13 @@ class World:
         self.logs.append(Log(self._epoch(len(self.logs))))
 
     def _release(self) -> None:
-        """The sender has no more room: its oldest facts go, confirmed or not."""
+        """The sender's store is full: it drops its oldest facts, confirmed or not."""
         ends = [end for end in self.log.ends if end > self.log.released_offset]
         if ends:
             self.log.released_offset = self.chance.choice(ends)
 
     def _damage(self) -> None:
-        """The disk changes a batch that nobody has confirmed, if there is one."""
+        """The disk changes a batch, an unconfirmed one if there is one."""
         ends = [end for end in self.log.ends if self.log.has(end)]
         unconfirmed = [end for end in ends if end > (self.log.frontier or 0)]
         if ends:
@@ -425,12 +425,12 @@ class World:
 
     def _answer_page(self, page: ArrivedPage, fetch_id: int, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
-            self._tell(PageArrived(fetch_id, page))
+            self._handle(PageArrived(fetch_id, page))
 
     def _answer_refused(self, refusal: Refuse, fetch_id: int, epoch: str, life: int) -> None:
         if life == self.receiver_life and self.link_is_up:
             is_retryable = ERRORS[refusal.code].retryable
-            self._tell(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, epoch))
+            self._handle(FetchFailed(fetch_id, refusal.code, refusal.message, is_retryable, epoch))
 
     # --- the receiver, as its shell would drive the core
 
@@ -441,9 +441,9 @@ class World:
     def _link_up(self) -> None:
         if not self.link_is_up:
             self.link_is_up = True
-            self._tell(LinkUp())
+            self._handle(LinkUp())
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         for effect in self.core.handle(event, self.now_ms, self.chance.random()):
             self._carry_out(effect)
         deadline_ms = self.core.deadline_ms
@@ -456,7 +456,7 @@ class World:
         if life == self.receiver_life and self.core.deadline_ms is not None:
             if self._tick_at == deadline_ms:
                 self._tick_at = None
-            self._tell(Tick())
+            self._handle(Tick())
 
     def _carry_out(self, effect: Effect) -> None:
         life = self.receiver_life
@@ -482,13 +482,13 @@ class World:
             return  # decided when it crashed
         self._in_append = None
         if self._store_is_full:
-            self._tell(AppendFailed("store full", is_retryable=True))
+            self._handle(AppendFailed("store full", is_retryable=True))
         elif self.faults_are_on and self.chance.random() < self.faults.page_refused:
             self.faults.count("page_refused")
-            self._tell(AppendFailed("batch refused", is_retryable=False))
+            self._handle(AppendFailed("batch refused", is_retryable=False))
         else:
             self._store(effect)
-            self._tell(Appended())
+            self._handle(Appended())
 
     def _store(self, effect: Append) -> None:
         runs = self.held.setdefault(effect.page.epoch, [])
@@ -502,13 +502,13 @@ class World:
         self.position = (effect.page.epoch, self.position_after(effect))
 
     def position_after(self, effect: Append) -> int:
-        """What the receiver's store remembers with the page."""
+        """The position that the receiver's store keeps with the page."""
         return effect.page.last_offset
 
     def _check_holes(self, epoch: str, holes: list[tuple[int, int, str]]) -> None:
-        """Nothing is given up that could still be had."""
+        """A reported hole is really gone."""
         (log,) = [one for one in self.logs if one.epoch == epoch]
         for first, last, _ in holes:
             if not log.lacks(first, last):
-                raise Violation(f"holes: offsets {first} to {last} were told to be gone, and are not")
+                raise Violation(f"holes: offsets {first} to {last} were reported as gone, and are not")
             self.holes.setdefault(epoch, []).append((first, last))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
+from agent.node.store_errors import STORE_ERRORS
 from agent.pages import PeerPosition, PutResult, ReceivedDefinition
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
@@ -20,7 +21,7 @@ from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpEvent
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
-from tests.replication.simulation.comparing import Comparing, PeerAsker
+from tests.replication.simulation.comparing import Comparing, PeerRequester
 from tests.replication.simulation.other_version import answer_of, request_of
 from tests.replication.simulation.steps import Waiting, run
 
@@ -52,7 +53,7 @@ class Pull:
         self.comparing = Comparing(self)
 
     def start(self) -> None:
-        """The node has started; the broker is reached in a while."""
+        """The node has started; it reaches the broker after a while."""
         world = self.node.world
         self.comparing.stop()
         settings = PullSettings(
@@ -63,7 +64,7 @@ class Pull:
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
         )
         store: Any = _WatchedStore(self)
-        self._runner = PullRunner(self, store, settings, (StoreError,), make_receiver=world.receiver)
+        self._runner = PullRunner(self, store, settings, STORE_ERRORS, make_receiver=world.receiver)
         self._is_linked = False
         self._tick_at = None
         self.node.after(world.chance.randint(1, 1_000), self.link_up)
@@ -80,16 +81,16 @@ class Pull:
 
     @property
     def is_fenced(self) -> bool:
-        """Whether another instance under the consumer's name has taken this one's place."""
+        """Whether another instance has taken the consumer's lease."""
         return self._runner is not None and self._runner.core.asking is Asking.FENCED
 
-    def is_fenced_for_nobody(self) -> bool:
-        """Whether it was fenced by an instance that is gone: a request of an earlier life of its own came late."""
+    def is_fenced_by_a_dead_instance(self) -> bool:
+        """Whether no living instance has the lease: a late request of an earlier life of this node took it."""
         return self.node.is_up and self.is_fenced and all(one.is_fenced for one in self._twins())
 
     def left(self) -> str | None:
-        """What there is still to do, if there is something."""
-        if self.is_fenced and not self.is_fenced_for_nobody():
+        """What is still missing, if anything."""
+        if self.is_fenced and not self.is_fenced_by_a_dead_instance():
             return None
         store, peer, core = self.node.running, self.peer.running, self._runner.core if self._runner else None
         position, consumer = (
@@ -117,7 +118,7 @@ class Pull:
     def _consumer_name(self) -> str:
         return f"{self.node.zone}.{STREAM}"
 
-    # ----------------------------------------------------------------------------------------- what the runner asks for
+    # --- the runner's IO
 
     def happened(self, event: PullEvent) -> None:
         runner, node = self._runner, self.node
@@ -151,8 +152,8 @@ class Pull:
             world.carry(machine, node, lambda: self._answered(life, fetch_id, arrived, version, served))
 
         def refused() -> None:
-            if self._hears(life):
-                self._runner.send_failed(fetch_id, TransportError(peer.zone, "nobody serves there now", ""))
+            if self._is_alive(life):
+                self._runner.send_failed(fetch_id, TransportError(peer.zone, "no machine serves there now", ""))
 
         def arrive(machine: Node) -> None:
             if world.now_ms - sent_ms > expiry_s * 1_000:
@@ -162,19 +163,19 @@ class Pull:
             elif machine is peer and not any(one.serving for one in world.machines(peer.zone)):
                 world.carry(peer, node, refused)
 
-        for machine in world.machines(peer.zone):  # all that serve under the zone's name receive it
+        for machine in world.machines(peer.zone):  # every machine of the zone receives it
             world.carry(node, machine, partial(arrive, machine))
 
-    def _hears(self, life: int) -> bool:
+    def _is_alive(self, life: int) -> bool:
         return life == self.node.life and self.node.is_up and self._is_linked
 
     def _answered(self, life: int, fetch_id: int, payload: bytes, version: str, served: tuple[str, int]) -> None:
-        if self._hears(life):
+        if self._is_alive(life):
             self._answers = version, served
             self._runner.answered(fetch_id, payload)
 
     def check(self, check: Callable[[], list[Batch]], _size: int) -> Awaitable[list[Batch]]:
-        """At once, or where the node is slow after a while."""
+        """At once, or after a while where the node is slow."""
         world, checked = self.node.world, Future[list[Batch]]()
         try:
             batches = _Batches(check())
@@ -199,17 +200,17 @@ class Pull:
         return Waiting(future)
 
     def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
-        asker: Any = PeerAsker(self)
-        return ArtifactPull(asker, self.node.running.artifacts, (StoreError,)).fetch(batches)
+        requester: Any = PeerRequester(self)
+        return ArtifactPull(requester, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
 
     def note(self, note: Note) -> None:
-        """Nobody reads the log."""
+        """Logs are not checked."""
 
     def stored(self, result: PutResult) -> None:
-        """Looked at when it was durable."""
+        """Checked when it became durable."""
 
     def caught_up(self, event: CatchUpEvent) -> None:
-        """Nobody reads the log."""
+        """Logs are not checked."""
 
 
 class _WatchedStore:
@@ -249,19 +250,19 @@ class _WatchedInbound:
             raise Violation(f"version: {pull.node.name} takes a page of another major version")
         putting = self._inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
         offered = Offered([one.sealed for one in batches], holes, batches.served)
-        check.offers(pull, position.epoch.hex(), position.offset, offered)
+        check.page_offered(pull, position.epoch.hex(), position.offset, offered)
         putting.add_done_callback(partial(self._put, position, offered))
         return putting
 
     def _put(self, position: PeerPosition, offered: Offered, future: Future[PutResult]) -> None:
-        """Durable, whether the node lives on to hear of it or not."""
+        """The page is durable, also if the node dies before it gets the answer."""
         pull, epoch, check = self._pull, position.epoch.hex(), self._pull.node.world.check
-        check.answered(pull, epoch, position.offset)
+        check.put_answered(pull, epoch, position.offset)
         if (error := future.exception()) is not None:
             assert isinstance(error, StoreError), error
             return
         result = future.result()
-        check.stored(pull, epoch, position.offset, offered)
-        check.refused(pull.node, offered.sealed, result.refused)
-        check.could_not_compare(pull.node, result.uncompared)
+        check.page_stored(pull, epoch, position.offset, offered)
+        check.facts_refused(pull.node, offered.sealed, result.refused)
+        check.facts_uncompared(pull.node, result.uncompared)
         pull.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in offered.holes)

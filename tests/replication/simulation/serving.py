@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from agent.fact_store.log.errors import StoreError
 from agent.lease import Lease, LeaseClaim
-from agent.node.store_errors import REFUSAL_CODES
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_request
 from agent.replication.protocol.errors import MalformedMessage
@@ -39,7 +38,7 @@ T = TypeVar("T")
 
 
 class Pending(Future[T]):
-    """A future that can be awaited: the coroutine hands it to whoever steps it."""
+    """A future that can be awaited: the coroutine yields it to `Serving._step`."""
 
     def __await__(self) -> Generator[Future[T], None, T]:
         if not self.done():
@@ -94,23 +93,23 @@ class Serving:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.now: tuple[Node, Request | None] = node, None
-        """Who asked what in the coroutine that is being stepped."""
+        """The requester and the request of the coroutine that is being stepped."""
         self._answers: dict[bytes, Send] = {}
         self._arrived: dict[str, Callable[[Incoming], None]] = {}
         self._asked: tuple[Node, Request | None] = self.now
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        self.server = server.Server(carrier, store, exports, (StoreError,), REFUSAL_CODES)
+        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES)
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
-    def request(self, asker: Node, instance: str, payload: bytes, send: Send) -> None:
-        """A request of `asker` has arrived, of the life that `instance` names."""
+    def request(self, requester: Node, instance: str, payload: bytes, send: Send) -> None:
+        """A request of `requester` has arrived, of the life that `instance` names."""
         zone, correlation = self.node.zone, len(self._answers).to_bytes(8)
         self._answers[correlation] = send
-        self._asked = asker, _decoded(payload)
-        topic, answer_to = request_topic(zone, asker.zone), response_topic(zone, asker.zone, instance)
+        self._asked = requester, _decoded(payload)
+        topic, answer_to = request_topic(zone, requester.zone), response_topic(zone, requester.zone, instance)
         self._arrived[topic](Incoming(topic, payload, answer_to, correlation, EXPIRY_S, is_retained=False))
 
     # --- as a connection
@@ -118,10 +117,10 @@ class Serving:
     packet_bytes_max = PACKET_BYTES_MAX
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
-        with contextlib.suppress(MalformedMessage):  # a server broken on purpose; its receiver refuses the page
+        with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
             answer, _ = decode_answer(payload)
             if isinstance(answer, FetchAnswer):
-                self.node.world.check.tells(self.node, answer.holes)
+                self.node.world.check.holes_announced(self.node, answer.holes)
         self._answers[correlation](payload)
 
     # --- as a task group and an event loop
@@ -167,7 +166,7 @@ class WatchedConsumers:
 
         def leased(future: Future[Lease]) -> None:
             if future.exception() is None:
-                node.world.check.leased(node, consumer, future.result().epoch)
+                node.world.check.lease_held(node, consumer, future.result().epoch)
 
         holding.add_done_callback(leased)
         return holding
@@ -175,14 +174,14 @@ class WatchedConsumers:
     def confirm(
         self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
     ) -> Future[int]:
-        (asker, request), node = self._serving.now, self._serving.node
+        (requester, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
         check = node.world.check
-        check.confirms(asker, node, request.epoch, last_offset)
+        check.confirmation_arrived(requester, node, request.epoch, last_offset)
 
         def confirmed(future: Future[int]) -> None:
             if future.exception() is None:
-                check.confirmed(node, consumer, request.lease)
+                check.confirmation_durable(node, consumer, request.lease)
 
         confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown)
         confirming.add_done_callback(confirmed)

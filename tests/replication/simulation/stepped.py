@@ -1,4 +1,4 @@
-"""Real fact stores under a clock that is moved by hand: the product's own code, but its threads are called instead of
+"""Real fact stores under a virtual clock: the product's own code, but its threads are called instead of
 started.
 
 `stepped` makes every store that is opened inside it one of these. Work is queued as always; it is committed when `step`
@@ -36,7 +36,7 @@ FILE = "facts.db"
 WALL_START_MS = 1_700_000_000_000
 PLENTY_BYTES = 2**40
 SECTOR_BYTES = 512
-SETTINGS = StoreSettings(ballast_bytes=0, disk_free_bytes_min=1024 * 1024)
+SETTINGS = StoreSettings(ballast_bytes=0)  # an image of a store is made at each crash; a ballast would be 16 MB of it
 
 Image = dict[str, bytes]
 """The files of a store by name, as one moment left them."""
@@ -61,7 +61,7 @@ class Clock:
 
 
 class Bell:
-    """In the place of the writer's condition: nobody else runs, so nothing is locked; who is to be woken is called."""
+    """Replaces the writer's condition: there is one thread, so nothing is locked, and `notify` is a call."""
 
     def __init__(self) -> None:
         self.ring: Callable[[], None] = lambda: None
@@ -79,7 +79,7 @@ class Bell:
 
 
 class Died(BaseException):
-    """The process died when its commit had been handed to the disk, before anybody was told."""
+    """The process died after its commit and before the answers."""
 
 
 class SteppedWriter(Writer):
@@ -103,7 +103,7 @@ class SteppedWriter(Writer):
         with self._changed:
             self._group = self._queue.take(tuple(self._queue.waiting))
         self._commit(self._group)
-        if self.meter.commits % 2:  # the logs here are so short that nobody would ever ask the file
+        if self.meter.commits % 2:  # so that reads of these short logs also go to the file
             self.catalog.tails.clear()
         self._run_timers()
 
@@ -113,7 +113,7 @@ class SteppedWriter(Writer):
         super()._settle(is_durable=is_durable)
 
     def die_in_commit(self) -> None:
-        """A commit of all that waits, of which nobody hears."""
+        """Commit all that waits, without an answer."""
         self.dies_in_commit = True
         with suppress(Died):
             self.step()
@@ -127,7 +127,7 @@ class SteppedWriter(Writer):
 
     @property
     def execute(self) -> Callable[..., sqlite3.Cursor]:
-        """The connection's own: a second one would be somebody else."""
+        """The writer's connection; a second one would be a foreign writer."""
         return self._connection.execute
 
     def abandon(self) -> None:

@@ -23,12 +23,12 @@ from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
 from tests.replication.simulation.broken import (
+    AcceptsAnyPage,
+    AcceptsNewestOnly,
     ConfirmsTooEarly,
     ForgetsEpoch,
-    NeverAsksAgain,
+    NeverRetries,
     SkipsRefusedPage,
-    TakesAnyPage,
-    TakesNewestOnly,
 )
 from tests.replication.simulation.pair import Faults, Violation, World
 from tests.sim import first_seed, scaled
@@ -176,14 +176,14 @@ SHORT_PATIENCE = ReceiverSettings(wait_ms=100, answer_timeout_ms=100)
     "broken, fault, settings",
     [
         (ConfirmsTooEarly, "slow_append", None),
-        (TakesAnyPage, "slow_network", None),
+        (AcceptsAnyPage, "slow_network", None),
         (SkipsRefusedPage, "page_refused", None),
         (SkipsRefusedPage, "store_full", None),
-        (NeverAsksAgain, "loss", None),
-        (TakesNewestOnly, "endless_round_trip", SHORT_PATIENCE),
+        (NeverRetries, "loss", None),
+        (AcceptsNewestOnly, "endless_round_trip", SHORT_PATIENCE),
         (ForgetsEpoch, "trusting_sender", None),
         (WaitsAtHoles, "rotten_tail", None),
-        (TakesAnyPage, "silent_sender", None),
+        (AcceptsAnyPage, "silent_sender", None),
         (Receiver, "hasty_sender", None),
         (Receiver, "lying_sender", None),
         (Receiver, "forgetful_store", None),
@@ -222,7 +222,7 @@ def test_a_page_that_holds_only_a_hole_moves_the_receiver_on() -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("fault", ["retention_releases_unconfirmed", "batch_damaged"])
-def test_what_a_peer_leaves_out_without_a_word_is_never_skipped(fault: str) -> None:
+def test_an_unnamed_hole_is_never_skipped(fault: str) -> None:
     """A receiver whose peer does not name its holes, from the first fetch on, stands still before them and stores
     nothing wrong."""
     stood_still = 0
