@@ -181,6 +181,12 @@ class StoreReader:
             origins = {row[2]: self._origin(connection, row[2]) for row in rows}
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
+    def clock_marks(self, stream: str) -> list[tuple[int, int]]:
+        """When facts of a stream were recorded here: (first offset, milliseconds since 1970 by this node's clock), at
+        most one mark a minute, oldest first. Facts up to the next mark were recorded within the minute after theirs."""
+        with self._reading() as connection:
+            return connection.execute(QUERIES["select_clock_marks"], (self._stream(connection, stream),)).fetchall()
+
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises
         StoreDamaged."""

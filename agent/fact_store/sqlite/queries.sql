@@ -75,9 +75,13 @@ SELECT
     stream.released_bytes,
     coalesce(last.last_offset, stream.released_offset),
     coalesce(last.bytes_total, stream.released_bytes),
-    (SELECT age_ms FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1),
-    (SELECT is_backlog FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1)
+    mark.age_ms,
+    mark.unix_ms,
+    mark.is_backlog
 FROM stream
+LEFT JOIN mark ON mark.stream = stream.id AND mark.first_offset = (
+    SELECT max(first_offset) FROM mark WHERE mark.stream = stream.id
+)
 LEFT JOIN batch AS last ON last.id = (
     SELECT id FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1
 )
@@ -272,6 +276,9 @@ INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms, is_backlog
 
 -- select_marks: the oldest marks of a stream
 SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT ?;
+
+-- select_clock_marks: what the wall clock showed at the marks of a stream
+SELECT first_offset, unix_ms FROM mark WHERE stream = ? ORDER BY first_offset;
 
 -- delete_marks: marks before everything that is left
 DELETE FROM mark WHERE stream = :stream AND first_offset < (

@@ -166,14 +166,14 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        mark_ms, was_backlog = stream.mark_ms, stream.is_backlog
-        if is_mark_due(mark_ms, self.age_ms) or (is_backlog and not was_backlog):
-            mark_ms, was_backlog = self.age_ms, is_backlog
-            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms, is_backlog)
+        marked = stream
+        if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
+            is_backlog and not stream.is_backlog
+        ):
+            marked = replace(stream, mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
+            values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
-        self.catalog.streams[stream.name] = replace(
-            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
-        )
+        self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
         self.batches_added += len(batches)

@@ -130,14 +130,14 @@ class SqlSession:
         return parse_moment_ns(text, self._now_ns) if isinstance(text, str) else None
 
     def _latest(self) -> Iterable[tuple[Any, ...]]:
-        for row in find_latest(self.scanner, self._now_ns).rows:
+        for row in find_latest(self.scanner, self._now_ns):
             known, as_of = row.latest, None if row.as_of_ns is None else time_text(row.as_of_ns)
             yield (
                 *row.tag,
                 *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),
                 *((known.unit or None, known.quality, time_text(known.source_time_ns)) if known else (None, None, None)),
                 row.source or None, as_of, row.staleness_ms, row.mode,
-                *((known.stream, known.offset) if known else (None, None)),
+                *((known.arrival.stream, known.arrival.offset, known.ahead_ms) if known else (None, None, None)),
             )  # fmt: skip
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:

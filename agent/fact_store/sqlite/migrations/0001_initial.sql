@@ -107,9 +107,9 @@ BEGIN
     SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
 END;
 
--- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is
--- the store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for
--- people only. bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the facts of the minute
+-- Time marks of a stream, one row a minute: facts from first_offset on were recorded after the mark. age_ms is the
+-- store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people and
+-- latest values (decision 0042). bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the facts of the minute
 -- from here on may be history that a peer had kept, so they do not count as the rate at which facts come in; a mark is
 -- set where a backlog begins.
 CREATE TABLE mark (
