@@ -37,7 +37,6 @@ from agent.columns import (
     FACTS_MAX,
     BatchError,
     Frame,
-    SampleArrays,
     SampleColumns,
     Unpacked,
     check_spread,
@@ -85,11 +84,9 @@ __all__ = [
     "Kind",
     "Link",
     "Origin",
-    "SampleArrays",
     "SampleColumns",
     "Unpacked",
     "cut",
-    "open_arrays",
     "open_messages",
     "open_packed",
     "open_samples",
@@ -311,11 +308,6 @@ def parse(sealed: bytes) -> Batch:
 def open_samples(batch: Batch) -> SampleColumns:
     """The samples of a batch as lists, or as rows. Raises BatchError when the content does not match the header."""
     return _unpacked(batch).columns()
-
-
-def open_arrays(batch: Batch) -> SampleArrays:
-    """The samples of a batch as typed arrays with values separated by kind, for Arrow. Raises as `open_samples`."""
-    return _unpacked(batch).arrays()
 
 
 def open_packed(batch: Batch) -> Unpacked:

@@ -11,7 +11,8 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from agent.message import Message, Sample, TagDefinition, check_definition, check_message, check_sample
+from agent.message import Message, Sample, TagDefinition, check_definition, check_message
+from tests.support.samples import check_sample
 
 STOP_S = 20.0
 

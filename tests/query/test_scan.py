@@ -17,10 +17,11 @@ from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.message import Json, Sample, Value
 from agent.pages import Hole, Page
 from agent.query.scan.bounds import Bounds
-from agent.query.scan.fact_columns import exact_value, sql_value, value_text, value_type
+from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
 from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 
 NAMES = (
@@ -140,7 +141,7 @@ def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         next(scanner.scan(Bounds(streams=frozenset([TELEMETRY])), newest_first=True))
-        assert scanner.counters.batches_read == 1
+        assert scanner.counters.batches_opened == 1
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from agent.fact_store.sqlite import (
     load,
     reading_tables,
 )
-from agent.pages import BatchEnd, Hole, OriginRange, Page, PeerPosition, StoredBatch
+from agent.pages import BatchEnd, Hole, OriginRange, Page, StoredBatch
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -307,10 +307,6 @@ class StoreReader:
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer."""
         return list(self._catalog().consumers.values())
-
-    def peer_positions(self) -> dict[tuple[str, str], PeerPosition]:
-        """How far each (peer, stream) has been stored."""
-        return self._catalog().peers
 
     def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
         """The last `limit` incidents, newest first."""

@@ -26,10 +26,9 @@ HOLES_MAX = 1000  # named one by one; more are counted
 
 @dataclass(slots=True)
 class ScanCounters:
-    """What a scan has done: batches it looked at, and of those read and opened; holes it met."""
+    """What a scan has done: batches it looked at, and of those opened; holes it met."""
 
     heads: int = 0
-    batches_read: int = 0
     batches_opened: int = 0
     facts: int = 0
     holes: list[tuple[str, Hole]] = field(default_factory=list)
@@ -110,7 +109,6 @@ class Scanner:
                 self.counters.add_hole(stream, Hole(after + 1, last_offset, "expired"))
                 break
             after = max(ends)
-        self.counters.batches_read += len(found)
         return found
 
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
@@ -173,7 +171,6 @@ class Scanner:
                 found.append(self.reader.row(row))
             except StoreDamaged:
                 self.counters.add_hole(stream, Hole(head.first_offset, head.last_offset, "damaged"))
-        self.counters.batches_read += len(found)
         return found
 
     def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:

@@ -77,7 +77,7 @@ def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
     assert len(reader.definitions(reader.origin, 0, 10)) == 1
     assert reader.definitions(Elsewhere().origin, 0, 10) == []
     assert reader.read("nothing.here", 0, 1, 1).batches == []
-    assert (reader.consumers(), reader.peer_positions(), reader.incidents()) == ([], {}, [])
+    assert (reader.consumers(), reader.incidents()) == ([], [])
     chain_is_whole(reader)
 
 
@@ -89,7 +89,7 @@ def test_invalid_limits(reader: StoreReader, after: int, facts: int, size: int) 
 
 
 def test_another_reader_sees_commits(tmp_path: Path) -> None:
-    """A reader beside a running store sees every commit, positions and consumers included."""
+    """A reader beside a running store sees every commit, consumers included."""
     origin = Elsewhere("north")
     with plant(tmp_path) as store:
         reader = StoreReader(tmp_path / "facts.db")
@@ -99,7 +99,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         origin.put(store, [origin.seal(2)], 9)
         done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
-        assert reader.peer_positions() == {("north", TELEMETRY): PeerPosition(origin.origin.epoch, 9)}
+        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(origin.origin.epoch, 9)
         assert [one.name for one in reader.consumers()] == ["x"]
         assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
         reader.close()

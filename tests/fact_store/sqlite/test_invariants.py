@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import open_samples, parse
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore
 from agent.fact_store.log.frontier import Confirmed, confirm_range
 from agent.pages import PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
@@ -147,9 +147,6 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         other_path = PeerPosition(bytes(16), 4_711)
         again = done(store.inbound.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
-    reader = StoreReader(tmp_path / "facts.db")
-    assert reader.peer_positions() == {
-        ("north", TELEMETRY): PeerPosition(north.origin.epoch, 10),
-        ("idmz", TELEMETRY): other_path,
-    }
-    reader.close()
+    with plant(tmp_path) as store:
+        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(north.origin.epoch, 10)
+        assert store.inbound.peer_position("idmz", TELEMETRY) == other_path

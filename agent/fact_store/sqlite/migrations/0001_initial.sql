@@ -1,4 +1,4 @@
--- The tables of the first release.
+-- The tables of the fact store: step 1 of the migrations. Later steps change them in files of their own.
 --
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
