@@ -256,8 +256,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     link = Link(header.stream, header.origin, header.first_sequence + start, batch.digest)
     part = _Part(link, header.kind, stop - start, header.definitions, is_slice=True)
     if header.kind is Kind.SAMPLES:
-        columns = tuple(column[start:stop] for column in open_samples(batch))
-        return _seal(part, *pack(columns, header.definitions.count))
+        return _seal(part, *pack(open_samples(batch).cut(start, stop), header.definitions.count))
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 

@@ -77,6 +77,10 @@ class SampleColumns(NamedTuple):
         flat: list[Any] = list(chain.from_iterable(rows))
         return cls(flat[0::4], flat[1::4], flat[2::4], flat[3::4])
 
+    def cut(self, start: int, stop: int) -> SampleColumns:
+        """The samples at these positions, `stop` excluded."""
+        return SampleColumns._make(column[start:stop] for column in self)
+
     def rows(self) -> Iterator[Sample]:
         """The samples one by one."""
         return map(Sample._make, zip(*self, strict=True))

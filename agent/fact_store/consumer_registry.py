@@ -134,15 +134,14 @@ class ConsumerRegistry:
         memory."""
         return self._writer.activity.followers(self._writer.catalog, stream)
 
-    # ---------------------------------------------------------------------------------------------- how far zones were
-    # served
+    # ---------------------------------------------------------------------------------------- how far zones were served
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
         """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is
         durable that the zone reads. None where it is durable already."""
         if self._writer.catalog.served_offsets.get((stream, zone), 0) is None:
             return None
-        return self._writer.submit("serve", partial(consumers.begin_serving, stream=stream, zone=zone))
+        return self._writer.submit("serve", lambda transaction: transaction.begin_serving(stream, zone))
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
         """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the

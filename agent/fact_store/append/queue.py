@@ -19,9 +19,8 @@ from agent.fact_store.log import Appended, FactsRefused, StoreBusy
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
-CALLS_MAX = (
-    10_000  # a consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait
-)
+CALLS_MAX = 10_000
+"""A consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait."""
 
 
 @dataclass(slots=True, eq=False)

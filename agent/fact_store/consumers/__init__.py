@@ -6,7 +6,6 @@ from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import (
     Start,
     apply_events,
-    begin_serving,
     confirm_offsets,
     hold_lease,
     register_consumer,
@@ -21,7 +20,6 @@ __all__ = [
     "ConsumerExpiry",
     "Start",
     "apply_events",
-    "begin_serving",
     "confirm_offsets",
     "hold_lease",
     "register_consumer",

@@ -22,7 +22,7 @@ from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
 from agent.fact_store.divergence.reseal import Resealed, reseal_unread
 from agent.fact_store.divergence.witness import read_witness, write_witness
-from agent.fact_store.log import OPERATIONAL_STREAM, Catalog, StoreDamaged, StoreError, StoreUnusable, store_fact
+from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
@@ -256,7 +256,7 @@ def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: 
         named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
         detail += f"; facts that had not been read were resealed under it: {named}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
-    _append(transaction, "epoch_began", about, now.epoch.hex())
+    append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:
@@ -266,9 +266,4 @@ def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -
         " look with bsfg store verify --file, then remove it"
     )
     transaction.add_incident("quarantined", quarantined.file, detail)
-    _append(transaction, "store_quarantined", about, quarantined.file)
-
-
-def _append(transaction: Transaction, predicate: str, about: dict[str, object], key: str) -> None:
-    fact = store_fact(transaction.catalog.origin, predicate, about, key, transaction.now_unix_ms)
-    append_notice(transaction, OPERATIONAL_STREAM, fact)
+    append_notice(transaction, None, "store_quarantined", about, quarantined.file)

@@ -69,8 +69,7 @@ class MessageFilter:
                 yield from range(newest, first_generation - 1, -_KEPT)
             at = bucket.rfind(fingerprint, 0, at + _PRINT - 1)
 
-    # -------------------------------------------------------------------------------------------------------
-    # generations
+    # ----------------------------------------------------------------------------------------------------- generations
 
     @property
     def marks(self) -> array[int]:

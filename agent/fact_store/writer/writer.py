@@ -105,8 +105,7 @@ class Writer:
         self._subscribers: tuple[OnCommit, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"store-writer {path.name}", daemon=True)
 
-    # --------------------------------------------------------------------------------------------- called by other
-    # threads
+    # --------------------------------------------------------------------------------------- called by other threads
 
     def start(self) -> None:
         """Start the thread."""
@@ -167,8 +166,8 @@ class Writer:
         return self._age.now_ms(time.monotonic_ns())
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
-        """Call `callback` in the writer's thread after each commit; it must only enqueue. Returns a function that
-        unsubscribes."""
+        """Call `callback({stream: end_offset})` in the writer's thread after each commit that moved an end. It must
+        only enqueue and never raise. Returns a function that unsubscribes."""
         with self._changed:
             self._subscribers = (*self._subscribers, callback)
 
@@ -208,8 +207,7 @@ class Writer:
         # From here on, cancelling the future does not take the facts back.
         work.future.set_running_or_notify_cancel()
 
-    # ------------------------------------------------------------------------------------------------ the writer's
-    # thread
+    # ------------------------------------------------------------------------------------------- the writer's thread
 
     def _run(self) -> None:
         """Commit until closed or failed. However the thread ends, every future is answered."""

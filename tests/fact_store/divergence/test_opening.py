@@ -45,7 +45,7 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
         asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
         writer = store._writer._connection
         assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == [2, "wal", 1000, -8192, 0, 1]
-        with store._reader._reading() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        with store.reader._reading() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.execute("DELETE FROM held")
 
 
