@@ -65,40 +65,6 @@ from agent.message import (
     Value,
 )
 
-__all__ = [
-    "CONTENT_BYTES_MAX",
-    "DEFINITIONS_MAX",
-    "DIGEST_BYTES",
-    "EPOCH_BYTES",
-    "FACTS_MAX",
-    "FORMAT_VERSION",
-    "NO_DIGEST",
-    "SEALED_BYTES_MAX",
-    "SEQUENCE_MAX",
-    "Batch",
-    "BatchError",
-    "BatchTooLarge",
-    "Codec",
-    "Definitions",
-    "Header",
-    "Kind",
-    "Link",
-    "Origin",
-    "SampleColumns",
-    "Unpacked",
-    "cut",
-    "open_messages",
-    "open_packed",
-    "open_samples",
-    "parse",
-    "resealed",
-    "seal_columns",
-    "seal_messages",
-    "seal_samples",
-    "split",
-    "verify",
-]
-
 FORMAT_VERSION = 1
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
 CONTENT_BYTES_MAX = 2 * 1024 * 1024  # decompressed; as Python objects, hostile content takes about 20 times that
@@ -278,19 +244,6 @@ def resealed(batch: Batch, link: Link) -> Batch:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-
-
-def split(data: bytes | memoryview) -> list[bytes]:
-    """The sealed batches in `data`, which lie end to end, each as its own bytes. Raises BatchError when they do not
-    fill it."""
-    batches, at, view = [], 0, memoryview(data)
-    while at < len(view):
-        length = _sealed_length(view[at:])
-        if at + length > len(view):
-            raise BatchError(f"truncated: a batch of {length} bytes starts at {at}, {len(view) - at} are there")
-        batches.append(bytes(view[at : at + length]))
-        at += length
-    return batches
 
 
 def parse(sealed: bytes) -> Batch:

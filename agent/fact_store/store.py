@@ -33,7 +33,6 @@ from agent.fact_store.divergence import (
     open_writer,
     peer_is_ahead,
     quarantined_files,
-    require_new_epoch,
 )
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
@@ -289,10 +288,6 @@ class FactStore:
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def require_new_epoch(self, why: str) -> Future[None]:
-        """Continue under a new epoch. The store ends with StoreForked once that is durable: open it again at once."""
-        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
-
     def contradiction(
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
     ) -> str | None:
@@ -306,15 +301,12 @@ class FactStore:
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a
-        week, and then as `require_new_epoch` (decision 0030). Returns at once."""
+        week; then the store ends with StoreForked, and begins a new epoch when it is opened again (decision 0030).
+        Returns at once."""
         with contextlib.suppress(StoreError):
-            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
-
-    def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
-        """A call that stops reads, so that the store can end; if it fails, reads continue."""
-        calling = self._writer.submit(name, run)
-        calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
-        return calling
+            calling = self._writer.submit("ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
+            # The call stops reads, so that the store can end; if it fails, reads continue.
+            calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
 
 
 def _space(

@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.batch import FACTS_MAX, Batch, Kind, Origin, open_messages, open_samples
+from agent.batch import Batch, Kind, Origin, open_messages, open_samples
+from agent.columns import FACTS_MAX
 from agent.message import Message, Value, sample_message_id
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.values import Values, longs, text_bytes

@@ -14,7 +14,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, BatchError, parse
+from agent.batch import DEFINITIONS_MAX, parse
+from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns

@@ -155,9 +155,8 @@ def sealed(payload: bytes) -> batch.Batch:
     return parsed
 
 
-def check_sealed(payload: bytes, parsed: batch.Batch) -> None:
+def check_sealed(_: bytes, parsed: batch.Batch) -> None:
     """All ways to open it agree, and its content can be sealed again."""
-    assert batch.split(payload + payload) == [payload, payload]
     if parsed.header.kind is batch.Kind.MESSAGES:
         assert len(batch.open_messages(parsed)) == parsed.header.count
     else:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.batch import FACTS_MAX
+from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.message import Json, Sample, Value

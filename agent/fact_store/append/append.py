@@ -15,7 +15,8 @@ from itertools import chain
 from typing import Any
 
 from agent.append_contract import AppendOutcome
-from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, SampleColumns, seal_columns, seal_messages
+from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, seal_messages
+from agent.columns import SampleColumns
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.queue import AppendMessages, AppendSamples

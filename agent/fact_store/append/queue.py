@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.append_contract import AppendOutcome, Precondition
-from agent.batch import SampleColumns
+from agent.columns import SampleColumns
 from agent.fact_store.append.acks import AckTerms
 from agent.fact_store.append.group_commit import QueuedSamples
 from agent.fact_store.log import Appended, FactsRefused, StoreBusy

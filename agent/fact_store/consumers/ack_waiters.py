@@ -69,11 +69,6 @@ class AckWaiters:
         self.alarm_ns = NEVER_NS
         """Monotonic time at which `settle` is due without a commit, in nanoseconds."""
 
-    @property
-    def waiting(self) -> int:
-        """How many appends wait."""
-        return self._counts.total()
-
     def answer(self, append: AppendMessages, outcome: list[AppendOutcome], catalog: Catalog, now_ns: int) -> None:
         """Answer an append that has just been committed, or keep it until it can be answered."""
         terms, offset = append.terms, _last_offset(outcome)

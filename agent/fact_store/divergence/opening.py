@@ -93,12 +93,6 @@ def witness_of(catalog: Catalog) -> Witness:
     return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
 
 
-def require_new_epoch(transaction: Transaction, why: str, read: ReadHighWater) -> None:
-    """Call of the writer: the store begins a new epoch when it is opened next, and ends with this commit (decision
-    0030)."""
-    transaction.require_new_epoch(why, read.freeze())
-
-
 def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
     """Call of the writer: a peer names facts that were never written here. Begins a new epoch once a week at most."""
     last_unix_ms = transaction.peer_epoch_unix_ms()

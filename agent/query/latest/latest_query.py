@@ -16,7 +16,8 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
-from agent.batch import BatchError, Kind, Origin, open_packed, parse
+from agent.batch import Kind, Origin, open_packed, parse
+from agent.columns import BatchError
 from agent.fact_store import BatchHead
 from agent.message import TagDefinition
 from agent.pages import Hole

@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agent.batch import Origin, Unpacked
+from agent.batch import Origin
+from agent.columns import Unpacked
 from agent.message import TagDefinition, Value
 
 MARK_NS = 60_000_000_000  # a store notes its clock once a minute

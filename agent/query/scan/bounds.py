@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from agent.batch import SEQUENCE_MAX, Kind, Unpacked
+from agent.batch import SEQUENCE_MAX, Kind
+from agent.columns import Unpacked
 from agent.fact_store import BatchHead
 from agent.message import INT64_MIN, Message, TagDefinition
 
@@ -54,9 +55,8 @@ class Bounds:
 
     def wants(self, number: int, definition: TagDefinition) -> bool:
         """Whether a tag is asked for."""
-        return (self.numbers is None or number in self.numbers) and self._is_about(
-            definition.subject, definition.predicate
-        )
+        is_number = self.numbers is None or number in self.numbers
+        return is_number and self._is_about(definition.subject, definition.predicate)
 
     def _is_about(self, subject: str, predicate: str) -> bool:
         if self.predicates is not None and predicate not in self.predicates:

@@ -5,7 +5,8 @@ Definitions never change and their numbers have no gaps, so they are cached.
 
 from __future__ import annotations
 
-from agent.batch import DEFINITIONS_MAX, BatchError, Origin
+from agent.batch import DEFINITIONS_MAX, Origin
+from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.message import TagDefinition
 from agent.query.scan.bounds import Bounds

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from agent.batch import Batch, Kind, Unpacked
+from agent.batch import Batch, Kind
+from agent.columns import Unpacked
 from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
 from agent.query.scan.bounds import INT64_MAX
 

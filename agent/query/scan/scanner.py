@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.batch import BatchError, Kind, open_messages, open_packed, parse
+from agent.batch import Kind, open_messages, open_packed, parse
+from agent.columns import BatchError
 from agent.fact_store import BatchHead, StoreDamaged, StoreReader
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.bounds import Bounds

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agent import batch
-from agent.batch import BatchError, Kind
+from agent.batch import Kind
+from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
