@@ -25,16 +25,16 @@ PARQUET_GROUP_FACTS = 65_536
 
 
 class Form(Protocol):
-    """Where facts go."""
+    """A format of an export."""
 
     def write(self, facts: Facts) -> None:
-        """Take the facts of a batch."""
+        """Write the facts of a batch."""
 
     def finish(self) -> None:
-        """All have been written: indexes, footers, the rest of a buffer."""
+        """Complete the file: indexes, footers, the rest of a buffer."""
 
     def close(self) -> None:
-        """Let go of the file, finished or not."""
+        """Close the file, finished or not."""
 
 
 class SqliteForm:
@@ -175,7 +175,7 @@ def flat_rows(facts: Facts, names: Sequence[str]) -> Any:
 
 
 def json_exact(value: Value) -> Any:
-    """A value as JSON says it without loss to any reader, and as `exact_text` where it cannot."""
+    """A value as JSON that every reader reads exactly, and as `exact_text` where there is none."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

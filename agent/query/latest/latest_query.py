@@ -37,18 +37,17 @@ class _Place(NamedTuple):
 
 
 class AbsentTags:
-    """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at
-    a time.
+    """Which tags have no value in which offsets of a stream, for repeated searches; used by one thread at a time.
 
-    What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back
-    to its place, so a search that met a hole is not remembered.
+    Batches never change, and new ones have higher offsets. Only a damaged batch may be repaired in its place, so a
+    search that met a hole is not recorded.
     """
 
     def __init__(self) -> None:
         self._searched: dict[str, dict[Tag, tuple[int, int]]] = {}
 
     def until(self, stream: str, first_offset: int, tags: Iterable[Tag]) -> dict[Tag, int]:
-        """The tags of these that are known not to lie from `first_offset` up to an offset, and that offset."""
+        """Those of the tags that are known to be absent from `first_offset` up to an offset, with that offset."""
         known, found = self._searched.get(stream, {}), dict[Tag, int]()
         for tag in tags:
             first, last = known.get(tag, (1, 0))
@@ -57,7 +56,7 @@ class AbsentTags:
         return found
 
     def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
-        """What became of the tags that were sought; of others it stays known how far they were."""
+        """Record the result of a search; what is known of other tags stays."""
         known = self._searched.setdefault(stream, {})
         for row in rows:
             if row.latest is None:

@@ -29,7 +29,7 @@ CLOCKS_DIFFER_NS = 60_000_000_000  # by less than this, a source's clock and the
 
 
 class Tag(NamedTuple):
-    """What has a last value."""
+    """The key of a latest value."""
 
     zone: str
     subject: str
@@ -76,7 +76,7 @@ class LatestValue:
 
 @dataclass(frozen=True, slots=True)
 class LatestRow:
-    """A tag, its last value if one was found, and how stale what we know of its source is."""
+    """A tag, its last value if one was found, and the staleness of its source."""
 
     tag: Tag
     source: str

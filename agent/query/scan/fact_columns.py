@@ -1,18 +1,17 @@
 """The facts of one opened batch as columns, each built when it is asked for. Core: no IO.
 
-This is where a stored batch becomes something that people and other programs read: `tail` and `fetch` (as messages),
-`sql` and `export` (as rows) and `latest` all stand on it. The columns of a row:
+`sql` and `export` read these columns. The columns of a row:
 
-    stream offset                where it lies in this store
-    zone epoch sequence          identity for ever: by which life of which zone's store it was first recorded
+    stream offset                its place in this store
+    zone epoch sequence          with the stream, its identity: zone, store epoch and sequence where it was first recorded
     kind                         sample or message
-    subject predicate            what it is about, what it says of it
+    subject predicate            what it is about, what it states
     tag                          number of the tag's definition at its origin; NULL for a message
     value                        as SQLite has it: REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
     value_type                   double int uint bool string bytes json none; NULL for a message
     value_text                   exactly, as text, what `value` cannot hold: integers above int64, NaN, minus zero
     unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good
-    source_time source_time_ns   when it was so, ISO 8601 in UTC and in ns since 1970; for a message when it was produced
+    source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; of a message when it was produced
     object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
     message_id                   the producer's own, or computed for a sample
     to_zone correlation_id causation_id labels_json     of a message's envelope
@@ -47,8 +46,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Some facts of one batch: those at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of
-    the batch."""
+    """The facts of one batch at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of the
+    batch."""
 
     stream: str
     first_offset: int
@@ -59,7 +58,7 @@ class Facts:
     definitions: Sequence[TagDefinition]
 
     def rows(self, names: Sequence[str] = COLUMNS) -> Iterator[tuple[Any, ...]]:
-        """Row by row, the columns asked for."""
+        """The named columns, row by row."""
         return zip(*map(self.column, names), strict=True)
 
     def column(self, name: str) -> Sequence[Any]:
@@ -152,7 +151,7 @@ def value_type(value: Value) -> str:
 
 
 def value_text(value: Value) -> str | None:
-    """Exactly, what `sql_value` loses; None where it loses nothing. NaN with other bits than the usual is NaN:<16 hex
+    """The exact value as text where `sql_value` loses some of it, else None. NaN with unusual bits is NaN:<16 hex
     digits>."""
     if type(value) is float:
         if value != value:  # noqa: PLR0124 as above
@@ -163,7 +162,7 @@ def value_text(value: Value) -> str | None:
 
 
 def exact_text(value: Value) -> str | None:
-    """Any value as text that, with its `value_type`, says it to the bit: for forms that have no types of their own."""
+    """Any value as text that is exact together with its `value_type`: for formats without types."""
     match value:
         case None | str():
             return value

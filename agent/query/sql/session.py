@@ -85,7 +85,7 @@ class SqlSession:
         return Answer(columns, rows if first is None else _again(first, rows))
 
     def close(self) -> None:
-        """The connection in memory goes; the reader stays its owner's."""
+        """Close the connection in memory; the reader belongs to the caller."""
         self._connection.close(force=True)
 
     def _rows(self, cursor: apsw.Cursor, statement: str) -> Iterator[tuple[Any, ...]]:
@@ -93,7 +93,7 @@ class SqlSession:
             yield from cursor.execute(statement)
         except self._apsw.AuthError as error:
             raise SqlRefused(
-                "the statement would do more than read", "write SELECT; nothing else is possible"
+                "the statement would do more than read", "write a SELECT; nothing else is allowed"
             ) from error
         except self._apsw.Error as error:
             hint = f"tables: {', '.join(_TABLES)}; their columns: docs/operate/query.md"

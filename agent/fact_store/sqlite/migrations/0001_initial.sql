@@ -108,10 +108,10 @@ BEGIN
 END;
 
 -- Time marks of a stream, one row a minute: facts from first_offset on were recorded after the mark. age_ms is the
--- store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people and
--- latest values (decision 0042). bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the facts of the minute
--- from here on may be history that a peer had kept, so they do not count as the rate at which facts come in; a mark is
--- set where a backlog begins.
+-- store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people
+-- and latest values (decision 0042). bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the
+-- facts of the minute from here on may be history that a peer had kept, so they do not count as the rate at which facts
+-- come in; a mark is set where a backlog begins.
 CREATE TABLE mark (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
