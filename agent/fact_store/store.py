@@ -258,10 +258,6 @@ class FactStore:
         """Every stream, from memory."""
         return [state.info() for state in self._writer.catalog.streams.values()]
 
-    def origins(self) -> list[Origin]:
-        """The origins whose facts are held, this store first; from memory."""
-        return list(self._writer.catalog.origins)
-
     def definition_counts(self) -> dict[Origin, int]:
         """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
         catalog = self._writer.catalog

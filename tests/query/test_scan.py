@@ -28,6 +28,7 @@ NAMES = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
     "source_time", "source_time_ns", "object_json", "message_id",
 )  # fmt: skip
+EXACT = ("value_type", "value", "value_text")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,9 @@ def scanner(file: Path) -> Iterator[Scanner]:
 def rows(scanner: Scanner, bounds: Bounds, *, newest_first: bool = False) -> list[dict[str, Any]]:
     """What a scan finds, as dicts."""
     scanned = scanner.scan(bounds, newest_first=newest_first)
-    return [dict(zip(NAMES, row, strict=True)) for found in scanned for row in found.rows(NAMES)]
+    return [
+        dict(zip(NAMES, row, strict=True)) for found in scanned for row in zip(*map(found.column, NAMES), strict=True)
+    ]
 
 
 def plain(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,7 +72,7 @@ def test_a_scan_without_bounds_is_everything(scanner: Scanner, facts: list[dict[
 
 def test_values_come_back_to_the_bit(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
     """Type, SQL value and exact text of every kind of value lead back to its bits."""
-    scanned = [row for found in scanner.scan(Bounds()) for row in found.rows(("value_type", "value", "value_text"))]
+    scanned = [row for found in scanner.scan(Bounds()) for row in zip(*map(found.column, EXACT), strict=True)]
     assert [bits(exact_value(*row)) for row in scanned] == [fact["exact"] for fact in facts]
 
 

@@ -81,16 +81,6 @@ class StoreReader:
                 self.origin = identity(connection, path)
             on_error.pop_all()
 
-    @property
-    def zone(self) -> str:
-        """Zone of the store."""
-        return self.origin.zone
-
-    @property
-    def epoch(self) -> bytes:
-        """The store's epoch when the reader was opened."""
-        return self.origin.epoch
-
     def read(
         self,
         stream: str,

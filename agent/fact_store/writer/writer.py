@@ -25,6 +25,7 @@ from typing import Any
 
 from agent.fact_store import consumers
 from agent.fact_store.append import (
+    AckWaiters,
     AppendMessages,
     AppendSamples,
     Call,
@@ -38,7 +39,7 @@ from agent.fact_store.append import (
     append_samples,
     decide_commit,
 )
-from agent.fact_store.consumers import AckWaiters, ConsumerActivity, ConsumerExpiry
+from agent.fact_store.consumers import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
@@ -86,7 +87,7 @@ class Writer:
         self.ended: Future[None] = Future()
         self.meter = Meter()
         self.activity = ConsumerActivity()
-        self._acknowledging = AckWaiters(self.activity)
+        self._acknowledging = AckWaiters(self.activity.followers)
         self._lifetimes = ConsumerExpiry(
             self.activity, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
         )

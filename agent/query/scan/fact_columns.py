@@ -23,7 +23,7 @@ import base64
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -56,10 +56,6 @@ class Facts:
     samples: Unpacked | None
     messages: Sequence[Message]
     definitions: Sequence[TagDefinition]
-
-    def rows(self, names: Sequence[str] = COLUMNS) -> Iterator[tuple[Any, ...]]:
-        """The named columns, row by row."""
-        return zip(*map(self.column, names), strict=True)
 
     def column(self, name: str) -> Sequence[Any]:
         """One column, an entry for each place."""

@@ -57,7 +57,7 @@ def test_carried_verbatim(store: FactStore) -> None:
     ]
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
-    assert store.origins() == [store.origin, origin.origin]
+    assert store.reader.origins() == [store.origin, origin.origin]
 
 
 def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:

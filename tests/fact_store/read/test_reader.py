@@ -67,7 +67,7 @@ def test_until(reader: StoreReader) -> None:
 
 def test_what_is_known_without_a_writer(reader: StoreReader) -> None:
     """Streams, ends, origins and definitions can be read by other programs."""
-    assert reader.zone == "plant"
+    assert reader.origin.zone == "plant"
     (info,) = reader.streams()
     assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
     assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)

@@ -120,7 +120,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
             definitions = [
                 ReceivedDefinition(origin, number, body)
-                for origin in store.origins()
+                for origin in store.reader.origins()
                 for number, body in enumerate(store.definitions(origin, 0, EVERYTHING), 1)
             ]
             for stream in (TELEMETRY, OPERATIONAL):
@@ -131,7 +131,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
                 again = done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert again.stored_facts == 0, "what is held is known from the facts alone"
             assert (values_in(copy), ids_in(copy)) == (values_in(store), ids_in(store))
-            for origin in store.origins():
+            for origin in store.reader.origins():
                 assert copy.definitions(origin, 0, EVERYTHING) == store.definitions(origin, 0, EVERYTHING)
             chain_is_whole(copy)
 
