@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -199,26 +201,28 @@ def _load_and_begin(
 
 
 def _keep_filters(connection: sqlite3.Connection) -> None:
-    """Commit the filters of message ids that loading had to build. Without room for them the next opening builds them
-    again."""
-    try:
+    """Commit the filters of message ids that loading had to build. Without room the next opening builds them again."""
+    with _undone_on_full_disk(connection):
         if connection.in_transaction:
             connection.execute(QUERIES["commit"])
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
-            raise
-        _roll_back(connection)
 
 
 def _close_served_rows(opened: Opened) -> None:
-    """Set the mark of each zone that read in the last life to the end of the stream. Without room for it the next
-    opening does so, and the marks are higher."""
-    connection, streams = opened.connection, opened.catalog.streams.values()
-    try:
+    """Set the mark of each zone that read in the last life to the end of the stream. Without room the next opening does
+    so, and the marks are higher."""
+    connection = opened.connection
+    with _undone_on_full_disk(connection):
         connection.execute(QUERIES["begin"])
-        for stream in streams:
+        for stream in opened.catalog.streams.values():
             connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
         connection.execute(QUERIES["commit"])
+
+
+@contextmanager
+def _undone_on_full_disk(connection: sqlite3.Connection) -> Iterator[None]:
+    """On a disk without room, roll back what is inside and go on: it is not needed to open the store."""
+    try:
+        yield
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
