@@ -37,7 +37,6 @@ from agent.columns import (
     FACTS_MAX,
     BatchError,
     Frame,
-    SampleArrays,
     SampleColumns,
     Unpacked,
     check_spread,
@@ -65,42 +64,6 @@ from agent.message import (
     Message,
     Value,
 )
-
-__all__ = [
-    "CONTENT_BYTES_MAX",
-    "DEFINITIONS_MAX",
-    "DIGEST_BYTES",
-    "EPOCH_BYTES",
-    "FACTS_MAX",
-    "FORMAT_VERSION",
-    "NO_DIGEST",
-    "SEALED_BYTES_MAX",
-    "SEQUENCE_MAX",
-    "Batch",
-    "BatchError",
-    "BatchTooLarge",
-    "Codec",
-    "Definitions",
-    "Header",
-    "Kind",
-    "Link",
-    "Origin",
-    "SampleArrays",
-    "SampleColumns",
-    "Unpacked",
-    "cut",
-    "open_arrays",
-    "open_messages",
-    "open_packed",
-    "open_samples",
-    "parse",
-    "resealed",
-    "seal_columns",
-    "seal_messages",
-    "seal_samples",
-    "split",
-    "verify",
-]
 
 FORMAT_VERSION = 1
 SEALED_BYTES_MAX = 512 * 1024  # fits the 1 MiB packet of the shipped broker configuration with room for the header
@@ -259,8 +222,7 @@ def cut(batch: Batch, start: int, stop: int) -> Batch:
     link = Link(header.stream, header.origin, header.first_sequence + start, batch.digest)
     part = _Part(link, header.kind, stop - start, header.definitions, is_slice=True)
     if header.kind is Kind.SAMPLES:
-        columns = tuple(column[start:stop] for column in open_samples(batch))
-        return _seal(part, *pack(columns, header.definitions.count))
+        return _seal(part, *pack(open_samples(batch).cut(start, stop), header.definitions.count))
     return _seal(part, *_messages_content(open_messages(batch)[start:stop]))
 
 
@@ -284,19 +246,6 @@ def resealed(batch: Batch, link: Link) -> Batch:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-def split(data: bytes | memoryview) -> list[bytes]:
-    """The sealed batches in `data`, which lie end to end, each as its own bytes. Raises BatchError when they do not
-    fill it."""
-    batches, at, view = [], 0, memoryview(data)
-    while at < len(view):
-        length = _sealed_length(view[at:])
-        if at + length > len(view):
-            raise BatchError(f"truncated: a batch of {length} bytes starts at {at}, {len(view) - at} are there")
-        batches.append(bytes(view[at : at + length]))
-        at += length
-    return batches
-
-
 def parse(sealed: bytes) -> Batch:
     """Read a batch's header, and check its lengths and its digest; the content is not opened. Raises BatchError."""
     if len(sealed) != _sealed_length(memoryview(sealed)):
@@ -311,11 +260,6 @@ def parse(sealed: bytes) -> Batch:
 def open_samples(batch: Batch) -> SampleColumns:
     """The samples of a batch as lists, or as rows. Raises BatchError when the content does not match the header."""
     return _unpacked(batch).columns()
-
-
-def open_arrays(batch: Batch) -> SampleArrays:
-    """The samples of a batch as typed arrays with values separated by kind, for Arrow. Raises as `open_samples`."""
-    return _unpacked(batch).arrays()
 
 
 def open_packed(batch: Batch) -> Unpacked:

@@ -77,27 +77,13 @@ class SampleColumns(NamedTuple):
         flat: list[Any] = list(chain.from_iterable(rows))
         return cls(flat[0::4], flat[1::4], flat[2::4], flat[3::4])
 
+    def cut(self, start: int, stop: int) -> SampleColumns:
+        """The samples at these positions, `stop` excluded."""
+        return SampleColumns._make(column[start:stop] for column in self)
+
     def rows(self) -> Iterator[Sample]:
         """The samples one by one."""
         return map(Sample._make, zip(*self, strict=True))
-
-
-class SampleArrays(NamedTuple):
-    """The samples of one batch as typed memory for Arrow, without an object for each value.
-
-    `tags`, `source_times_ns`, `kinds` and `qualities` have one entry for each fact. Values are separated by kind, in
-    the order of the facts: the n-th byte FLOAT of `kinds` stands for the n-th entry of `floats`, and the same for INT,
-    BOOL and OTHER.
-    """
-
-    tags: array[int]  # "I": tag number at the origin, 1 or more
-    source_times_ns: array[int]  # "q": nanoseconds since 1970, UTC
-    kinds: bytes  # 0 FLOAT, 1 INT, 2 BOOL, 3 OTHER
-    floats: array[float]  # "d": one for each FLOAT, to the bit
-    ints: array[int]  # "q": one for each INT
-    bools: bytes  # 0 or 1: one for each BOOL
-    others: list[Value]  # text, bytes, Json, None, or an int from 2**63: one for each OTHER
-    qualities: array[int]  # "I": OPC UA StatusCode
 
 
 class Frame(NamedTuple):
@@ -299,13 +285,6 @@ class Unpacked(NamedTuple):
     bools: bytes
     others: list[Any]
     qualities: tuple[int, array[int] | None]
-
-    def arrays(self) -> SampleArrays:
-        """The samples as typed memory."""
-        return SampleArrays(
-            array("I", self.all_tags()), array("q", self.all_times_ns()), self.kinds, self._floats(),
-            array("q", self._ints()), self.bools, self._others(), array("I", self.all_qualities()),
-        )  # fmt: skip
 
     def columns(self) -> SampleColumns:
         """The samples as lists."""

@@ -46,7 +46,7 @@ VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,1
 UNIX_MS_MAX = 2**43 - 1  # the year 2248: as nanoseconds inside int64
 JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 allows only integers that every JSON reader holds exactly
 
-INT64_MIN, UINT64_MAX = -(2**63), 2**64 - 1
+INT64_MIN = -(2**63)
 QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
 QUALITY_MAX = 2**32 - 1
 
@@ -258,32 +258,6 @@ def check_message(message: Message) -> None:
     check_name("subject", fact.subject, SUBJECT, "batch:B-1042")
     check_name("predicate", fact.predicate, PREDICATE, "step_completed")
     _check_object(fact.object_json)
-
-
-def check_sample(sample: Sample) -> None:
-    """Raise MessageError naming the column unless the sample may be sealed. Too slow for each fact on hot paths."""
-    tag, source_time_ns, value, quality = sample
-    if type(tag) is not int or tag < 1:
-        raise MessageError("tag", f"{tag!r} is not a tag number")
-    if type(source_time_ns) is not int or not INT64_MIN <= source_time_ns < 2**63:
-        raise MessageError("source_time_ns", f"{source_time_ns!r} is not a time in nanoseconds since 1970")
-    if type(quality) is not int or not 0 <= quality <= QUALITY_MAX:
-        raise MessageError("quality", f"{quality!r} is not an OPC UA StatusCode")
-    check_value(value)
-
-
-def check_value(value: object) -> None:
-    """Raise MessageError unless `value` is one of the types of `Value`, within its limits."""
-    if value is None or type(value) in (bool, float):
-        return
-    if type(value) is int:
-        if not INT64_MIN <= value <= UINT64_MAX:
-            raise MessageError("value", f"{value} fits neither int64 nor uint64")
-    elif type(value) is str or type(value) is bytes or type(value) is Json:
-        if (length := value_bytes(value)) > VALUE_BYTES_MAX:
-            raise MessageError("value", f"has {length} bytes, the limit is {VALUE_BYTES_MAX}")
-    else:
-        raise MessageError("value", f"{type(value).__name__} is not a type a tag can hold")
 
 
 def value_bytes(value: str | bytes | Json) -> int:

@@ -1,5 +1,5 @@
-"""What the fact store and replication say to each other of pages: batches, the offsets and sequences they cover, what
-became of them.
+"""The records of pages that the fact store and replication share: batches, the offsets and sequences they cover, and
+what storing them did.
 
 Frozen records without behaviour. An offset is a position in one store's stream, a sequence a position in the stream of
 its origin; both begin at 1, and 0 means "nothing yet". Ranges include both ends. Core: no IO.
@@ -78,15 +78,6 @@ class ReceivedDefinition:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Sequences of an origin that are missing before a batch, because the peer no longer had them."""
-
-    origin: Origin
-    first_sequence: int
-    last_sequence: int
-
-
 class OriginRange(NamedTuple):
     """Sequences of one origin."""
 
@@ -94,6 +85,10 @@ class OriginRange(NamedTuple):
     epoch: bytes
     first_sequence: int
     last_sequence: int
+
+    def named(self) -> dict[str, object]:
+        """The range as a JSON object."""
+        return {**self._asdict(), "epoch": self.epoch.hex()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +98,8 @@ class PutResult:
     stored_facts: int
     duplicate_facts: int
     end_offset: int
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[OriginRange, ...] = ()
+    """Sequences that are missing before a batch, because the peer no longer had them."""
     refused: tuple[OriginRange, ...] = ()
     """Not stored, because other facts are held under the same sequences."""
     uncompared: tuple[OriginRange, ...] = ()

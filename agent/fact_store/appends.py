@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
-from agent.batch import SampleColumns
+from agent.columns import SampleColumns
 from agent.fact_store.append import (
     AppendMessages,
     AppendSamples,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future
-from datetime import datetime
 from functools import partial
 
 from agent.fact_store import consumers
@@ -36,23 +35,19 @@ class ConsumerRegistry:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
 
-    def register(
-        self, name: str, zone: str, stream: str, start: consumers.Start | datetime = "oldest"
-    ) -> Future[Consumer]:
+    def register(self, name: str, zone: str, stream: str, start: consumers.Start = "oldest") -> Future[Consumer]:
         """Register a consumer; a repeat with the same zone and stream returns the consumer as it is.
 
-        It starts at the oldest fact, at the end, or at a time of recording (a datetime with a time zone, or
-        milliseconds since 1970). A time is rounded down to the minute's mark, so up to a minute of facts too many is
-        read and none is missed.
+        It starts at the oldest fact, at the end, or at a time of recording in milliseconds since 1970. A time is
+        rounded down to the minute's mark, so up to a minute of facts too many is read and none is missed.
         """
         check_name("consumer", name, CONSUMER)
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
-        begin = int(start.timestamp() * 1000) if isinstance(start, datetime) and start.tzinfo is not None else start
-        if isinstance(begin, datetime) or (begin not in {"oldest", "end"} and (type(begin) is not int or begin < 0)):
-            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in a zone, not at {start!r}")
+        if start not in {"oldest", "end"} and (type(start) is not int or start < 0):
+            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in milliseconds, not at {start!r}")
         is_local = self._writer.policy(stream).write_class == "local"
-        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=begin, is_local=is_local)
+        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start, is_local=is_local)
         return self._writer.submit("register", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
@@ -134,15 +129,14 @@ class ConsumerRegistry:
         memory."""
         return self._writer.activity.followers(self._writer.catalog, stream)
 
-    # ---------------------------------------------------------------------------------------------- how far zones were
-    # served
+    # ---------------------------------------------------------------------------------------- how far zones were served
 
     def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
         """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is
         durable that the zone reads. None where it is durable already."""
         if self._writer.catalog.served_offsets.get((stream, zone), 0) is None:
             return None
-        return self._writer.submit("serve", partial(consumers.begin_serving, stream=stream, zone=zone))
+        return self._writer.submit("serve", lambda transaction: transaction.begin_serving(stream, zone))
 
     def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
         """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from agent.batch import EPOCH_BYTES, Batch, Origin
+from agent.batch import EPOCH_BYTES, Batch
 from agent.fact_store.append import ReceivedPage, check_headers, store_page
 from agent.fact_store.integrity import (
     DamageRegistry,
-    add_peer_incident,
     damaged_batches,
     repair_batches,
     repair_definitions,
@@ -34,7 +33,7 @@ class Inbound:
 
     def __init__(self, writer: Writer, reader: StoreReader, damages: DamageRegistry) -> None:
         self._writer = writer
-        self._reader = reader
+        self.damaged_definition = reader.damaged_definition
         self._damages = damages
 
     def peer_position(self, peer: str, stream: str) -> PeerPosition | None:
@@ -94,10 +93,6 @@ class Inbound:
         repairing.add_done_callback(partial(self._repaired, stream))
         return repairing
 
-    def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None:
-        """As `StoreReader.damaged_definition`, read in the calling thread."""
-        return self._reader.damaged_definition(stream, origin, last_sequence)
-
     def repair_definitions(
         self, stream: str, peer: str, batch: Batch, received: Sequence[ReceivedDefinition]
     ) -> Future[int]:
@@ -118,4 +113,6 @@ class Inbound:
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""
-        return self._writer.submit(kind, partial(add_peer_incident, kind=kind, stream=stream, peer=peer, why=why))
+        return self._writer.submit(
+            kind, lambda transaction: transaction.add_incident(kind, f"{stream} from {peer}", why)
+        )

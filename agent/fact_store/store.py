@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -33,17 +33,14 @@ from agent.fact_store.divergence import (
     open_writer,
     peer_is_ahead,
     quarantined_files,
-    require_new_epoch,
 )
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
-    Incident,
     Integrity,
     StoreDamaged,
     StoreError,
     StoreSettings,
-    StoreStatistics,
     StreamInfo,
     StreamSettings,
     StreamState,
@@ -52,9 +49,9 @@ from agent.fact_store.log import (
 from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.retention import Ballast, disk_free
 from agent.fact_store.sqlite import Connect, connect, lock, unlock
-from agent.fact_store.writer import OnCommit, Writer
+from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
-from agent.pages import BatchEnd, HeldRange, Page
+from agent.pages import HeldRange, Page
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +78,13 @@ class FactStore:
         self.consumers = ConsumerRegistry(writer)
         self.space = space
         """Free space and forecasts: a few look-ups, in the calling thread."""
+        self.reader = reader
+        """For queries in other threads (`agent.query`); closed with the store."""
+        self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
+        self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
+        self.ended = writer.ended
+        """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
         self._writer = writer
-        self._reader = reader
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep)
@@ -141,7 +143,7 @@ class FactStore:
             opened.connection.close()
             raise
         writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
-        damages.start(writer, opened.catalog.origin)
+        damages.start(writer)
         space = partial(_space, writer, reader, settings, policies)
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor)
@@ -171,7 +173,7 @@ class FactStore:
         self._scrubber.stop()
         # Readers first: the last connection to close copies the write-ahead log into the database, which a reader
         # cannot.
-        self._reader.close()
+        self.reader.close()
         self._writer.close()
         if self._scrubber.is_started:
             self._scrubber.save_witness()
@@ -194,11 +196,6 @@ class FactStore:
     def epoch(self) -> bytes:
         """The store's epoch, 16 random bytes."""
         return self.origin.epoch
-
-    @property
-    def reader(self) -> StoreReader:
-        """The store's reader, for queries in other threads (`agent.query`); closed with the store."""
-        return self._reader
 
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
@@ -225,7 +222,7 @@ class FactStore:
             tail = catalog.tails.get(known.id, TailCache())
             if (page := tail.page(after_offset, facts_max, bytes_max, until_offset)) is not None:
                 return page
-        return self._reader.read(
+        return self.reader.read(
             stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
         )
 
@@ -234,15 +231,11 @@ class FactStore:
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see
         `StoreReader.read_sequences`."""
-        page = self._reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+        page = self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
         if page.batches and origin == self.origin:
             # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
             self._seen.record(stream, self.end_offset(stream))
         return page
-
-    def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
-        """Ends and digests of the batches that hold these sequences, read in the calling thread."""
-        return self._reader.batch_ends(stream, origin, sequences)
 
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
         """The ranges of sequences of each origin that are held in a stream, or were before retention, with the digests
@@ -256,14 +249,6 @@ class FactStore:
         )
         return {origin: found for origin, found in ranges.items() if found}
 
-    def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
-        """Canonical JSON of an origin's definitions, after one number up to another, read in the calling thread."""
-        return self._reader.definitions(origin, after_number, until_number)
-
-    def incidents(self) -> list[Incident]:
-        """What was lost or refused, newest first, read in the calling thread."""
-        return self._reader.incidents()
-
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 where there is none; from memory."""
         known = self._writer.catalog.streams.get(stream)
@@ -273,42 +258,18 @@ class FactStore:
         """Every stream, from memory."""
         return [state.info() for state in self._writer.catalog.streams.values()]
 
-    def origins(self) -> list[Origin]:
-        """The origins whose facts are held, this store first; from memory."""
-        return list(self._writer.catalog.origins)
-
     def definition_counts(self) -> dict[Origin, int]:
         """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
         catalog = self._writer.catalog
         counts = catalog.definitions
         return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
 
-    def policy(self, stream: str) -> StreamSettings:
-        """The settings of a stream."""
-        return self._writer.policy(stream)
-
     # ----------------------------------------------------------------------------------------------------------- status
-
-    def statistics(self) -> StoreStatistics:
-        """Counters since `open`, what waits now, and the size of the files."""
-        return self._writer.statistics()
 
     @property
     def failure(self) -> StoreError | None:
         """The error that ended the writer, None while it runs. The process must end then; see `ended`."""
         return self._writer.failure
-
-    @property
-    def ended(self) -> Future[None]:
-        """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
-        return self._writer.ended
-
-    def on_commit(self, callback: OnCommit) -> Callable[[], None]:
-        """Call `callback({stream: end_offset})` in the writer's thread after each commit that moved an end.
-
-        It must only enqueue and never raise. Returns a function that unsubscribes.
-        """
-        return self._writer.subscribe(callback)
 
     def integrity(self) -> Integrity:
         """Damage found, progress of the background verification, and files set aside; from memory, except for the
@@ -323,10 +284,6 @@ class FactStore:
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def require_new_epoch(self, why: str) -> Future[None]:
-        """Continue under a new epoch. The store ends with StoreForked once that is durable: open it again at once."""
-        return self._call_freezing("require a new epoch", partial(require_new_epoch, why=why, read=self._seen))
-
     def contradiction(
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
     ) -> str | None:
@@ -336,19 +293,16 @@ class FactStore:
         `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this
         origin that the peer holds, and the digest there. Read in the calling thread; see history_check.py.
         """
-        return find_contradiction(self._reader, self._writer.catalog, stream, last_batch, origin_head)
+        return find_contradiction(self.reader, self._writer.catalog, stream, last_batch, origin_head)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a
-        week, and then as `require_new_epoch` (decision 0030). Returns at once."""
+        week; then the store ends with StoreForked, and begins a new epoch when it is opened again (decision 0030).
+        Returns at once."""
         with contextlib.suppress(StoreError):
-            self._call_freezing("a peer is ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
-
-    def _call_freezing(self, name: str, run: Callable[..., None]) -> Future[None]:
-        """A call that stops reads, so that the store can end; if it fails, reads continue."""
-        calling = self._writer.submit(name, run)
-        calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
-        return calling
+            calling = self._writer.submit("ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
+            # The call stops reads, so that the store can end; if it fails, reads continue.
+            calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
 
 
 def _space(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent.batch import BatchError
+from agent.columns import BatchError
 from agent.fact_store import (
     AcksRefused,
     ArtifactMismatch,

@@ -1,7 +1,7 @@
 """Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-They come from the heads of batches, in pages; no batch is opened. For a store that is being written to, they are those
-of the moment when its streams' ends were read.
+They are computed from the heads of batches, in pages; no batch is opened. Of a store in use, they are as of the moment
+when the ends of its streams were read.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.demo.plant.process import free_port
+from agent.demo.processes import free_port
 from bench.common.measuring import Report, machine, median, rounded
 from bench.common.testbed import Worker, scratch_folder, start_worker
 

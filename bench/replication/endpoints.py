@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from agent.batch import BatchError
+from agent.columns import BatchError
 from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester

@@ -141,6 +141,6 @@ def _command_s(file: Path, since_ns: int, until_ns: int, *, is_cold: bool) -> fl
 def _latest_ns(reader: StoreReader) -> int:
     start_ns = time.perf_counter_ns()
     found = find_latest(Scanner(reader), START_NS)
-    assert len(found.rows) == TAGS
-    assert not found.missing
+    assert len(found) == TAGS
+    assert all(row.latest for row in found)
     return time.perf_counter_ns() - start_ns

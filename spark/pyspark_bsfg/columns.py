@@ -19,7 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agent.batch import FACTS_MAX, Batch, Kind, Origin, SampleColumns, open_messages, open_samples
+from agent.batch import Batch, Kind, Origin, open_messages, open_samples
+from agent.columns import FACTS_MAX
 from agent.message import Message, Value, sample_message_id
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.values import Values, longs, text_bytes
@@ -96,12 +97,12 @@ class Columns:
     def _add_samples(self, batch: Batch, first_offset: int, start: int, stop: int) -> Iterator[Any]:
         columns = open_samples(batch)
         if (start, stop) != (0, batch.header.count):
-            columns = _sliced(columns, start, stop)
+            columns = columns.cut(start, stop)
         text = text_bytes(columns.values)
         pieces = -(-text // TEXT_BYTES_MAX) or 1
         size = -(-(stop - start) // pieces)
         for at in range(0, stop - start, size):
-            part = columns if pieces == 1 else _sliced(columns, at, at + size)
+            part = columns if pieces == 1 else columns.cut(at, at + size)
             group = self._group
             group.tags += part.tags
             group.source_times_ns += part.source_times_ns
@@ -123,15 +124,6 @@ class Columns:
     def _built(self, makers: dict[str, Callable[[], Any]], runs: Sequence[Run]) -> Any:
         makers = _identity_columns(self._stream, runs) | makers
         return pa.RecordBatch.from_arrays([makers[name]() for name in self._schema.names], schema=self._schema)
-
-
-def _sliced(columns: SampleColumns, start: int, stop: int) -> SampleColumns:
-    return SampleColumns(
-        columns.tags[start:stop],
-        columns.source_times_ns[start:stop],
-        columns.values[start:stop],
-        columns.qualities[start:stop],
-    )
 
 
 def _extend(runs: list[Run], new: Run) -> None:

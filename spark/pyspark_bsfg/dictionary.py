@@ -45,7 +45,7 @@ class Dictionary:
         return self._bases[origin]
 
     def column(self, name: str) -> Any:
-        """Everybody's tag, predicate or unit as an Arrow array of strings."""
+        """The tag, predicate or unit of all definitions as an Arrow array of strings."""
         if name not in self._columns:
             self._columns[name] = pa.array(self._texts[name], pa.string())
         return self._columns[name]

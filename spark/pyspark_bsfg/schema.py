@@ -7,7 +7,7 @@ made, because Spark does not tell a Python data source which columns a query nee
     message_id      identity of the fact as text; computed for a sample, the producer's own for a message
     stream zone epoch sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
     tag             subject: `tag:<scope>/<id>` for a sample, any `kind:id` for a message
-    predicate       what is said of the subject
+    predicate       what the fact states about the subject
     ts              source time to the microsecond (for a message: when it was produced)
     source_time_ns  the same in full resolution, ns since 1970
     value           the number, as far as a double holds it: also of integers, and of booleans as 0 and 1

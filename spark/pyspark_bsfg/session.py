@@ -39,7 +39,7 @@ SHORT_LIVED = {
 def session(name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A session with what our jobs need, and the data source registered.
 
-    `master` None takes what spark-submit was told, or this host's cores where nobody said anything.
+    `master` None takes the master of spark-submit, or this host's cores where none is set.
     """
     builder = SparkSession.Builder().appName(name)
     if master is None and not _submitted():
@@ -60,7 +60,7 @@ def session(name: str, master: str | None = None, settings: Mapping[str, str] | 
 
 
 def check(spark: SparkSession) -> None:
-    """Raise JobRefused unless a session somebody else made has the settings that results depend on."""
+    """Raise JobRefused unless a session of another program has the settings that results depend on."""
     wrong = {key: value for key, value in REQUIRED.items() if spark.conf.get(key) != value}
     if wrong:
         asked = ", ".join(f"{key}={value}" for key, value in wrong.items())

@@ -14,7 +14,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, BatchError, parse
+from agent.batch import DEFINITIONS_MAX, parse
+from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
@@ -24,7 +25,7 @@ from pyspark_bsfg.ranges import OffsetRange
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
-HOLES_SAID_MAX = 20  # lines of one task; a disk that fails has more, and their sum says enough
+HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def held(reader: StoreReader, stream: str) -> OffsetRange:
 def record_batches(
     path: Path, stream: str, asked: OffsetRange, schema: Any, *, is_expired_refused: bool = False
 ) -> Iterator[Any]:
-    """The facts of a range as Arrow record batches of `schema`; what is missing is said in the log.
+    """The facts of a range as Arrow record batches of `schema`; what is missing is logged.
 
     With `is_expired_refused`, raises FactsGone where retention has released some of them.
     """
@@ -72,7 +73,7 @@ def record_batches(
 
 
 class _Missing:
-    """Says what a task was to read and does not find."""
+    """Logs the facts of a task's range that the store does not have."""
 
     def __init__(self, path: Path, stream: str, is_expired_refused: bool) -> None:  # noqa: FBT001  one caller
         self._path = path
@@ -82,24 +83,24 @@ class _Missing:
         self._facts = 0
 
     def take(self, hole: Hole) -> None:
-        """Say one. Raises FactsGone for what retention has released, if that is refused."""
+        """Log one. Raises FactsGone for what retention has released, if that is refused."""
         where = f"{self._path}: facts {hole.first_offset} to {hole.last_offset} of {self._stream}"
         if hole.reason == "expired" and self._is_expired_refused:
             raise FactsGone(f"{where} were released while this was reading", "read again, from a later one")
         self._holes += 1
         self._facts += hole.last_offset - hole.first_offset + 1
-        if self._holes <= HOLES_SAID_MAX:
+        if self._holes <= HOLES_LOGGED_MAX:
             hint = "" if hole.reason == "expired" else "; run bsfg store verify on the node"
             log.warning("%s are missing: %s%s", where, hole.reason, hint)
 
     def sum_up(self) -> None:
-        """At the end, what was too much to say one by one."""
-        if self._holes > HOLES_SAID_MAX:
+        """Log the sum, where holes were too many to log each."""
+        if self._holes > HOLES_LOGGED_MAX:
             log.warning("%s: %s facts of %s are missing in this task", self._path, self._facts, self._stream)
 
 
 def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing) -> Iterator[StoredBatch]:
-    """The batches that hold a range. What lies between them is `missing`, by the store's own word and by no other."""
+    """The batches that hold a range. The holes that the store names between them are added to `missing`."""
     after = asked.first - 1
     while after < asked.last:
         page = reader.read(stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=asked.last)
@@ -113,7 +114,7 @@ def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missin
 
 
 def _define(reader: StoreReader, dictionary: Dictionary, stored: StoredBatch) -> None:
-    """See that the dictionary knows every tag a batch may name: an origin's definitions are read once, all of them."""
+    """Add the definitions that a batch needs to the dictionary: all of an origin, once."""
     if dictionary.known(stored.origin) >= stored.definition_count:
         return
     dictionary.put(stored.origin, reader.definitions(stored.origin, 0, DEFINITIONS_MAX))
@@ -125,7 +126,7 @@ def _define(reader: StoreReader, dictionary: Dictionary, stored: StoredBatch) ->
 
 
 def _check_access(path: Path) -> None:
-    """Say what is wrong in words before SQLite says it in its own."""
+    """Raise a clear error before SQLite raises its own."""
     if not path.exists():
         raise StoreUnreadable(
             f"{path} does not exist on this host",

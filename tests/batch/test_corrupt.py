@@ -1,5 +1,6 @@
 """Corrupted bytes are always refused, with BatchError."""
 
+import contextlib
 import random
 
 import pytest
@@ -57,9 +58,6 @@ def test_every_truncation_and_extension_is_refused(name: str) -> None:
             batch.parse(sealed[:length])
         with pytest.raises(batch.BatchError):
             batch.parse(sealed[length + 1 :])
-        if length:
-            with pytest.raises(batch.BatchError):
-                batch.split(sealed[:length])
     for tail in (b"\x00", sealed, sealed[-16:]):
         with pytest.raises(batch.BatchError):
             batch.parse(sealed + tail)
@@ -84,12 +82,9 @@ def test_damage_anywhere_in_a_large_batch_is_refused(large: batch.Batch) -> None
 
 
 def accept_or_refuse(data: bytes) -> None:
-    """Read as far as possible; any other exception than BatchError fails the test."""
-    try:
-        for sealed in batch.split(data):
-            batch.verify(batch.parse(sealed))
-    except batch.BatchError:
-        pass
+    """Read a batch; any other exception than BatchError fails the test."""
+    with contextlib.suppress(batch.BatchError):
+        batch.verify(batch.parse(data))
 
 
 @settings(deadline=None, max_examples=300)

@@ -183,8 +183,6 @@ def test_forged_contents_are_refused(name: str, *, compress: bool) -> None:
         batch.verify(parsed)
     with pytest.raises(batch.BatchError, match=why):
         batch.open_samples(parsed)
-    with pytest.raises(batch.BatchError, match=why):
-        batch.open_arrays(parsed)
 
 
 NAMES = "message_id from_zone to_zone produced_at correlation causation labels media schema subject predicate object"

@@ -155,25 +155,6 @@ def test_a_chain_links(runs: list) -> None:
     assert not {b.digest for b in batches} & {b.digest for b in others}
 
 
-@settings(deadline=None, max_examples=30)
-@given(st.lists(ROWS, max_size=4), st.data())
-def test_concatenated_batches_split_where_they_were_joined(runs: list, data: st.DataObject) -> None:
-    """A page is its batches end to end and nothing else; cut off or lengthened anywhere, it is refused."""
-    parts = [seal(rows).sealed for rows in runs]
-    page = b"".join(parts)
-    assert batch.split(page) == parts
-    assert batch.split(memoryview(page)) == parts
-    ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
-    end = data.draw(st.integers(0, len(page)))
-    if end in ends:
-        assert b"".join(batch.split(page[:end])) == page[:end]
-    else:
-        with pytest.raises(batch.BatchError):
-            batch.split(page[:end])
-    with pytest.raises(batch.BatchError):
-        batch.split(page + data.draw(st.binary(min_size=1, max_size=120)))
-
-
 @settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_messages_round_trip(messages: list[Message], data: st.DataObject) -> None:

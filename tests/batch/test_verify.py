@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.msgpack import Ext
 
 from agent import batch
 from agent.message import Json
-from tests.batch.making import LINK, MANY_DEFINITIONS, ROWS, bits, forged, packed
+from tests.batch.making import LINK, MANY_DEFINITIONS, forged, packed
 
 
 def planes(byte: st.SearchStrategy[int], width: int) -> st.SearchStrategy[tuple[int, bytes]]:
@@ -53,10 +53,10 @@ def refusal(check: Any, sealed: bytes) -> str:
 
 
 def check_agreement(content: Sequence[Any], *, compress: bool) -> None:
-    """`verify` and both ways of opening have the same result, with the same text."""
+    """`verify` and opening have the same result, with the same text."""
     sealed = forged(list(content), compress=compress)
     why = refusal(batch.verify, sealed)
-    assert refusal(batch.open_samples, sealed) == refusal(batch.open_arrays, sealed) == why
+    assert refusal(batch.open_samples, sealed) == why
 
 
 @given(content=CONTENT, compress=st.booleans())
@@ -114,18 +114,3 @@ def test_wide_forms_hold_the_listed_facts() -> None:
     assert opened("ints").values == [-4, -5, 251]
     assert opened("one bool for all").values == [True, True, True]
     assert opened("others").values == [Json(b"[1]"), 2**64 - 1, None]
-
-
-@settings(deadline=None)
-@given(ROWS)
-def test_arrays_hold_what_the_lists_hold(rows: list[Any]) -> None:
-    """`open_arrays` gives the same samples as `open_samples`, the values in order of the facts within their kind."""
-    sealed = batch.seal_samples(LINK, rows, MANY_DEFINITIONS)
-    arrays, columns = batch.open_arrays(sealed), batch.open_samples(sealed)
-    assert [arrays.tags.typecode, arrays.source_times_ns.typecode, arrays.qualities.typecode] == ["I", "q", "I"]
-    assert [arrays.floats.typecode, arrays.ints.typecode] == ["d", "q"]
-    assert (arrays.tags.tolist(), arrays.source_times_ns.tolist()) == (columns.tags, columns.source_times_ns)
-    assert arrays.qualities.tolist() == columns.qualities
-    apart = [iter(arrays.floats), iter(arrays.ints), map(bool, arrays.bools), iter(arrays.others)]
-    assert [bits(next(apart[kind])) for kind in arrays.kinds] == [bits(value) for value in columns.values]
-    assert [next(rest, "end") for rest in apart] == ["end"] * 4

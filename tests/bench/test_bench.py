@@ -14,8 +14,8 @@ import pytest
 
 from agent.cli.bench import bench
 from agent.fact_store import StoreSettings
-from agent.message import check_sample
 from bench.common import data_sets, measuring
+from tests.support.samples import check_sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "benchmarks.md"

@@ -4,12 +4,16 @@ import json
 import re
 import shlex
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent.fact_store import FactStore
+from agent.message import Sample, TagDefinition
+from tests.fact_store.making import AT_ONCE, TELEMETRY, done
 from tests.query.making import everything
 from tests.support import command
 
@@ -262,7 +266,10 @@ def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
     done = bsfg("latest", "--file", str(file))
     assert done.returncode == 0, done.stderr
     header, _, *rows = done.stdout.splitlines()
-    assert header.split() == ["zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness"]
+    assert header.split() == [
+        "zone", "tag", "value", "unit", "quality", "source_time", "ahead", "mode", "as_of",
+        "staleness",
+    ]  # fmt: skip
     assert any(row.split()[:5] == ["plant", "line1/flow", "7.25", "m3/h", "Good"] for row in rows)
     assert "in the last 10,000,000 facts of" in done.stderr
     assert "line2/silent" in done.stderr
@@ -274,11 +281,29 @@ def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
         ("tag:line1/flow", "m3/h", "degraded"),
         ("tag:line1/temp", "degC", "degraded"),
     ]
-    assert all(one["staleness_ms"] >= 0 and one["as_of"] for one in found)
+    assert all(one["staleness_ms"] >= 0 and one["as_of"] and one["ahead_ms"] == 0 for one in found)
     nothing = bsfg("latest", "line9/*", "--file", str(file))
     assert (nothing.returncode, "no tag matches" in nothing.stderr) == (1, True)
     unknown = bsfg("latest", "--stream", "facts.none", "--file", str(file))
     assert (unknown.returncode, "facts.telemetry" in unknown.stderr) == (1, True)
+
+
+def test_latest_marks_a_time_that_is_ahead(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A source time an hour after the recording is marked in the table, in JSON and in SQL, and the source is named."""
+    file = tmp_path / "facts.db"
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([TagDefinition("tag:line1/flow", source="plc1")]))
+        sample = Sample(1, time.time_ns() + 3_600_000_000_000, 1.5)
+        done(store.appends.append_samples(TELEMETRY, [sample]))
+    table = bsfg("latest", "--file", str(file))
+    assert re.search(r"line1/flow +1\.5 .+Z +(59|58)\.\d min +fresh", table.stdout), table.stdout
+    assert "1 of these values had a source time ahead" in table.stderr
+    assert "plc1" in table.stderr
+    (row,) = map(json.loads, bsfg("latest", "--file", str(file), "--json").stdout.splitlines())
+    (asked,) = map(
+        json.loads, bsfg("sql", "select ahead_ms from latest", "--file", str(file), "--json").stdout.splitlines()
+    )
+    assert 3_400_000 < row["ahead_ms"] == asked["ahead_ms"] <= 3_600_000
 
 
 def test_documented_queries_work(node: Bsfg) -> None:

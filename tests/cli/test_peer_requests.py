@@ -45,6 +45,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
         "unit",
         "quality",
         "source_time",
+        "ahead",
         "mode",
         "as_of",
         "staleness",

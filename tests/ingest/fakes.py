@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from agent.columns import SampleColumns
-from agent.message import Message, Sample, TagDefinition, check_definition, check_message, check_sample
+from agent.message import Message, Sample, TagDefinition, check_definition, check_message
+from tests.support.samples import check_sample
 
 STOP_S = 20.0
 

@@ -11,22 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.batch import FACTS_MAX
+from agent.columns import FACTS_MAX
 from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged, StoreUnusable
 from agent.message import Json, Sample, Value
 from agent.pages import Hole, Page
 from agent.query.scan.bounds import Bounds
-from agent.query.scan.fact_columns import exact_value, sql_value, value_text, value_type
+from agent.query.scan.fact_columns import sql_value, value_text, value_type
 from agent.query.scan.messages import fact_messages
 from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 
 NAMES = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "unit", "quality",
     "source_time", "source_time_ns", "object_json", "message_id",
 )  # fmt: skip
+EXACT = ("value_type", "value", "value_text")
 
 
 @pytest.fixture
@@ -39,7 +41,9 @@ def scanner(file: Path) -> Iterator[Scanner]:
 def rows(scanner: Scanner, bounds: Bounds, *, newest_first: bool = False) -> list[dict[str, Any]]:
     """What a scan finds, as dicts."""
     scanned = scanner.scan(bounds, newest_first=newest_first)
-    return [dict(zip(NAMES, row, strict=True)) for found in scanned for row in found.rows(NAMES)]
+    return [
+        dict(zip(NAMES, row, strict=True)) for found in scanned for row in zip(*map(found.column, NAMES), strict=True)
+    ]
 
 
 def plain(facts: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,7 +60,7 @@ def test_a_scan_without_bounds_is_everything(scanner: Scanner, facts: list[dict[
 
 def test_values_come_back_to_the_bit(scanner: Scanner, facts: list[dict[str, Any]]) -> None:
     """Type, SQL value and exact text of every kind of value lead back to its bits."""
-    scanned = [row for found in scanner.scan(Bounds()) for row in found.rows(("value_type", "value", "value_text"))]
+    scanned = [row for found in scanner.scan(Bounds()) for row in zip(*map(found.column, EXACT), strict=True)]
     assert [bits(exact_value(*row)) for row in scanned] == [fact["exact"] for fact in facts]
 
 
@@ -128,7 +132,7 @@ def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         next(scanner.scan(Bounds(streams=frozenset([TELEMETRY])), newest_first=True))
-        assert scanner.counters.batches_read == 1
+        assert scanner.counters.batches_opened == 1
 
 
 def test_a_scan_ends_where_the_log_ended_when_it_began(tmp_path: Path) -> None:

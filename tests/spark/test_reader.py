@@ -207,7 +207,7 @@ def test_many_holes_are_summed_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failing disk does not fill the log: beyond some lines the sum is said."""
-    monkeypatch.setattr(store, "HOLES_SAID_MAX", 2)
+    monkeypatch.setattr(store, "HOLES_LOGGED_MAX", 2)
     path = tmp_path / "facts.db"
     making.store(path, [[one] for one in RUN[:8]])
     for first_offset in (2, 4, 6, 8):

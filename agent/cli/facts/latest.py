@@ -24,7 +24,7 @@ from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_la
 from agent.query.scan import Scanner, matches_glob
 from agent.status_codes import status_name
 
-COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "mode", "as_of", "staleness")
+COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
 MISSING_NAMED = 5
 
@@ -75,6 +75,8 @@ def latest(
         asked = get_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
         rows = [row for row in asked if zone in {None, row["zone"]}]
         _print(rows, as_json=as_json)
+        if not as_json:
+            _report_ahead(rows)
         _report_no_match(rows, tag_glob, zone)
         sys.exit(0 if rows else 1)
     with open_reader(config_file, store_file) as reader:
@@ -82,7 +84,7 @@ def latest(
         streams = None if stream is None else scanner.check_streams([stream])
         wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
         found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    rows = [latest_record(row) for row in found.rows]
+    rows = [latest_record(row) for row in found]
     if store_file is None:
         from_peers = [
             row
@@ -92,6 +94,7 @@ def latest(
         rows = merge_peer_records(rows, from_peers, now_ns, fresh_ms) if from_peers else rows
     _print(rows, as_json=as_json)
     if not as_json:
+        _report_ahead(rows)
         _report_peer_values(rows)
         _report_missing([row for row in rows if row["source_time"] is None], depth)
     _report_no_match(rows, tag_glob, zone)
@@ -127,6 +130,7 @@ def _cells(row: LatestRecord) -> tuple[Any, ...]:
         row["unit"] or "",
         status_name(row["quality"] or 0),
         row["source_time"],
+        _duration(row["ahead_ms"]) if row["ahead_ms"] else "",
         row["mode"],
         row["as_of"],
         _duration(row["staleness_ms"] or 0),
@@ -160,6 +164,17 @@ def _report_peer_values(rows: Sequence[LatestRecord]) -> None:
         count = sum(row["via"] == zone for row in rows)
         click.echo(
             f"bsfg: {count} of these values are not in this store; {zone} reported them (--json names them)", err=True
+        )
+
+
+def _report_ahead(rows: Sequence[LatestRecord]) -> None:
+    ahead = [row for row in rows if row["ahead_ms"]]
+    if ahead:
+        sources = ", ".join(sorted({row["source"] or row["zone"] for row in ahead}))
+        click.echo(
+            f"bsfg: {len(ahead)} of these values had a source time ahead of the node's clock when recorded; compare the "
+            f"clocks of {sources} and of the node",
+            err=True,
         )
 
 

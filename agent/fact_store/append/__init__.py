@@ -1,18 +1,8 @@
 """What enters the log: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers,
 and acks."""
 
-from agent.fact_store.append.acks import (
-    AckTerms,
-    Follower,
-    Pending,
-    Queued,
-    ack_terms,
-    acknowledged_offset,
-    decide_ack,
-    decide_new_ack,
-    is_in_sync,
-    out_of_sync_ns,
-)
+from agent.fact_store.append.ack_waiters import AckWaiters
+from agent.fact_store.append.acks import Follower, ack_terms, is_in_sync
 from agent.fact_store.append.admission import check_precondition
 from agent.fact_store.append.append import append_messages, append_notice, append_samples, content_digest, message_key
 from agent.fact_store.append.definitions import check_readable, define
@@ -22,7 +12,7 @@ from agent.fact_store.append.queue import AppendMessages, AppendSamples, Call, C
 from agent.fact_store.append.receive import ReceivedPage, check_headers, store_page
 
 __all__ = [
-    "AckTerms",
+    "AckWaiters",
     "AppendMessages",
     "AppendSamples",
     "Call",
@@ -30,14 +20,11 @@ __all__ = [
     "CommitGroup",
     "CommitPace",
     "Follower",
-    "Pending",
-    "Queued",
     "ReceivedPage",
     "Wait",
     "Work",
     "WriteQueue",
     "ack_terms",
-    "acknowledged_offset",
     "acquire_lease",
     "acquire_lease_after",
     "append_messages",
@@ -47,12 +34,9 @@ __all__ = [
     "check_precondition",
     "check_readable",
     "content_digest",
-    "decide_ack",
     "decide_commit",
-    "decide_new_ack",
     "define",
     "is_in_sync",
     "message_key",
-    "out_of_sync_ns",
     "store_page",
 ]

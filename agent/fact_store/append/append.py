@@ -15,11 +15,12 @@ from itertools import chain
 from typing import Any
 
 from agent.append_contract import AppendOutcome
-from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Definitions, Link, SampleColumns, seal_columns, seal_messages
+from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, seal_messages
+from agent.columns import SampleColumns
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
-from agent.fact_store.log import Appended, FactsRefused, Refused, digests_in
+from agent.fact_store.log import OPERATIONAL_STREAM, Appended, FactsRefused, Refused, digests_in, operational_fact
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 from agent.pages import HeldRange
@@ -51,8 +52,8 @@ def append_samples(
 
     def seal(some: Sequence[AppendSamples]) -> list[Batch]:
         columns = _joined(some)
-        cutter = partial(_cut_columns, columns)
-        return _sealed(partial(_seal_columns, definitions), link, cutter, len(columns.tags), facts_target)
+        seal_part = partial(seal_columns, definitions=definitions)
+        return _sealed(seal_part, link, columns.cut, len(columns.tags), facts_target)
 
     refusals = dict[int, Refused]()
     try:
@@ -104,7 +105,7 @@ def append_messages(
     if batches:
         _add_own(transaction, stream, batches)
         known = transaction.stream(stream)
-        transaction.add_messages(known, [(key, *stored) for key, stored in plan.fresh.items()])
+        transaction.index.add(known.id, [(key, *stored) for key, stored in plan.fresh.items()])
         transaction.set_subjects(known, plan.subjects)
         transaction.add_artifacts(known, digests_in(plan.kept), known.end_offset)
     return [plan.outcomes[number] if number in plan.outcomes else refused[number] for number in range(len(appends))]
@@ -132,10 +133,15 @@ def _unsealable(
     return found
 
 
-def append_notice(transaction: Transaction, stream: str, message: Message) -> None:
-    """Store a message of the store itself, in the transaction of what it is about; a repeat is stored once."""
-    key, content = message_key(message, message.envelope.from_zone), content_digest(message)
-    notice = AppendMessages(stream, [message], [key], [content], 0, 0)
+def append_notice(
+    transaction: Transaction, stream: str | None, predicate: str, about: Mapping[str, object], key: str
+) -> None:
+    """Store an operational fact about a stream, or the store (None), in the transaction of what it reports; a repeat is
+    stored once."""
+    origin = transaction.catalog.origin
+    message = operational_fact(origin, stream, predicate, about, key, transaction.now_unix_ms)
+    stream = stream or OPERATIONAL_STREAM
+    notice = AppendMessages(stream, [message], [message_key(message, origin.zone)], [content_digest(message)], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome
 
@@ -157,22 +163,12 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     return transaction.add_batches(known, batches)
 
 
-def _seal_columns(definitions: Definitions, link: Link, columns: SampleColumns) -> Batch:
-    return seal_columns(link, columns, definitions)
-
-
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:
     """The samples of several appends, one after the other."""
     if len(appends) == 1:
         return appends[0].columns
     columns = zip(*(append.columns for append in appends), strict=True)
     return SampleColumns._make(list(chain.from_iterable(column)) for column in columns)
-
-
-def _cut_columns(columns: SampleColumns, start: int, stop: int) -> SampleColumns:
-    if start == 0 and stop == len(columns.tags):
-        return columns
-    return SampleColumns._make(column[start:stop] for column in columns)
 
 
 def _sealed(seal: Seal, link: Link, cut: Slice, count: int, facts_target: int) -> list[Batch]:

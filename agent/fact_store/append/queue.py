@@ -12,16 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.append_contract import AppendOutcome, Precondition
-from agent.batch import SampleColumns
+from agent.columns import SampleColumns
 from agent.fact_store.append.acks import AckTerms
 from agent.fact_store.append.group_commit import QueuedSamples
 from agent.fact_store.log import Appended, FactsRefused, StoreBusy
 from agent.fact_store.sqlite import Transaction
 from agent.message import Message
 
-CALLS_MAX = (
-    10_000  # a consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait
-)
+CALLS_MAX = 10_000
+"""A consumer has one confirmation in flight, a peer two pages: more means a caller that does not wait."""
 
 
 @dataclass(slots=True, eq=False)

@@ -18,9 +18,9 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in, stream_fact
+from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in
 from agent.fact_store.sqlite import Transaction
-from agent.pages import Gap, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _PagePlan:
     ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
     fresh: dict[tuple[batch_format.Origin, int], HeldRange] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
-    gaps: list[Gap] = field(default_factory=list)
+    gaps: list[OriginRange] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
     unproven: set[int] = field(default_factory=set)  # numbers of origins
@@ -82,10 +82,9 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     for origin, ranges in plan.ranges.items():
         transaction.set_held(stream.id, transaction.origin(origin), ranges)
     for gap in plan.gaps:
-        subject = f"{page.stream} of {gap.origin}"
-        transaction.add_incident(
-            "gap", subject, f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
-        )
+        subject = f"{page.stream} of {batch_format.Origin(gap.zone, gap.epoch)}"
+        detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
+        transaction.add_incident("gap", subject, detail)
     _report_holes(transaction, page)
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
@@ -140,10 +139,7 @@ def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind
     """An incident and a notice about sequences of an origin."""
     origin = batch_format.Origin(one.zone, one.epoch)
     place = f"{page.stream} of {origin}, {one.first_sequence} to {one.last_sequence}"
-    named = {**one._asdict(), "epoch": one.epoch.hex()}
-    about: dict[str, object] = {"from": page.peer, "origins": [named]}
-    own, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
-    append_notice(transaction, page.stream, stream_fact(own, page.stream, f"facts_{kind}", about, place, now_unix_ms))
+    append_notice(transaction, page.stream, f"facts_{kind}", {"from": page.peer, "origins": [one.named()]}, place)
     transaction.add_incident(kind, place, why)
 
 
@@ -285,5 +281,5 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
             plan.fresh[origin, offered.first_sequence] = offered
             plan.inserts.append(batch)
             if gap is not None:
-                plan.gaps.append(Gap(origin, *gap))
+                plan.gaps.append(OriginRange(origin.zone, origin.epoch, *gap))
     return False

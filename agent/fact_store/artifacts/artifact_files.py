@@ -37,9 +37,9 @@ from agent.fact_store.log import (
     check_artifact_room,
     check_digest,
     decide_chunk,
-    is_orphan,
 )
 from agent.fact_store.retention import disk_free
+from agent.fact_store.sqlite import sync_folder
 from agent.pages import ArtifactProgress, ArtifactReference
 
 PARTIAL = "partial"
@@ -63,9 +63,8 @@ class ArtifactFiles:
         self._naming = threading.Lock()
         self._running: OrderedDict[Path, tuple[int, hashlib._Hash]] = OrderedDict()
         self._used: int | None = None
-        self._refused: tuple[str, int, float] | None = (
-            None  # the last artifact refused for the limit: its name, missing bytes, and when
-        )
+        # The last artifact refused for the limit: its name, missing bytes, and when.
+        self._refused: tuple[str, int, float] | None = None
         # Folders synced in this life: an earlier life may have ended before it synced them.
         self._durable = set[Path]()
 
@@ -194,9 +193,8 @@ class ArtifactFiles:
                 age_s = now_unix_s - path.stat().st_mtime
             except FileNotFoundError:
                 return False
-            if not is_orphan(age_s, is_referenced=False, orphan_after_s=orphan_after_s):
-                return False
-            if not is_partial and is_referenced(f"sha256:{path.name}"):
+            # Old enough that its producer has had time to append the fact, and no held fact refers to it.
+            if age_s < orphan_after_s or (not is_partial and is_referenced(f"sha256:{path.name}")):
                 return False
             self._remove(path)
         return True
@@ -236,7 +234,7 @@ class ArtifactFiles:
     def _touch(self, path: Path) -> None:
         os.utime(path)
         if path.parent not in self._durable:
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             self._durable.add(path.parent)
 
     def _check_room(self, name: str, size: int, offset: int) -> None:
@@ -291,7 +289,7 @@ class ArtifactFiles:
         for other in list(self._partials(name)):  # announced with a wrong size
             self._remove(other)
         try:
-            _sync_folder(path.parent)  # the name is durable before it is answered
+            sync_folder(path.parent)  # the name is durable before it is answered
         except OSError:
             self._remove(path)
             raise
@@ -309,7 +307,7 @@ class ArtifactFiles:
         for one in (self.folder, folder):
             if not one.is_dir():
                 one.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(one.parent)
+                sync_folder(one.parent)
 
     @contextmanager
     def _disk(self) -> Iterator[None]:
@@ -338,11 +336,3 @@ def _sync(descriptor: int, partial: Path) -> None:
     except OSError:
         partial.unlink()
         raise
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

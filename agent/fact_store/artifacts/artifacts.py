@@ -20,7 +20,7 @@ from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.message import Message
-from agent.pages import ArtifactProgress, ArtifactReference
+from agent.pages import ArtifactReference
 
 ARTIFACTS_FOLDER = "artifacts"
 
@@ -32,17 +32,13 @@ class Artifacts:
         limits = ArtifactLimits(
             settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min
         )
-        self._files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), limits)
+        self._files = files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), limits)
+        self.put_chunk, self.read_chunk = files.put_chunk, files.read_chunk
+        self.bytes_used, self.bytes_lacking = files.bytes_used, files.bytes_lacking
+        self.bytes_max = limits.total_max or None
+        """The limit of all artifacts together; None where only the disk limits them."""
         self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
-
-    def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """As `ArtifactFiles.put_chunk`."""
-        return self._files.put_chunk(digest, size, offset, data)
-
-    def read_chunk(self, digest: str, offset: int, length: int) -> tuple[int, bytes]:
-        """As `ArtifactFiles.read_chunk`."""
-        return self._files.read_chunk(digest, offset, length)
 
     def claim(self, message: Message) -> None:
         """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is
@@ -59,19 +55,6 @@ class Artifacts:
     def absent(self, stream: str) -> list[str]:
         """Digests of artifacts that held facts of a stream refer to and that are not here."""
         return [digest for digest in self._reader.artifacts_of(stream) if not self._files.has(digest)]
-
-    def bytes_used(self) -> int:
-        """As `ArtifactFiles.bytes_used`."""
-        return self._files.bytes_used()
-
-    @property
-    def bytes_max(self) -> int | None:
-        """The limit of all artifacts together; None where only the disk limits them."""
-        return self._files.limits.total_max or None
-
-    def bytes_lacking(self) -> int:
-        """As `ArtifactFiles.bytes_lacking`."""
-        return self._files.bytes_lacking()
 
     def streams(self, digest: str) -> list[str]:
         """The streams with a held fact that refers to it. Raises ArtifactRefused."""

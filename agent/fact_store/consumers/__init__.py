@@ -1,12 +1,9 @@
-"""Consumers of streams: registration, leases, confirmations, activity, expiry; and the appends that wait for
-confirmations."""
+"""Consumers of streams: how they register, hold a lease, confirm, are seen, expire and are removed."""
 
-from agent.fact_store.consumers.ack_waiters import AckWaiters
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import (
     Start,
     apply_events,
-    begin_serving,
     confirm_offsets,
     hold_lease,
     register_consumer,
@@ -16,12 +13,10 @@ from agent.fact_store.consumers.consumers import (
 from agent.fact_store.consumers.expiry import ConsumerExpiry
 
 __all__ = [
-    "AckWaiters",
     "ConsumerActivity",
     "ConsumerExpiry",
     "Start",
     "apply_events",
-    "begin_serving",
     "confirm_offsets",
     "hold_lease",
     "register_consumer",

@@ -88,11 +88,6 @@ def confirm_offsets(
     return confirmed.frontier
 
 
-def begin_serving(transaction: Transaction, stream: str, zone: str) -> None:
-    """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision 0041)."""
-    transaction.begin_serving(transaction.catalog.streams[stream], zone)
-
-
 def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bool) -> Lifecycle:
     """Begin to remove a consumer, so that retention stops waiting for it; with `now`, remove it at once. Returns its
     state.

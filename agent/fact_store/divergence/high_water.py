@@ -70,7 +70,7 @@ class ServedHighWater:
         self._lock = threading.Lock()
 
     def record(self, stream: str, zone: str, last_offset: int, end: End | None = None) -> None:
-        """Record that a zone is about to be served facts, or told of expired ones, up to an offset.
+        """Record that a zone is about to be served facts, or holes of expired ones, up to an offset.
 
         `end`: where the last batch of the page ends, also when that batch was left out of it.
         """

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +24,7 @@ from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
 from agent.fact_store.divergence.reseal import Resealed, reseal_unread
 from agent.fact_store.divergence.witness import read_witness, write_witness
-from agent.fact_store.log import OPERATIONAL_STREAM, Catalog, StoreDamaged, StoreError, StoreUnusable, store_fact
+from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
@@ -91,12 +93,6 @@ def migrate_store(path: Path) -> None:
 def witness_of(catalog: Catalog) -> Witness:
     """The witness of a store in this state."""
     return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
-
-
-def require_new_epoch(transaction: Transaction, why: str, read: ReadHighWater) -> None:
-    """Call of the writer: the store begins a new epoch when it is opened next, and ends with this commit (decision
-    0030)."""
-    transaction.require_new_epoch(why, read.freeze())
 
 
 def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
@@ -205,26 +201,28 @@ def _load_and_begin(
 
 
 def _keep_filters(connection: sqlite3.Connection) -> None:
-    """Commit the filters of message ids that loading had to build. Without room for them the next opening builds them
-    again."""
-    try:
+    """Commit the filters of message ids that loading had to build. Without room the next opening builds them again."""
+    with _undone_on_full_disk(connection):
         if connection.in_transaction:
             connection.execute(QUERIES["commit"])
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
-            raise
-        _roll_back(connection)
 
 
 def _close_served_rows(opened: Opened) -> None:
-    """Set the mark of each zone that read in the last life to the end of the stream. Without room for it the next
-    opening does so, and the marks are higher."""
-    connection, streams = opened.connection, opened.catalog.streams.values()
-    try:
+    """Set the mark of each zone that read in the last life to the end of the stream. Without room the next opening does
+    so, and the marks are higher."""
+    connection = opened.connection
+    with _undone_on_full_disk(connection):
         connection.execute(QUERIES["begin"])
-        for stream in streams:
+        for stream in opened.catalog.streams.values():
             connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
         connection.execute(QUERIES["commit"])
+
+
+@contextmanager
+def _undone_on_full_disk(connection: sqlite3.Connection) -> Iterator[None]:
+    """On a disk without room, roll back what is inside and go on: it is not needed to open the store."""
+    try:
+        yield
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
@@ -256,7 +254,7 @@ def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: 
         named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
         detail += f"; facts that had not been read were resealed under it: {named}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
-    _append(transaction, "epoch_began", about, now.epoch.hex())
+    append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:
@@ -266,9 +264,4 @@ def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -
         " look with bsfg store verify --file, then remove it"
     )
     transaction.add_incident("quarantined", quarantined.file, detail)
-    _append(transaction, "store_quarantined", about, quarantined.file)
-
-
-def _append(transaction: Transaction, predicate: str, about: dict[str, object], key: str) -> None:
-    fact = store_fact(transaction.catalog.origin, predicate, about, key, transaction.now_unix_ms)
-    append_notice(transaction, OPERATIONAL_STREAM, fact)
+    append_notice(transaction, None, "store_quarantined", about, quarantined.file)

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from agent.fact_store.divergence.witness import read_json, sidecar_path, sync_folder, write_json
-from agent.fact_store.sqlite import file_bytes
+from agent.fact_store.divergence.witness import read_json, sidecar_path, write_json
+from agent.fact_store.sqlite import file_bytes, sync_folder
 
 _PARTS = ("-wal", "-shm", ".witness", "")
 
@@ -60,9 +60,7 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
             sidecar_path(path, part).rename(sidecar_path(target, part))
     try:
         suspect.rename(sidecar_path(target, ".why"))
-    except (
-        FileNotFoundError
-    ):  # the disk had no room for the mark; an empty file needs none, and the listing needs the file
+    except FileNotFoundError:  # the disk had no room for the mark; an empty file needs none, and marks the files
         sidecar_path(target, ".why").touch()
     sync_folder(path.parent)
     return target

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.fact_store.divergence.epoch_rules import Witness
+from agent.fact_store.sqlite import sync_folder
 
 
 def read_witness(path: Path) -> Witness | None:
@@ -61,12 +62,3 @@ def write_json(path: Path, content: dict[str, object]) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
         sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

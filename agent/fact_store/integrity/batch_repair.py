@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from agent.batch import Batch
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import FactsRefused, ForkError, parse_row, stream_fact
+from agent.fact_store.log import FactsRefused, ForkError, parse_row
 from agent.fact_store.sqlite import Transaction, is_damage
 from agent.pages import OriginRange, RepairedRange
 
@@ -52,11 +52,6 @@ def repair_batches(
         found.append(one)
         _record_repair(transaction, stream, peer, batch, one)
     return found
-
-
-def add_peer_incident(transaction: Transaction, *, kind: str, stream: str, peer: str, why: str) -> None:
-    """Record an incident about a peer's stream."""
-    transaction.add_incident(kind, f"{stream} from {peer}", why)
 
 
 def _place(transaction: Transaction, stream: str, batch: Batch) -> int | None:
@@ -103,24 +98,14 @@ def _is_served(transaction: Transaction, stream: str, number: int, first_offset:
 
 def _record_repair(transaction: Transaction, stream: str, peer: str, batch: Batch, place: RepairedRange) -> None:
     """The incident for the operator of this node, the fact for readers elsewhere that have passed the hole."""
-    header = batch.header
+    header, origin = batch.header, batch.header.origin
     where = f"{place.first_offset} to {place.last_offset}"
-    detail = f"put back from {peer}: {header.origin} {header.first_sequence} to {header.last_sequence}"
+    detail = f"put back from {peer}: {origin} {header.first_sequence} to {header.last_sequence}"
     transaction.add_incident(INCIDENT, f"{stream} {where}", detail)
     about: dict[str, object] = {
-        "first_offset": place.first_offset,
-        "last_offset": place.last_offset,
+        **place._asdict(),
         "count": header.count,
         "from": peer,
-        "origins": [
-            {
-                "zone": header.origin.zone,
-                "epoch": header.origin.epoch.hex(),
-                "first_sequence": header.first_sequence,
-                "last_sequence": header.last_sequence,
-            }
-        ],
+        "origins": [OriginRange(origin.zone, origin.epoch, header.first_sequence, header.last_sequence).named()],
     }
-    place_id = f"{stream}:{place.first_offset}-{place.last_offset}"
-    fact = stream_fact(transaction.catalog.origin, stream, "facts_repaired", about, place_id, transaction.now_unix_ms)
-    append_notice(transaction, stream, fact)
+    append_notice(transaction, stream, "facts_repaired", about, f"{stream}:{place.first_offset}-{place.last_offset}")

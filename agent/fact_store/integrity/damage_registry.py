@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from agent.batch import Origin
 from agent.fact_store.append import Call, append_notice
-from agent.fact_store.log import StoreError, stream_fact
+from agent.fact_store.log import StoreError
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.pages import Hole, OriginRange
@@ -45,11 +45,10 @@ class DamageRegistry:
         self._lock = threading.Lock()
         self._reported: set[_Place] = set()
         self._writer: Writer | None = None
-        self._origin: Origin | None = None
 
-    def start(self, writer: Writer, origin: Origin) -> None:
+    def start(self, writer: Writer) -> None:
         """Report to this writer from now on; damage found earlier is dropped and found again."""
-        self._writer, self._origin = writer, origin
+        self._writer = writer
 
     @property
     def count(self) -> int:
@@ -58,9 +57,9 @@ class DamageRegistry:
 
     def report(self, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]) -> None:
         """Record that a reader met damage. `why` is what was wrong with the row, `origins` whose facts it held."""
-        writer, origin, place = self._writer, self._origin, _Place(stream, hole.first_offset, hole.last_offset)
+        writer, place = self._writer, _Place(stream, hole.first_offset, hole.last_offset)
         with self._lock:
-            if writer is None or origin is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
+            if writer is None or len(self._reported) >= REPORTED_MAX or self._is_reported(place):
                 return
             self._reported = {one for one in self._reported if not place.covers(one)} | {place}
         log.error(
@@ -72,7 +71,7 @@ class DamageRegistry:
                 "reason": f"damaged: {why or 'no row is there'}",
             },
         )
-        run = partial(_record_damage, origin=origin, stream=stream, hole=hole, why=why, origins=origins)
+        run = partial(_record_damage, stream=stream, hole=hole, why=why, origins=origins)
         call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
         call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
         try:
@@ -100,7 +99,7 @@ class DamageRegistry:
 
 
 def _record_damage(
-    transaction: Transaction, *, origin: Origin, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
+    transaction: Transaction, *, stream: str, hole: Hole, why: str, origins: Sequence[OriginRange]
 ) -> None:
     """In the writer's transaction: the incident for the operator of this node, the fact for readers elsewhere."""
     about: dict[str, object] = {
@@ -108,19 +107,16 @@ def _record_damage(
         "last_offset": hole.last_offset,
         "count": hole.last_offset - hole.first_offset + 1,
         "why": why,
-        "origins": [{**one._asdict(), "epoch": one.epoch.hex()} for one in origins],
+        "origins": [one.named() for one in origins],
     }
     number = transaction.stream(stream).id
     for one in origins:
         if (known := transaction.catalog.origins.get(Origin(one.zone, one.epoch))) is not None:
             transaction.add_damage(number, known, one.first_sequence, one.last_sequence)
-    place = f"{stream}:{hole.first_offset}-{hole.last_offset}"
     whose = ", ".join(f"{one.zone}/{one.epoch.hex()} {one.first_sequence} to {one.last_sequence}" for one in origins)
     transaction.add_incident(
         INCIDENT,
         f"{stream} {hole.first_offset} to {hole.last_offset}",
         f"{why or 'the rows are not there'}; facts of {whose or 'unknown origins'}",
     )
-    append_notice(
-        transaction, stream, stream_fact(origin, stream, "facts_damaged", about, place, transaction.now_unix_ms)
-    )
+    append_notice(transaction, stream, "facts_damaged", about, f"{stream}:{hole.first_offset}-{hole.last_offset}")

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent.batch import DIGEST_BYTES, FACTS_MAX, Batch, Definitions, Kind, Origin, parse
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Kind, Origin, parse
 from agent.batch import verify as open_batch
-from agent.columns import BatchError
+from agent.columns import FACTS_MAX, BatchError
 from agent.pages import HeldRange
 
 

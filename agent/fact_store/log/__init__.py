@@ -14,7 +14,6 @@ from agent.fact_store.log.artifact_reference import (
     checked_references,
     decide_chunk,
     digests_in,
-    is_orphan,
     messages_in,
     references_in,
 )
@@ -56,7 +55,7 @@ from agent.fact_store.log.errors import (
 from agent.fact_store.log.frontier import Confirmed, confirm_range, skip_released
 from agent.fact_store.log.held_ranges import Duplicate, Fork, Insert, decide_insert
 from agent.fact_store.log.lifecycle import ACTIVE_STATES, TRANSITIONS, Event, Lifecycle, next_state, next_timeout
-from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, store_fact, stream_fact
+from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operational_fact
 from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.log.records import (
     Appended,
@@ -146,14 +145,12 @@ __all__ = [
     "decide_insert",
     "digests_in",
     "is_mark_due",
-    "is_orphan",
     "last_offset_before",
     "messages_in",
     "next_state",
     "next_timeout",
+    "operational_fact",
     "parse_row",
     "references_in",
     "skip_released",
-    "store_fact",
-    "stream_fact",
 ]

@@ -148,9 +148,3 @@ def _claims(value: object, depth: int) -> Iterator[ArtifactReference]:
     elif isinstance(value, list):
         for one in value:
             yield from _claims(one, depth + 1)
-
-
-def is_orphan(age_s: float, *, is_referenced: bool, orphan_after_s: float) -> bool:
-    """Whether an artifact or a partial transfer may be removed: no held fact refers to it, and it is old enough that
-    its producer has had time to append the fact."""
-    return not is_referenced and age_s >= orphan_after_s

@@ -29,6 +29,7 @@ class StreamState:
     released_offset: int = 0
     released_bytes: int = 0
     mark_ms: int | None = None  # store age when the newest mark was set
+    mark_unix_ms: int = 0  # and the wall clock then
     is_backlog: bool = False  # whether facts after that mark are a peer's backlog
 
     def info(self) -> StreamInfo:

@@ -27,24 +27,15 @@ OPERATIONAL_STREAM = "facts.operational"  # for facts about the store as a whole
 ALL_ZONES = "*"
 
 
-def stream_fact(
-    origin: Origin, stream: str, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
+def operational_fact(
+    origin: Origin, stream: str | None, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
 ) -> Message:
-    """The fact about one stream; `key` is unique among those of its predicate in this epoch."""
-    return _fact(origin, f"stream:{origin.zone}/{stream}", predicate, {"stream": stream, **about}, key, now_unix_ms)
-
-
-def store_fact(origin: Origin, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int) -> Message:
-    """The fact about the store as a whole, for OPERATIONAL_STREAM; `key` as in `stream_fact`."""
-    return _fact(origin, f"store:{origin.zone}", predicate, about, key, now_unix_ms)
-
-
-def _fact(
-    origin: Origin, subject: str, predicate: str, about: Mapping[str, object], key: str, now_unix_ms: int
-) -> Message:
-    message_id = f"{predicate}:{origin.epoch.hex()}:{key}"
-    envelope = Envelope(message_id, origin.zone, ALL_ZONES, now_unix_ms)
-    return Message(envelope, Fact(subject, predicate, canonical_json(_plain(about))))
+    """The fact about a stream, or about the store as a whole; `key` is unique among those of its predicate in this
+    epoch."""
+    subject = f"store:{origin.zone}" if stream is None else f"stream:{origin.zone}/{stream}"
+    content = _plain(about if stream is None else {"stream": stream, **about})
+    envelope = Envelope(f"{predicate}:{origin.epoch.hex()}:{key}", origin.zone, ALL_ZONES, now_unix_ms)
+    return Message(envelope, Fact(subject, predicate, canonical_json(content)))
 
 
 def _plain(value: object) -> object:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from agent.batch import DIGEST_BYTES, Batch, BatchError, parse
+from agent.batch import DIGEST_BYTES, Batch, parse
+from agent.columns import BatchError
 from agent.pages import Hole, StoredBatch
 
 PageRow = tuple[object, object, object, object]  # first_offset, last_offset, body, digest, as the disk has them

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.batch import FACTS_MAX
+from agent.columns import FACTS_MAX
 from agent.message import STREAM
 
 Acks = Literal["none", "local", "quorum", "all"]

@@ -21,11 +21,11 @@ Reason = Literal["expired", "damaged", "absent"]
 
 
 class SequenceRequest(NamedTuple):
-    """A request for sequences of an origin in a stream, by name and number (0: unknown here), and its limits."""
+    """A request for sequences of an origin in a stream, both by number (0: unknown here), and its limits."""
 
-    stream: str
-    stream_number: int
-    origin_number: int
+    stream_name: str
+    stream: int
+    origin: int
     first_sequence: int
     last_sequence: int
     facts_max: int
@@ -35,12 +35,14 @@ class SequenceRequest(NamedTuple):
 def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
     """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
     for."""
-    held = _held(connection, asked.stream_number, asked.origin_number)
-    page = PageAssembly(asked.stream, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence)
+    held = _held(connection, asked.stream, asked.origin)
+    page = PageAssembly(
+        asked.stream_name, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence
+    )
     bad = list[Span]()
     if _read_rows(connection, asked, page, bad):
         page.finish(asked.last_sequence)
-    released = connection.execute(QUERIES["select_released_offset"], (asked.stream_number,)).fetchone()
+    released = connection.execute(QUERIES["select_released_offset"], (asked.stream,)).fetchone()
     if not (released and released[0]):
         bad = held  # nothing was ever released: held facts that cannot be read are damaged
     holes = [piece for hole in page.holes for piece in _pieces(hole, held, bad)]
@@ -65,14 +67,8 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
 
 def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
     """Read rows into the page until it is full; damaged ones are added to `bad`. True when no row is left."""
-    values = {
-        "stream": asked.stream_number,
-        "origin": asked.origin_number,
-        "first_sequence": asked.first_sequence,
-        "last_sequence": asked.last_sequence,
-    }
     try:
-        rows = connection.execute(QUERIES["select_sequences"], values)
+        rows = connection.execute(QUERIES["select_sequences"], asked._asdict())
         try:
             for first, last, body, digest, first_offset in rows:
                 before = len(page.batches)
@@ -80,7 +76,7 @@ def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: Pag
                     return False
                 if len(page.batches) > before:
                     continue
-                if _add_repaired(connection, asked.stream_number, first_offset, first, page):
+                if _add_repaired(connection, asked.stream, first_offset, first, page):
                     return False
                 if len(page.batches) == before and isinstance(first, int) and isinstance(last, int):
                     bad.append((first, last))

@@ -46,7 +46,7 @@ from agent.fact_store.sqlite import (
     load,
     reading_tables,
 )
-from agent.pages import BatchEnd, Hole, OriginRange, Page, PeerPosition, StoredBatch
+from agent.pages import BatchEnd, Hole, OriginRange, Page, StoredBatch
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -80,16 +80,6 @@ class StoreReader:
                     )
                 self.origin = identity(connection, path)
             on_error.pop_all()
-
-    @property
-    def zone(self) -> str:
-        """Zone of the store."""
-        return self.origin.zone
-
-    @property
-    def epoch(self) -> bytes:
-        """The store's epoch when the reader was opened."""
-        return self.origin.epoch
 
     def read(
         self,
@@ -180,6 +170,12 @@ class StoreReader:
             rows = connection.execute(query, asked).fetchall()
             origins = {row[2]: self._origin(connection, row[2]) for row in rows}
         return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
+
+    def clock_marks(self, stream: str) -> list[tuple[int, int]]:
+        """When facts of a stream were recorded here: (first offset, milliseconds since 1970 by this node's clock), at
+        most one mark a minute, oldest first. Facts up to the next mark were recorded within the minute after theirs."""
+        with self._reading() as connection:
+            return connection.execute(QUERIES["select_clock_marks"], (self._stream(connection, stream),)).fetchall()
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> list[bytes]:
         """Canonical JSON of an origin's tag definitions after one number up to another, as many as are held. Raises
@@ -301,10 +297,6 @@ class StoreReader:
     def consumers(self) -> list[ConsumerState]:
         """Every registered consumer."""
         return list(self._catalog().consumers.values())
-
-    def peer_positions(self) -> dict[tuple[str, str], PeerPosition]:
-        """How far each (peer, stream) has been stored."""
-        return self._catalog().peers
 
     def incidents(self, limit: int = INCIDENTS_MAX) -> list[Incident]:
         """The last `limit` incidents, newest first."""

@@ -27,7 +27,6 @@ from agent.fact_store.log import (
     StreamSettings,
     StreamState,
     last_offset_before,
-    stream_fact,
 )
 from agent.fact_store.retention.ballast import Ballast, disk_free
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
@@ -165,10 +164,8 @@ class Housekeeping:
             moved = {*transaction.catalog.streams}
             dropping = {name for name in moved if self._policy(name).on_full == "drop_oldest"}
             self._log_near(transaction.catalog)
-        for names in (
-            moved,
-            dropping,
-        ):  # confirmed facts of all streams are released before any unconfirmed fact is dropped
+        # Confirmed facts of all streams are released before any unconfirmed fact is dropped.
+        for names in (moved, dropping):
             for name in names:
                 if (stream := transaction.catalog.streams.get(name)) is not None:
                     self._release(transaction, stream, may_drop=names is dropping)
@@ -331,8 +328,7 @@ def _record_loss(transaction: Transaction, stream: StreamState, until: int, deci
         "origins": transaction.origins_between(stream, max(first, decision.lost_from) - 1, until),
     }
     key = f"{stream.name}:{about['first_offset']}-{until}"
-    origin, now_unix_ms = transaction.catalog.origin, transaction.now_unix_ms
-    append_notice(transaction, stream.name, stream_fact(origin, stream.name, "facts_expired", about, key, now_unix_ms))
+    append_notice(transaction, stream.name, "facts_expired", about, key)
     who = ", ".join(str(one["name"]) for one in consumers) or "no consumer was registered"
     why = "their time to live was over" if decision.reason is Reason.TTL else "the store was full"
     transaction.add_incident(

@@ -17,6 +17,7 @@ from agent.fact_store.sqlite.connection import (
     reading_error,
     reading_tables,
     running_error,
+    sync_folder,
     unlock,
 )
 from agent.fact_store.sqlite.message_index import MessageIndex
@@ -49,5 +50,6 @@ __all__ = [
     "reading_error",
     "reading_tables",
     "running_error",
+    "sync_folder",
     "unlock",
 ]

@@ -150,6 +150,15 @@ def file_bytes(path: Path) -> int:
         return 0
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises OSError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
     """The store's error for an SQLite error at opening."""
     name = getattr(error, "sqlite_errorname", "")

@@ -34,7 +34,8 @@ class MessageFilter:
 
     def __init__(self) -> None:
         self._buckets: list[bytearray | None] = [None] * BUCKETS  # created when needed: most streams have few messages
-        self._marks = array("I", bytes(_COUNTS_BYTES))  # where the open generation begins in each bucket
+        self.marks = array("I", bytes(_COUNTS_BYTES))
+        """Where the open generation begins in each bucket; replaced, never changed, so that a rollback can put it back."""
 
     def __len__(self) -> int:
         """How many keys the filter holds."""
@@ -51,7 +52,7 @@ class MessageFilter:
 
     def undo(self, key: bytes) -> None:
         """Remove the key that was added last to its bucket: of several, undo the last first."""
-        bucket = self._bucket(key)
+        bucket = self._buckets[(key[0] << 8 | key[1]) >> 3]
         assert bucket, "nothing was added"
         assert bucket[-_ENTRY:-1] == key[2:4]
         del bucket[-_ENTRY:]
@@ -69,23 +70,13 @@ class MessageFilter:
                 yield from range(newest, first_generation - 1, -_KEPT)
             at = bucket.rfind(fingerprint, 0, at + _PRINT - 1)
 
-    # -------------------------------------------------------------------------------------------------------
-    # generations
-
-    @property
-    def marks(self) -> array[int]:
-        """Where the open generation begins; replaced, never changed, so that it can be put back after a rollback."""
-        return self._marks
-
-    @marks.setter
-    def marks(self, marks: array[int]) -> None:
-        self._marks = marks
+    # ----------------------------------------------------------------------------------------------------- generations
 
     def close(self) -> Summary:
         """Return the summary of the open generation and begin the next."""
-        marks, buckets = self._marks, self._buckets
+        marks, buckets = self.marks, self._buckets
         parts = [bucket[mark:] if bucket else b"" for bucket, mark in zip(buckets, marks, strict=True)]
-        self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
+        self.marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
         return _summary(parts)
 
     def load(self, summary: Summary, generation: int) -> None:
@@ -102,7 +93,7 @@ class MessageFilter:
             if (bucket := buckets[number]) is None:
                 bucket = buckets[number] = bytearray()
             bucket += entries[start:end]
-        self._marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
+        self.marks = array("I", [len(bucket) if bucket else 0 for bucket in buckets])
 
     def oldest(self, generation: int) -> Summary:
         """The summary of the oldest generation, from memory."""
@@ -122,10 +113,7 @@ class MessageFilter:
                 assert bucket is not None
                 assert len(bucket) >= length
                 del bucket[:length]
-        self._marks = array("I", [mark - length for mark, length in zip(self._marks, lengths, strict=True)])
-
-    def _bucket(self, key: bytes) -> bytearray | None:
-        return self._buckets[(key[0] << 8 | key[1]) >> 3]
+        self.marks = array("I", [mark - length for mark, length in zip(self.marks, lengths, strict=True)])
 
 
 def counts(summary: Summary) -> array[int]:

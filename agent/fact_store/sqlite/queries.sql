@@ -75,9 +75,13 @@ SELECT
     stream.released_bytes,
     coalesce(last.last_offset, stream.released_offset),
     coalesce(last.bytes_total, stream.released_bytes),
-    (SELECT age_ms FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1),
-    (SELECT is_backlog FROM mark WHERE mark.stream = stream.id ORDER BY first_offset DESC LIMIT 1)
+    mark.age_ms,
+    mark.unix_ms,
+    mark.is_backlog
 FROM stream
+LEFT JOIN mark ON mark.stream = stream.id AND mark.first_offset = (
+    SELECT max(first_offset) FROM mark WHERE mark.stream = stream.id
+)
 LEFT JOIN batch AS last ON last.id = (
     SELECT id FROM batch WHERE batch.stream = stream.id ORDER BY first_offset DESC LIMIT 1
 )
@@ -273,6 +277,9 @@ INSERT INTO mark (stream, first_offset, bytes_total, age_ms, unix_ms, is_backlog
 -- select_marks: the oldest marks of a stream
 SELECT first_offset, age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT ?;
 
+-- select_clock_marks: what the wall clock showed at the marks of a stream
+SELECT first_offset, unix_ms FROM mark WHERE stream = ? ORDER BY first_offset;
+
 -- delete_marks: marks before everything that is left
 DELETE FROM mark WHERE stream = :stream AND first_offset < (
     SELECT max(first_offset) FROM mark WHERE stream = :stream AND first_offset <= :released_offset + 1
@@ -465,7 +472,8 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, last_batch_offset, last_batch_digest) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, last_batch_offset, last_batch_digest)
+VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
     epoch = excluded.epoch, peer_offset = excluded.peer_offset,
     last_batch_offset = excluded.last_batch_offset, last_batch_digest = excluded.last_batch_digest,
@@ -499,7 +507,8 @@ ON CONFLICT (kind, subject)
 DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms = excluded.last_unix_ms;
 
 -- select_incidents: the last incidents, newest first
-SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
+SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident
+ORDER BY last_unix_ms DESC, id DESC LIMIT ?;
 
 -- select_bytes_up_to: a stream's sealed bytes up to a frontier, without the batch that the frontier divides
 SELECT CASE WHEN last_offset <= :frontier THEN bytes_total ELSE bytes_total - length(body) - :digest_bytes END
@@ -514,7 +523,8 @@ SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
 -- select_marks_since: the marks since an age, of the newest `limit`, oldest first
 SELECT age_ms, bytes_total, is_backlog FROM (
-    SELECT first_offset, bytes_total, age_ms, is_backlog FROM mark WHERE stream = :stream ORDER BY first_offset DESC LIMIT :limit
+    SELECT first_offset, bytes_total, age_ms, is_backlog FROM mark WHERE stream = :stream
+    ORDER BY first_offset DESC LIMIT :limit
 ) WHERE age_ms >= :since_ms ORDER BY first_offset;
 
 -- insert_artifact: the last fact of a stream that refers to an artifact

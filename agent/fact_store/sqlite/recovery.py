@@ -81,11 +81,13 @@ def load(connection: sqlite3.Connection, path: Path) -> Catalog:
 
 def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog = Catalog(identity(connection, path))
-    for number, name, released_offset, released_bytes, end_offset, bytes_total, mark_ms, is_backlog in _rows(
+    for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
+        mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
-            number, name, end_offset, bytes_total, released_offset, released_bytes, mark_ms, bool(is_backlog)
+            *(number, name, end_offset, bytes_total, released_offset, released_bytes),
+            *(mark_ms, mark_unix_ms or 0, bool(is_backlog)),
         )
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number

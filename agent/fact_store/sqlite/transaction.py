@@ -14,9 +14,9 @@ from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
 from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, TailCache, is_mark_due
-from agent.fact_store.sqlite.message_index import Entry, MessageIndex
+from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
-from agent.pages import HeldRange, LastBatch, PeerPosition
+from agent.pages import HeldRange, LastBatch, OriginRange, PeerPosition
 
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
@@ -39,8 +39,7 @@ class Transaction:
         self._execute = connection.execute
         self._executemany = connection.executemany
 
-    # -----------------------------------------------------------------------------------------------------------
-    # reading
+    # ----------------------------------------------------------------------------------------------------------- reading
 
     def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
         """Content digest and offset of the message first stored under an id, if there is one."""
@@ -124,13 +123,9 @@ class Transaction:
     def origins_between(self, stream: StreamState, after_offset: int, until_offset: int) -> list[dict[str, object]]:
         """Origins and sequences of the batches that begin after one offset and up to another."""
         rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
-        return [
-            {"zone": zone, "epoch": epoch.hex(), "first_sequence": first, "last_sequence": last}
-            for zone, epoch, first, last in rows
-        ]
+        return [OriginRange(*row).named() for row in rows]
 
-    # -----------------------------------------------------------------------------------------------------------
-    # writing
+    # ----------------------------------------------------------------------------------------------------------- writing
 
     def stream(self, name: str) -> StreamState:
         """The stream of this name, made if need be."""
@@ -166,14 +161,14 @@ class Transaction:
             self._execute(_INSERT_BATCHES, list(chain.from_iterable(rows[at : at + ROWS_AT_ONCE])))
         for row in rows[whole:]:
             self._execute(QUERIES["insert_batch"], row)
-        mark_ms, was_backlog = stream.mark_ms, stream.is_backlog
-        if is_mark_due(mark_ms, self.age_ms) or (is_backlog and not was_backlog):
-            mark_ms, was_backlog = self.age_ms, is_backlog
-            values = (stream.id, stream.end_offset + 1, stream.bytes_total, mark_ms, self.now_unix_ms, is_backlog)
+        marked = stream
+        if is_mark_due(stream.mark_ms, self.age_ms, stream.mark_unix_ms, self.now_unix_ms) or (
+            is_backlog and not stream.is_backlog
+        ):
+            marked = replace(stream, mark_ms=self.age_ms, mark_unix_ms=self.now_unix_ms, is_backlog=is_backlog)
+            values = (stream.id, stream.end_offset + 1, stream.bytes_total, self.age_ms, self.now_unix_ms, is_backlog)
             self._execute(QUERIES["insert_mark"], values)
-        self.catalog.streams[stream.name] = replace(
-            stream, end_offset=end_offset, bytes_total=bytes_total, mark_ms=mark_ms, is_backlog=was_backlog
-        )
+        self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
         tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
         self.batches_added += len(batches)
@@ -218,10 +213,6 @@ class Transaction:
             self._execute(QUERIES["insert_definition"], (origin, known.count, known.digest, body))
         self.catalog.definitions[origin] = known
 
-    def add_messages(self, stream: StreamState, entries: Sequence[Entry]) -> None:
-        """Index the ids of messages just stored."""
-        self.index.add(stream.id, entries)
-
     def set_subjects(self, stream: StreamState, offsets: Mapping[bytes, int]) -> None:
         """Record the newest messages about subjects, just stored."""
         self._executemany(QUERIES["insert_subject"], [(stream.id, *one) for one in offsets.items()])
@@ -265,10 +256,11 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def begin_serving(self, stream: StreamState, zone: str) -> None:
-        """Record that a zone reads a stream from now on."""
-        self._execute(QUERIES["insert_served"], (stream.id, zone))
-        self.catalog.served_offsets[stream.name, zone] = None
+    def begin_serving(self, stream: str, zone: str) -> None:
+        """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision
+        0041)."""
+        self._execute(QUERIES["insert_served"], (self.catalog.streams[stream].id, zone))
+        self.catalog.served_offsets[stream, zone] = None
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer and number it."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from agent.fact_store import consumers
 from agent.fact_store.append import (
+    AckWaiters,
     AppendMessages,
     AppendSamples,
     Call,
@@ -38,7 +39,7 @@ from agent.fact_store.append import (
     append_samples,
     decide_commit,
 )
-from agent.fact_store.consumers import AckWaiters, ConsumerActivity, ConsumerExpiry
+from agent.fact_store.consumers import ConsumerActivity, ConsumerExpiry
 from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
@@ -86,7 +87,7 @@ class Writer:
         self.ended: Future[None] = Future()
         self.meter = Meter()
         self.activity = ConsumerActivity()
-        self._acknowledging = AckWaiters(self.activity)
+        self._acknowledging = AckWaiters(self.activity.followers)
         self._lifetimes = ConsumerExpiry(
             self.activity, lambda name: LOST_LAGS * self.policy(name).in_sync_lag_ms * 1_000_000
         )
@@ -105,8 +106,7 @@ class Writer:
         self._subscribers: tuple[OnCommit, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"store-writer {path.name}", daemon=True)
 
-    # --------------------------------------------------------------------------------------------- called by other
-    # threads
+    # --------------------------------------------------------------------------------------- called by other threads
 
     def start(self) -> None:
         """Start the thread."""
@@ -167,8 +167,8 @@ class Writer:
         return self._age.now_ms(time.monotonic_ns())
 
     def subscribe(self, callback: OnCommit) -> Callable[[], None]:
-        """Call `callback` in the writer's thread after each commit; it must only enqueue. Returns a function that
-        unsubscribes."""
+        """Call `callback({stream: end_offset})` in the writer's thread after each commit that moved an end. It must
+        only enqueue and never raise. Returns a function that unsubscribes."""
         with self._changed:
             self._subscribers = (*self._subscribers, callback)
 
@@ -208,8 +208,7 @@ class Writer:
         # From here on, cancelling the future does not take the facts back.
         work.future.set_running_or_notify_cancel()
 
-    # ------------------------------------------------------------------------------------------------ the writer's
-    # thread
+    # ------------------------------------------------------------------------------------------- the writer's thread
 
     def _run(self) -> None:
         """Commit until closed or failed. However the thread ends, every future is answered."""

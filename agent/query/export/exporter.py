@@ -41,7 +41,7 @@ def export(
 ) -> Exported:
     """Write the facts within the bounds to `target`; `-` is standard output, for csv and jsonl. Raises ExportRefused.
 
-    `progress` hears, after each batch, how many facts are written and where in the store that is.
+    `progress` is called after each batch with the number of facts written, the stream and the offset.
     """
     if target == STDOUT:
         if form_name not in {"csv", "jsonl"}:
@@ -58,7 +58,7 @@ def export(
         size = part.stat().st_size
         part.replace(target)
     except (OSError, sqlite3.Error) as error:  # the store's own come as StoreError
-        hint = "see to the disk's room and the folder's rights"
+        hint = "check the free space of the disk and the permissions of the folder"
         raise ExportRefused(f"{target} cannot be written: {error}", hint) from error
     finally:
         with suppress(OSError):

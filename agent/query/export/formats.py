@@ -11,9 +11,9 @@ import csv
 import json
 import math
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from agent.fact_store import named_statements
 from agent.message import JSON_INTEGER_MAX, Value
@@ -22,19 +22,6 @@ from agent.query.scan import COLUMNS, ExtraMissing, Facts, exact_text, value_typ
 _SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
 _TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text
 PARQUET_GROUP_FACTS = 65_536
-
-
-class Form(Protocol):
-    """Where facts go."""
-
-    def write(self, facts: Facts) -> None:
-        """Take the facts of a batch."""
-
-    def finish(self) -> None:
-        """All have been written: indexes, footers, the rest of a buffer."""
-
-    def close(self) -> None:
-        """Let go of the file, finished or not."""
 
 
 class SqliteForm:
@@ -59,50 +46,40 @@ class SqliteForm:
         self._connection.close()
 
 
-class CsvForm:
-    """Comma-separated text with a header line; empty is NULL, and an empty text where `value_type` is string."""
+class _TextForm:
+    """Lines in a file, one for each fact."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
+
+    def finish(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CsvForm(_TextForm):
+    """Comma-separated text with a header line; empty is NULL, and an empty text where `value_type` is string."""
+
+    def __init__(self, file: IO[str]) -> None:
+        super().__init__(file)
         self._csv = csv.writer(file)  # lines end in CR LF (RFC 4180), so that both are quoted inside a text
         self._csv.writerow(_TEXT_COLUMNS)
 
     def write(self, facts: Facts) -> None:
-        columns = [
-            list(map(exact_text, facts.values())) if name == "value" else flat_column(facts, name)
-            for name in _TEXT_COLUMNS
-        ]
-        self._csv.writerows(zip(*columns, strict=True))
-
-    def finish(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+        self._csv.writerows(_text_rows(facts, exact_text))
 
 
-class JsonLinesForm:
+class JsonLinesForm(_TextForm):
     """A JSON object a line; what is NULL is left out."""
 
-    def __init__(self, file: IO[str]) -> None:
-        self._file = file
-
     def write(self, facts: Facts) -> None:
-        columns = [
-            list(map(json_exact, facts.values())) if name == "value" else flat_column(facts, name)
-            for name in _TEXT_COLUMNS
-        ]
         lines = []
-        for row in zip(*columns, strict=True):
+        for row in _text_rows(facts, json_exact):
             found = {name: value for name, value in zip(_TEXT_COLUMNS, row, strict=True) if value is not None}
             lines.append(json.dumps(found, ensure_ascii=False))
         self._file.write("\n".join(lines) + "\n")
-
-    def finish(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 class ParquetForm:
@@ -162,6 +139,10 @@ class ParquetForm:
             column.clear()
 
 
+Form = SqliteForm | CsvForm | JsonLinesForm | ParquetForm
+"""Each is written batch by batch, then finished, and closed in any case."""
+
+
 def flat_column(facts: Facts, name: str) -> Sequence[Any]:
     """A column of a flat row. A sample's message_id is left out: it is the row's stream, zone, epoch and sequence."""
     if name == "message_id" and facts.samples is not None:
@@ -174,8 +155,16 @@ def flat_rows(facts: Facts, names: Sequence[str]) -> Any:
     return zip(*(flat_column(facts, name) for name in names), strict=True)
 
 
+def _text_rows(facts: Facts, of_value: Callable[[Value], Any]) -> Any:
+    """The rows of a batch with `_TEXT_COLUMNS`, each value made by `of_value`."""
+    columns = [
+        list(map(of_value, facts.values())) if name == "value" else flat_column(facts, name) for name in _TEXT_COLUMNS
+    ]
+    return zip(*columns, strict=True)
+
+
 def json_exact(value: Value) -> Any:
-    """A value as JSON says it without loss to any reader, and as `exact_text` where it cannot."""
+    """A value as JSON that every reader reads exactly, and as `exact_text` where there is none."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int):

@@ -1,5 +1,5 @@
 """Runs a search for latest values on a store: reads heads, then batches from the newest time down, until every tag is
-settled.
+settled. The marks of the log tell when a batch was recorded here.
 
 At most `depth` facts are searched from the end of each stream, since a tag without any value would otherwise open the
 whole store. Within the depth the answer is exact; a tag not found there is a row without a value.
@@ -10,47 +10,44 @@ streams, so most of them are absent from any one stream; the next search looks f
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+from typing import NamedTuple
 
-from agent.batch import BatchError, Kind, Origin, open_packed, parse
+from agent.batch import Kind, Origin, open_packed, parse
+from agent.columns import BatchError
 from agent.fact_store import BatchHead
 from agent.message import TagDefinition
 from agent.pages import Hole
-from agent.query.latest.latest_search import LatestRow, LatestSearch, Tag
-from agent.query.scan import Scanner
+from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag
+from agent.query.scan import INT64_MAX, OFFSET_MAX, Scanner
 
 DEPTH_FACTS = 10_000_000  # one to two seconds on two shared cores, where nothing ends the search earlier
 FRESH_MS = 60_000
-OFFSET_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class LatestResult:
-    """What a search found, and the bound it kept: the depth in facts, 0 where it could go to the beginning."""
+class _Place(NamedTuple):
+    """A batch in the order of the search: the latest time that it proves, its arrival, its head."""
 
-    rows: list[LatestRow]
-    depth_facts: int
-
-    @property
-    def missing(self) -> list[LatestRow]:
-        """Rows without a value."""
-        return [row for row in self.rows if row.latest is None]
+    bound_ns: int
+    arrival: Arrival
+    head: BatchHead
 
 
 class AbsentTags:
-    """Which tags were sought in vain in which offsets of a stream, by one who keeps searching it; used by one thread at
-    a time.
+    """Which tags have no value in which offsets of a stream, for repeated searches; used by one thread at a time.
 
-    What was there stays as it was: batches never change, and later ones lie behind. Only a damaged batch may come back
-    to its place, so a search that met a hole is not remembered.
+    Batches never change, and new ones have higher offsets. Only a damaged batch may be repaired in its place, so a
+    search that met a hole is not recorded.
     """
 
     def __init__(self) -> None:
         self._searched: dict[str, dict[Tag, tuple[int, int]]] = {}
 
     def until(self, stream: str, first_offset: int, tags: Iterable[Tag]) -> dict[Tag, int]:
-        """The tags of these that are known not to lie from `first_offset` up to an offset, and that offset."""
+        """Those of the tags that are known to be absent from `first_offset` up to an offset, with that offset."""
         known, found = self._searched.get(stream, {}), dict[Tag, int]()
         for tag in tags:
             first, last = known.get(tag, (1, 0))
@@ -59,7 +56,7 @@ class AbsentTags:
         return found
 
     def note(self, stream: str, first_offset: int, last_offset: int, rows: Iterable[LatestRow]) -> None:
-        """What became of the tags that were sought; of others it stays known how far they were."""
+        """Record the result of a search; what is known of other tags stays."""
         known = self._searched.setdefault(stream, {})
         for row in rows:
             if row.latest is None:
@@ -76,11 +73,11 @@ def find_latest(
     streams: frozenset[str] | None = None,
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
-) -> LatestResult:
-    """The last known value of each wanted tag."""
+) -> list[LatestRow]:
+    """Each wanted tag with its last known value. `depth_facts` 0 searches all facts."""
     search = LatestSearch(_definitions(scanner), is_wanted)
     _carry_out(scanner, search, _newest_first(scanner, streams, depth_facts))
-    return LatestResult(search.rows(now_ns, fresh_ms), depth_facts)
+    return search.rows(now_ns, fresh_ms)
 
 
 def find_latest_in_stream(
@@ -93,20 +90,20 @@ def find_latest_in_stream(
     depth_facts: int = DEPTH_FACTS,
     fresh_ms: int = FRESH_MS,
 ) -> list[LatestRow]:
-    """As `latest` of one stream, for one who asks again and again: only tags that have a value."""
+    """As `find_latest` of one stream, for a caller that searches repeatedly: only tags that have a value."""
     first_offset, end_offset = _first(scanner, stream, depth_facts), scanner.ends.get(stream, 0)
     definitions = _definitions(scanner)
     tags = {Tag(origin.zone, one.subject, one.predicate) for origin, ones in definitions.items() for one in ones}
     known = absent.until(stream, first_offset, filter(is_wanted, tags))
-    heads = _newest_first(scanner, frozenset([stream]), depth_facts)
+    places = _newest_first(scanner, frozenset([stream]), depth_facts)
     while True:
         search = LatestSearch(definitions, is_wanted, known.__contains__)
-        _carry_out(scanner, search, heads, min(known.values(), default=end_offset))
+        _carry_out(scanner, search, places, min(known.values(), default=end_offset))
         rows = search.rows(now_ns, fresh_ms)
         spoken = [row.tag for row in rows if row.latest is not None and row.tag in known]
         if not spoken:
             break
-        for tag in spoken:  # for the first time: now as_of of its source may lie in what was left out
+        for tag in spoken:  # its first value: as_of of its source may lie in the batches that were left out
             del known[tag]
     if not scanner.counters.holes_total:
         absent.note(stream, first_offset, end_offset, rows)
@@ -114,16 +111,16 @@ def find_latest_in_stream(
 
 
 def _carry_out(
-    scanner: Scanner, search: LatestSearch, heads: Iterable[tuple[BatchHead, str]], until_offset: int = OFFSET_MAX
+    scanner: Scanner, search: LatestSearch, places: Iterable[_Place], until_offset: int = OFFSET_MAX
 ) -> None:
-    """Look while something is sought, and at every batch behind `until_offset`, where those may be that are absent
-    before it."""
-    for head, stream in heads:
-        is_sought = search.settle(head.time_max_ns)
+    """Look while a tag is unsettled, and at every batch after `until_offset`, where tags may be that are absent up to
+    there."""
+    for bound_ns, arrival, head in places:
+        is_sought = search.settle(bound_ns)
         if not is_sought and until_offset == OFFSET_MAX:
             return
         if (is_sought or head.last_offset > until_offset) and search.may_be_in(head.origin):
-            _look(scanner, search, stream, head)
+            _look(scanner, search, arrival, head)
 
 
 def _definitions(scanner: Scanner) -> dict[Origin, list[TagDefinition]]:
@@ -136,17 +133,27 @@ def _first(scanner: Scanner, stream: str, depth_facts: int) -> int:
     return max(first_offset, scanner.ends.get(stream, 0) - depth_facts + 1) if depth_facts else first_offset
 
 
-def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts: int) -> list[tuple[BatchHead, str]]:
-    found: list[tuple[BatchHead, str]] = []
+def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts: int) -> list[_Place]:
+    """The batches of samples within the depth, in descending order of bound and arrival."""
+    found: list[_Place] = []
     for stream, end_offset in scanner.ends.items():
         if streams is None or stream in streams:
+            marks = scanner.reader.clock_marks(stream)
+            offsets = [offset for offset, _ in marks]
+            # A clock that was set back does not reorder arrivals: the highest time that it had shown counts.
+            times_ns = [unix_ms * 1_000_000 for unix_ms in accumulate(map(itemgetter(1), marks), max)] or [INT64_MAX]
             for page in scanner.heads(stream, _first(scanner, stream, depth_facts), end_offset):
-                found += [(head, stream) for head in page if head.kind == Kind.SAMPLES]
-    found.sort(key=lambda one: (one[0].time_max_ns, one[0].first_offset), reverse=True)
+                for head in page:
+                    if head.kind == Kind.SAMPLES:
+                        recorded_ns = times_ns[max(bisect(offsets, head.first_offset) - 1, 0)]
+                        arrival = Arrival(recorded_ns, stream, head.first_offset)
+                        found.append(_Place(min(head.time_max_ns, arrival.limit_ns), arrival, head))
+    found.sort(key=itemgetter(0, 1), reverse=True)
     return found
 
 
-def _look(scanner: Scanner, search: LatestSearch, stream: str, head: BatchHead) -> None:
+def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, head: BatchHead) -> None:
+    stream = arrival.stream
     for stored in scanner.read(stream, head.first_offset, head.last_offset):
         try:
             samples = open_packed(parse(stored.sealed))
@@ -154,4 +161,4 @@ def _look(scanner: Scanner, search: LatestSearch, stream: str, head: BatchHead) 
             scanner.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             continue
         scanner.counters.batches_opened += 1
-        search.look(stream, stored.first_offset, stored.origin, samples)
+        search.look(arrival._replace(offset=stored.first_offset), stored.origin, samples)

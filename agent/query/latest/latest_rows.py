@@ -1,6 +1,6 @@
 """Latest values as records for programs, people and other nodes, and how records from peers are merged in. Core: no IO.
 
-A peer's value is shown until this store has one that is at least as new, and says which peer reported it.
+A peer's value is shown until this store has one that is at least as new, and names the peer that reported it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ _NEVER_NS = -(2**63)
 
 
 class LatestRecord(TypedDict):
-    """A row for programs: `value` as in a message, everything about it None where none was found, times as text. `via`:
-    the fact is not in this store, that zone told of it."""
+    """A row for programs: `value` as in a message, times as text; what describes the value is None where none was found.
+    `ahead_ms`: how far the source time was ahead of the store's clock at recording, at least; 0 where it was not.
+    `via`: the fact is not in this store, that zone reported it."""
 
     zone: str
     subject: str
@@ -28,6 +29,7 @@ class LatestRecord(TypedDict):
     unit: str | None
     quality: int | None
     source_time: str | None
+    ahead_ms: int | None
     stream: str | None
     offset: int | None
     as_of: str | None
@@ -49,8 +51,9 @@ def latest_record(row: LatestRow) -> LatestRecord:
         "unit": known.unit or None if known else None,
         "quality": known.quality if known else None,
         "source_time": time_text(known.source_time_ns) if known else None,
-        "stream": known.stream if known else None,
-        "offset": known.offset if known else None,
+        "ahead_ms": known.ahead_ms if known else None,
+        "stream": known.arrival.stream if known else None,
+        "offset": known.arrival.offset if known else None,
         "as_of": None if row.as_of_ns is None else time_text(row.as_of_ns),
         "staleness_ms": row.staleness_ms,
         "mode": row.mode,
@@ -59,18 +62,14 @@ def latest_record(row: LatestRow) -> LatestRecord:
 
 
 def merge_peer_records(
-    rows: Sequence[LatestRecord], heard: Iterable[LatestRecord], now_ns: int, fresh_ms: int
+    rows: Sequence[LatestRecord], from_peers: Iterable[LatestRecord], now_ns: int, fresh_ms: int
 ) -> list[LatestRecord]:
-    """Rows of the store, and beside them what others told of tags of which it knows nothing as new; by zone and
-    subject.
-
-    How stale a source is follows from both: who told knew until when it spoke.
-    """
+    """Rows of the store, and those of peers where the store has no value as new; by zone and subject. The staleness of
+    a source follows from both."""
     best = {(row["zone"], row["subject"], row["predicate"]): row for row in rows}
-    for row in heard:
+    for row in from_peers:
         key = row["zone"], row["subject"], row["predicate"]
-        known = best.get(key)
-        if known is None or _at_ns(row["source_time"]) > _at_ns(known["source_time"]):
+        if (known := best.get(key)) is None or _rank(row) > _rank(known):
             best[key] = row
     newest: dict[tuple[str, str], int] = {}
     for row in best.values():
@@ -86,6 +85,14 @@ def merge_peer_records(
         mode = "fresh" if staleness_ms <= fresh_ms else "degraded"
         merged.append({**row, "as_of": time_text(as_of_ns), "staleness_ms": staleness_ms, "mode": mode})
     return merged
+
+
+def _rank(row: LatestRecord) -> tuple[int, int]:
+    """The greater rank is the newer value. A source time ahead of the clock does not count: the store's own fact came
+    after the peer's report and replaces it; a peer's is shown where there is no other."""
+    if row["source_time"] is None:
+        return 0, 0
+    return (1 if row["via"] else 3, 0) if row["ahead_ms"] else (2, _at_ns(row["source_time"]))
 
 
 def _at_ns(text: str | None) -> int:

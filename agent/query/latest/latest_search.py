@@ -1,14 +1,16 @@
-"""Finds the latest value of every tag in batches given from the newest source time down. Core: no IO.
+"""Finds the latest value of every tag in batches given from the newest time down. Core: no IO.
 
 A tag is a subject and predicate of a zone, whatever numbers it has had: a new unit, epoch or source gives it a new
-number. Its latest value has the newest source time, and among equal ones the highest offset. Facts do not arrive in the
-order of their source times, since a gap is filled from history behind live values. So batches are taken in descending
-order of the latest time they hold, and a tag is *settled* once its value is newer than anything the remaining batches
-can hold.
+number. The newest source time is the latest value, so history that arrives behind live values does not replace them. A
+source time ahead of this store's clock at recording does not count: such a fact replaces all that arrived before it,
+and the first fact after it that is not history replaces it (decision 0042).
 
-Each value has a staleness. A tag that reports by exception may be silent for hours, so staleness belongs to the source:
-`as_of` is the newest source time of any tag of the same zone and source, and `staleness_ms` is the age of that. `mode`
-is `degraded` instead of `fresh` when the age exceeds the caller's limit.
+Batches are taken in descending order of the time that they can prove, their *bound*. A tag is *settled* once its value
+is newer than the bounds of the remaining batches.
+
+A tag that reports by exception may be silent for hours, so staleness belongs to the source: `as_of` is the newest time
+of any tag of the same zone and source, `staleness_ms` its age, and `mode` is `degraded` instead of `fresh` when the age
+exceeds the caller's limit.
 """
 
 from __future__ import annotations
@@ -18,16 +20,34 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agent.batch import Origin, Unpacked
+from agent.batch import Origin
+from agent.columns import Unpacked
 from agent.message import TagDefinition, Value
+
+MARK_NS = 60_000_000_000  # a store notes its clock once a minute
+CLOCKS_DIFFER_NS = 60_000_000_000  # by less than this, a source's clock and the store's may differ
 
 
 class Tag(NamedTuple):
-    """What has a last value."""
+    """The key of a latest value."""
 
     zone: str
     subject: str
     predicate: str
+
+
+class Arrival(NamedTuple):
+    """A place in the order in which facts came into this store. `recorded_ns` is the last mark of the store's clock
+    before, at most a minute older than the recording."""
+
+    recorded_ns: int
+    stream: str
+    offset: int
+
+    @property
+    def limit_ns(self) -> int:
+        """A source time after this is ahead of the store's clock."""
+        return self.recorded_ns + MARK_NS + CLOCKS_DIFFER_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +55,28 @@ class LatestValue:
     """The last known value of a tag, with the unit of the definition under which it was recorded."""
 
     source_time_ns: int
-    offset: int
-    stream: str
+    arrival: Arrival
     value: Value
     quality: int
     unit: str
 
+    @property
+    def rank(self) -> tuple[int, int]:
+        """The greater rank is the newer value. An ahead fact has the time from which a later one is not history."""
+        arrival = self.arrival
+        return self.source_time_ns if not self.ahead_ms else arrival.recorded_ns - CLOCKS_DIFFER_NS, arrival.offset
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the source time was ahead of the store's clock at recording, at least; 0 where it was not."""
+        if self.source_time_ns <= self.arrival.limit_ns:
+            return 0
+        return (self.source_time_ns - self.arrival.recorded_ns - MARK_NS) // 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class LatestRow:
-    """A tag, its last value if one was found, and how stale what we know of its source is."""
+    """A tag, its last value if one was found, and the staleness of its source."""
 
     tag: Tag
     source: str
@@ -55,7 +87,11 @@ class LatestRow:
 
 
 class LatestSearch:
-    """Tags whose last values are sought. Give it batches in the order of their latest times, descending."""
+    """Tags whose last values are sought. Give it batches in descending order of `bound_ns` and arrival.
+
+    Of two batches with facts ahead of the clock the later one then comes first, and so does a batch with such a fact
+    before any batch that arrived earlier. The first such fact of a tag is therefore the last one to arrive.
+    """
 
     def __init__(
         self,
@@ -63,8 +99,7 @@ class LatestSearch:
         is_wanted: Callable[[Tag], bool],
         absent: Callable[[Tag], bool] = lambda _: False,
     ) -> None:
-        """`absent` tags are known not to be in most batches: they are found where they are, and nobody searches on for
-        them."""
+        """`absent` tags are known not to be in most batches: the search does not continue for their sake."""
         self._definitions = definitions
         self._sources: dict[Tag, str] = {}
         self._numbers: dict[Tag, list[tuple[Origin, int]]] = {}
@@ -82,13 +117,15 @@ class LatestSearch:
                     self._open.setdefault(origin, {})[number] = tag
         self._unsettled = {tag for tag in self.wanted if not absent(tag)}
         self._found: dict[Tag, LatestValue] = {}
-        self._times: list[tuple[int, Tag]] = []  # heap, newest first; what has been bettered stays in it
+        self._times: list[tuple[int, Tag]] = []  # heap, newest first; values that were replaced stay in it
+        self._ahead: dict[Tag, Arrival] = {}  # the last fact of the tag that was ahead of the clock
+        self._heard_ns: dict[tuple[str, str], int] = {}  # when each zone and source was alive last
 
-    def settle(self, time_max_ns: int) -> bool:
-        """Everything that remains ends at this time; False when nothing that is wanted can be in it."""
-        while self._times and -self._times[0][0] > time_max_ns:
+    def settle(self, bound_ns: int) -> bool:
+        """No remaining batch proves a later time than this; False when nothing that is wanted can be in them."""
+        while self._times and -self._times[0][0] > bound_ns:
             time_ns, tag = heapq.heappop(self._times)
-            if self._found[tag].source_time_ns == -time_ns and tag in self._numbers:
+            if self._found[tag].rank[0] == -time_ns and tag in self._numbers:
                 for origin, number in self._numbers.pop(tag):
                     self._open[origin].pop(number, None)
                 self._unsettled.discard(tag)
@@ -98,47 +135,56 @@ class LatestSearch:
         """Whether a batch of this origin can matter."""
         return bool(self._open.get(origin))
 
-    def look(self, stream: str, first_offset: int, origin: Origin, samples: Unpacked) -> None:
-        """Look for the tags in a batch."""
+    def look(self, batch: Arrival, origin: Origin, samples: Unpacked) -> None:
+        """Look for the tags in a batch; `batch` is the arrival of its first fact."""
         sought, tags = self._open.get(origin, {}), samples.all_tags()
         if sought.keys().isdisjoint(tags):
             return
         places = [place for place, number in enumerate(tags) if number in sought]
-        best: dict[Tag, tuple[int, int]] = {}
+        best: dict[Tag, tuple[int, int, int]] = {}  # time that ranks it, place, source time
+        limit_ns = batch.limit_ns
         for place, time_ns in zip(places, samples.times_ns_at(places), strict=True):
             tag = sought[tags[place]]
-            if tag not in best or (time_ns, place) > best[tag]:
-                best[tag] = time_ns, place
+            if tag not in best and tag in self._ahead and batch < self._ahead[tag]:
+                continue  # replaced by a fact of a later batch, whatever its time
+            if time_ns > limit_ns:
+                self._ahead[tag] = batch._replace(offset=batch.offset + place)
+                best[tag] = batch.recorded_ns - CLOCKS_DIFFER_NS, place, time_ns
+                self._hear(tag, batch.recorded_ns + MARK_NS)
+            elif tag not in best or (time_ns, place) > best[tag]:
+                best[tag] = time_ns, place, time_ns
         better = {
-            tag: place for tag, (time_ns, place) in best.items() if self._betters(tag, time_ns, first_offset + place)
+            tag: place
+            for tag, (rank_ns, place, _) in best.items()
+            if tag not in self._found or (rank_ns, batch.offset + place) > self._found[tag].rank
         }
         chosen = list(better.values())
         details = zip(samples.values_at(chosen), samples.qualities_at(chosen), strict=True)
         for (tag, place), (value, quality) in zip(better.items(), details, strict=True):
-            time_ns = best[tag][0]
+            rank_ns, _, time_ns = best[tag]
             unit = self._definitions[origin][tags[place] - 1].unit
-            self._found[tag] = LatestValue(time_ns, first_offset + place, stream, value, quality, unit)
-            heapq.heappush(self._times, (-time_ns, tag))
+            arrival = batch._replace(offset=batch.offset + place)
+            self._found[tag] = LatestValue(time_ns, arrival, value, quality, unit)
+            self._hear(tag, rank_ns)
+            heapq.heappush(self._times, (-rank_ns, tag))
 
     def rows(self, now_ns: int, fresh_ms: int) -> list[LatestRow]:
         """Every wanted tag, by zone and subject."""
-        newest: dict[tuple[str, str], int] = {}
-        for tag, known in self._found.items():
-            source = tag.zone, self._sources[tag]
-            newest[source] = max(known.source_time_ns, newest.get(source, known.source_time_ns))
         rows = []
         for tag in sorted(self.wanted):
             source_name = self._sources[tag]
-            as_of_ns = newest.get((tag.zone, source_name))
-            staleness_ms = None if as_of_ns is None else max(0, (now_ns - as_of_ns) // 1_000_000)
+            heard_ns = self._heard_ns.get((tag.zone, source_name))
+            as_of_ns = None if heard_ns is None else min(heard_ns, now_ns)
+            staleness_ms = None if as_of_ns is None else (now_ns - as_of_ns) // 1_000_000
             is_fresh = staleness_ms is not None and staleness_ms <= fresh_ms
             mode: Literal["fresh", "degraded"] = "fresh" if is_fresh else "degraded"
             rows.append(LatestRow(tag, source_name, self._found.get(tag), as_of_ns, staleness_ms, mode))
         return rows
 
-    def _betters(self, tag: Tag, time_ns: int, offset: int) -> bool:
-        known = self._found.get(tag)
-        return known is None or (time_ns, offset) > (known.source_time_ns, known.offset)
+    def _hear(self, tag: Tag, time_ns: int) -> None:
+        """The source of a tag was alive at this time."""
+        source = tag.zone, self._sources[tag]
+        self._heard_ns[source] = max(time_ns, self._heard_ns.get(source, time_ns))
 
 
 def _numbered(definitions: Mapping[Origin, Iterable[TagDefinition]]) -> Iterator[tuple[Origin, int, TagDefinition]]:

@@ -1,8 +1,7 @@
-"""What a question asks for, and which batches and facts it therefore need not read or open. Core: no IO.
+"""The bounds of a query, and which batches and facts need not be read or opened for it. Core: no IO.
 
-A batch's row says which offsets, whose facts and which times it holds; a definition says which number a tag has at its
-origin. What these exclude is never decompressed. Bounds may only exclude what does not match; the caller checks its own
-conditions again.
+A batch's row has its offsets, origin and times; a definition has the number of a tag at its origin. What these exclude
+is never decompressed. Bounds may only exclude what does not match; the caller checks its own conditions again.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from agent.batch import SEQUENCE_MAX, Kind, Unpacked
+from agent.batch import SEQUENCE_MAX, Kind
+from agent.columns import Unpacked
 from agent.fact_store import BatchHead
 from agent.message import INT64_MIN, Message, TagDefinition
 
@@ -21,8 +21,8 @@ INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Facts of these streams, offsets and times; `None` is any. `is_subject` and the rest are asked of what a tag
-    stands for."""
+    """Facts of these streams, offsets and times; `None` is any. `numbers`, `subject_tests` and `predicates` restrict
+    the tags."""
 
     streams: frozenset[str] | None = None
     zones: frozenset[str] | None = None
@@ -36,7 +36,7 @@ class Bounds:
     predicates: frozenset[str] | None = None
 
     def may_hold(self, head: BatchHead) -> bool:
-        """Whether a batch may hold what is asked for, by what it says of itself."""
+        """Whether a batch may hold facts within the bounds, by its head."""
         return (
             head.last_offset >= self.offset_min
             and head.first_offset <= self.offset_max
@@ -49,14 +49,13 @@ class Bounds:
 
     @property
     def names_tags(self) -> bool:
-        """Whether some tags are asked for, and not all."""
+        """Whether the bounds restrict the tags."""
         return self.numbers is not None or bool(self.subject_tests) or self.predicates is not None
 
     def wants(self, number: int, definition: TagDefinition) -> bool:
-        """Whether a tag is asked for."""
-        return (self.numbers is None or number in self.numbers) and self._is_about(
-            definition.subject, definition.predicate
-        )
+        """Whether a tag is within the bounds."""
+        is_number = self.numbers is None or number in self.numbers
+        return is_number and self._is_about(definition.subject, definition.predicate)
 
     def _is_about(self, subject: str, predicate: str) -> bool:
         if self.predicates is not None and predicate not in self.predicates:
@@ -64,7 +63,8 @@ class Bounds:
         return all(test(subject) for test in self.subject_tests)
 
     def sample_places(self, first_offset: int, samples: Unpacked, numbers: frozenset[int] | None) -> Sequence[int]:
-        """Places of the samples asked for in a batch; `numbers` are the tags asked for at its origin, None for all."""
+        """Places of the samples of a batch that are within the bounds; `numbers` are the tags at its origin, None for
+        all."""
         frame = samples.frame
         start, stop = self._span(first_offset, frame.facts)
         places: Sequence[int] = range(start, stop)
@@ -80,7 +80,7 @@ class Bounds:
         return places
 
     def message_places(self, first_offset: int, messages: Sequence[Message]) -> Sequence[int]:
-        """Places of the messages asked for in a batch."""
+        """Places of the messages of a batch that are within the bounds."""
         start, stop = self._span(first_offset, len(messages))
         return [place for place in range(start, stop) if self._wants_message(messages[place])]
 

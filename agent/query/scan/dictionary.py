@@ -5,7 +5,8 @@ Definitions never change and their numbers have no gaps, so they are cached.
 
 from __future__ import annotations
 
-from agent.batch import DEFINITIONS_MAX, BatchError, Origin
+from agent.batch import DEFINITIONS_MAX, Origin
+from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.message import TagDefinition
 from agent.query.scan.bounds import Bounds
@@ -35,7 +36,7 @@ class Dictionary:
 
 
 class Wanted:
-    """The tags that a question asks for, as numbers of each origin."""
+    """The tags within the bounds, as numbers of each origin."""
 
     def __init__(self, dictionary: Dictionary, bounds: Bounds) -> None:
         self._dictionary = dictionary
@@ -43,7 +44,7 @@ class Wanted:
         self._found: dict[Origin, tuple[int, frozenset[int]]] = {}
 
     def numbers(self, origin: Origin, count: int) -> frozenset[int] | None:
-        """Which of an origin's first tags (and perhaps of some later ones) are asked for; None for all of them."""
+        """Which of an origin's first `count` tags (and perhaps of later ones) are wanted; None for all of them."""
         if not self._bounds.names_tags:
             return None
         looked_at, numbers = self._found.get(origin, (0, frozenset[int]()))

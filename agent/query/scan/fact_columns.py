@@ -1,18 +1,17 @@
 """The facts of one opened batch as columns, each built when it is asked for. Core: no IO.
 
-This is where a stored batch becomes something that people and other programs read: `tail` and `fetch` (as messages),
-`sql` and `export` (as rows) and `latest` all stand on it. The columns of a row:
+`sql` and `export` read these columns. The columns of a row:
 
-    stream offset                where it lies in this store
-    zone epoch sequence          identity for ever: by which life of which zone's store it was first recorded
+    stream offset                its place in this store
+    zone epoch sequence          with the stream, its identity: zone, store epoch and sequence where it was first recorded
     kind                         sample or message
-    subject predicate            what it is about, what it says of it
+    subject predicate            what it is about, what it states
     tag                          number of the tag's definition at its origin; NULL for a message
     value                        as SQLite has it: REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
     value_type                   double int uint bool string bytes json none; NULL for a message
     value_text                   exactly, as text, what `value` cannot hold: integers above int64, NaN, minus zero
     unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good
-    source_time source_time_ns   when it was so, ISO 8601 in UTC and in ns since 1970; for a message when it was produced
+    source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; of a message when it was produced
     object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
     message_id                   the producer's own, or computed for a sample
     to_zone correlation_id causation_id labels_json     of a message's envelope
@@ -24,12 +23,13 @@ import base64
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from agent.batch import Batch, Kind, Unpacked
+from agent.batch import Batch, Kind
+from agent.columns import Unpacked
 from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
 from agent.query.scan.bounds import INT64_MAX
 
@@ -46,8 +46,8 @@ _TYPE_NAMES: dict[type, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Some facts of one batch: those at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of
-    the batch."""
+    """The facts of one batch at `places`. `definitions[n - 1]` is the tag with number n; `messages` are all of the
+    batch."""
 
     stream: str
     first_offset: int
@@ -56,10 +56,6 @@ class Facts:
     samples: Unpacked | None
     messages: Sequence[Message]
     definitions: Sequence[TagDefinition]
-
-    def rows(self, names: Sequence[str] = COLUMNS) -> Iterator[tuple[Any, ...]]:
-        """Row by row, the columns asked for."""
-        return zip(*map(self.column, names), strict=True)
 
     def column(self, name: str) -> Sequence[Any]:
         """One column, an entry for each place."""
@@ -151,7 +147,7 @@ def value_type(value: Value) -> str:
 
 
 def value_text(value: Value) -> str | None:
-    """Exactly, what `sql_value` loses; None where it loses nothing. NaN with other bits than the usual is NaN:<16 hex
+    """The exact value as text where `sql_value` loses some of it, else None. NaN with unusual bits is NaN:<16 hex
     digits>."""
     if type(value) is float:
         if value != value:  # noqa: PLR0124 as above
@@ -162,7 +158,7 @@ def value_text(value: Value) -> str | None:
 
 
 def exact_text(value: Value) -> str | None:
-    """Any value as text that, with its `value_type`, says it to the bit: for forms that have no types of their own."""
+    """Any value as text that is exact together with its `value_type`: for formats without types."""
     match value:
         case None | str():
             return value
@@ -178,38 +174,3 @@ def exact_text(value: Value) -> str | None:
             return base64.b64encode(value).decode()
         case Json():
             return value.data.decode()
-
-
-def value_of_text(kind: str | None, text: str | None) -> Value:
-    """The inverse of `exact_text`."""
-    if text is None or kind is None or kind in {"string", "none"}:
-        return text if kind == "string" else None
-    match kind:
-        case "double":
-            return exact_value(kind, None, text) if text.startswith("NaN") else float(text)
-        case "bool":
-            return text == "true"
-        case "bytes":
-            return base64.b64decode(text)
-        case "json":
-            return Json(text.encode())
-        case _:
-            return int(text)
-
-
-def exact_value(kind: str | None, value: Any, text: str | None) -> Value:
-    """The inverse: a value to the bit from its columns `value_type`, `value` and `value_text`, as SQLite has them."""
-    match kind:
-        case "double" if text is not None and text.startswith("NaN"):
-            return float(struct.unpack(">d", bytes.fromhex(text[4:]))[0]) if len(text) > 3 else math.nan
-        case "double":
-            return float(value if text is None else text)
-        case "uint":
-            return int(text or value)
-        case "bool":
-            return bool(value)
-        case "json":
-            return Json(str(value).encode())
-        case _:
-            found: Value = value
-            return found

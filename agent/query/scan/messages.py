@@ -10,7 +10,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agent.batch import BatchError, Kind, open_messages, open_samples, parse
+from agent.batch import Kind, open_messages, open_samples, parse
+from agent.columns import BatchError
 from agent.fact_store import StoreReader
 from agent.message import Envelope, Message, sample_message, sample_message_id
 from agent.pages import Hole, StoredBatch

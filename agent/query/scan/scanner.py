@@ -2,7 +2,7 @@
 
 Every fact within the bounds that existed when the scan was made and was not released since is returned once, in the
 order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No read
-transaction stays open between two statements, so the write-ahead log can be reused during a long question.
+transaction stays open between two statements, so the write-ahead log can be reused during a long query.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from agent.batch import BatchError, Kind, open_messages, open_packed, parse
+from agent.batch import Kind, open_messages, open_packed, parse
+from agent.columns import BatchError
 from agent.fact_store import BatchHead, StoreDamaged, StoreReader
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.bounds import Bounds
@@ -26,17 +27,16 @@ HOLES_MAX = 1000  # named one by one; more are counted
 
 @dataclass(slots=True)
 class ScanCounters:
-    """What a scan has done: batches it looked at, and of those read and opened; holes it met."""
+    """Counts of a scan: heads of batches read, batches opened, facts found; and the holes."""
 
     heads: int = 0
-    batches_read: int = 0
     batches_opened: int = 0
     facts: int = 0
     holes: list[tuple[str, Hole]] = field(default_factory=list)
     holes_total: int = 0
 
     def add_hole(self, stream: str, hole: Hole) -> None:
-        """Note a hole."""
+        """Record a hole."""
         if (stream, hole) in self.holes:
             return
         self.holes_total += 1
@@ -76,7 +76,7 @@ class Scanner:
     def heads(
         self, stream: str, first_offset: int, last_offset: int, *, newest_first: bool = False
     ) -> Iterator[list[BatchHead]]:
-        """What the batches of a range say of themselves, by page."""
+        """The heads of the batches of a range, by page."""
         while first_offset <= last_offset:
             try:
                 page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
@@ -94,7 +94,7 @@ class Scanner:
                 first_offset = page[-1].last_offset + 1
 
     def read(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
-        """The batches of a range, as far as they can be read; the rest is noted as holes."""
+        """The batches of a range, as far as they can be read; the rest is recorded as holes."""
         found = list[StoredBatch]()
         after = first_offset - 1
         while after < last_offset:
@@ -110,11 +110,10 @@ class Scanner:
                 self.counters.add_hole(stream, Hole(after + 1, last_offset, "expired"))
                 break
             after = max(ends)
-        self.counters.batches_read += len(found)
         return found
 
     def opened(self, stream: str, stored: StoredBatch, bounds: Bounds, wanted: Wanted) -> Facts | None:
-        """The facts of a batch that are asked for, if it has any. A batch that does not open is noted as a hole."""
+        """The facts of a batch within the bounds, if it has any. A batch that does not open is recorded as a hole."""
         try:
             batch = parse(stored.sealed)
             self.counters.batches_opened += 1
@@ -135,7 +134,7 @@ class Scanner:
         return facts if places else None
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
-        group_max = 1  # small first, for questions that need few rows
+        group_max = 1  # small first, for queries that need few rows
         first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
         for page in self.heads(stream, first, last, newest_first=newest_first):
             kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
@@ -151,7 +150,8 @@ class Scanner:
                         yield replace(facts, places=facts.places[::-1]) if newest_first else facts
 
     def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchHead]]:
-        """Rows and heads of a range, when SQLite finds the file damaged; what no row is left of is noted as holes."""
+        """Rows and heads of a range, when SQLite finds the file damaged; offsets without a row are recorded as
+        holes."""
         if self._rows is None:
             self._rows = salvage(self.reader)
         found, expected = list[tuple[int, BatchHead]](), first_offset
@@ -173,11 +173,10 @@ class Scanner:
                 found.append(self.reader.row(row))
             except StoreDamaged:
                 self.counters.add_hole(stream, Hole(head.first_offset, head.last_offset, "damaged"))
-        self.counters.batches_read += len(found)
         return found
 
     def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:
-        """Whether one of the tags that are asked for was defined when the batch was sealed."""
+        """Whether one of the wanted tags was defined when the batch was sealed."""
         if head.kind != Kind.SAMPLES:
             return True
         try:
@@ -188,8 +187,8 @@ class Scanner:
 
 
 def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
-    """What is left of the table of batches in a damaged file, by stream and offset: row by row, leaping over what
-    cannot be read."""
+    """The readable rows of the table of batches in a damaged file, by stream and offset: row by row, with growing steps
+    over unreadable ones."""
     found: dict[str, dict[int, tuple[int, BatchHead]]] = {}
     row, leap, limit = 0, 1, HEADS_PAGE
     while leap < ROW_LEAP_MAX:

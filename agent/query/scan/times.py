@@ -24,7 +24,7 @@ _TEXTS_KEPT = 4096
 
 @lru_cache(_TEXTS_KEPT)
 def parse_time_ns(text: str) -> int | None:
-    """The time that a text names, or nothing where it names none."""
+    """The time that a text names; None where it names none."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         return None
@@ -40,7 +40,7 @@ def parse_time_ns(text: str) -> int | None:
 
 
 def parse_moment_ns(text: str, now_ns: int) -> int:
-    """As `parse_time_ns`, or so long ago: `90s`, `15m`, `2h`, `7d`. Raises TimeUnreadable."""
+    """As `parse_time_ns`, or a time before now: `90s`, `15m`, `2h`, `7d`. Raises TimeUnreadable."""
     if ago := _AGO.fullmatch(text.strip()):
         return now_ns - int(ago[1]) * _SECONDS[ago[2]] * 1_000_000_000
     if (found := parse_time_ns(text)) is None:

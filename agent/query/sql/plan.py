@@ -24,7 +24,7 @@ from agent.query.scan import COLUMNS, INT64_MAX, OFFSET_MAX, Bounds, parse_time_
 
 FACTS_COST = 1e9  # about the most a store holds; what matters is only the order of the costs below
 _RANGES = ("eq", "gt", "ge", "lt", "le")
-# What a condition on a column is good for: its operators, and how much of the store remains.
+# The operators that are useful on a column, and the share of the store that remains.
 _USEFUL: dict[str, tuple[tuple[str, ...], float]] = {
     "stream": (("eq",), 0.5),
     "zone": (("eq",), 0.5),
@@ -65,7 +65,7 @@ class Plan:
         return cls(tuple((column, operator) for column, operator in terms), tuple(used), newest_first)
 
     def bounds(self, values: Sequence[Any]) -> Bounds:
-        """What the conditions say with these values; for IN a value is a set."""
+        """The bounds of the conditions with these values; for IN a value is a set."""
         found = _Narrowing()
         for (column, operator), value in zip(self.terms, values, strict=True):
             found.narrow(column, operator, value)
@@ -73,13 +73,13 @@ class Plan:
 
 
 def is_useful(column: str, operator: str, collation: str) -> bool:
-    """Whether a condition can rule out anything before facts are opened."""
+    """Whether a condition can exclude batches before they are opened."""
     operators, _ = _USEFUL.get(column, ((), 1.0))
     return operator in operators and collation == _COLLATIONS.get(column, "BINARY")
 
 
 def order_kept(terms: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool]]) -> bool | None:
-    """Whether a scan gives this ORDER BY by itself: False forwards, True backwards (newest first), None not at all.
+    """Whether a scan returns this order anyway: False forwards, True backwards (newest first), None not at all.
 
     `order` has (column, descending) for each term. A scan goes by stream, then by offset.
     """
@@ -93,7 +93,7 @@ def order_kept(terms: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool
 
 
 class _Narrowing:
-    """Bounds, while conditions are laid on top of one another."""
+    """Bounds that conditions narrow one by one."""
 
     def __init__(self) -> None:
         self._texts: dict[str, frozenset[str]] = {}
@@ -102,7 +102,7 @@ class _Narrowing:
         self._spans = {"offset": (1, OFFSET_MAX), "source_time_ns": (INT64_MIN, INT64_MAX)}
 
     def narrow(self, column: str, operator: str, value: Any) -> None:
-        """Lay one condition on top."""
+        """Apply one condition."""
         match column:
             case "stream" | "zone" | "kind" | "predicate" | "subject":
                 self._narrow_text(column, operator, value)
@@ -116,7 +116,7 @@ class _Narrowing:
                     self._numbers = numbers if self._numbers is None else self._numbers & numbers
 
     def bounds(self) -> Bounds:
-        """All of them together."""
+        """The bounds of all conditions."""
         kinds = self._texts.get("kind")
         (offset_min, offset_max), (time_min_ns, time_max_ns) = self._spans["offset"], self._spans["source_time_ns"]
         return Bounds(

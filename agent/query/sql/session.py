@@ -85,7 +85,7 @@ class SqlSession:
         return Answer(columns, rows if first is None else _again(first, rows))
 
     def close(self) -> None:
-        """The connection in memory goes; the reader stays its owner's."""
+        """Close the connection in memory; the reader belongs to the caller."""
         self._connection.close(force=True)
 
     def _rows(self, cursor: apsw.Cursor, statement: str) -> Iterator[tuple[Any, ...]]:
@@ -93,7 +93,7 @@ class SqlSession:
             yield from cursor.execute(statement)
         except self._apsw.AuthError as error:
             raise SqlRefused(
-                "the statement would do more than read", "write SELECT; nothing else is possible"
+                "the statement would do more than read", "write a SELECT; nothing else is allowed"
             ) from error
         except self._apsw.Error as error:
             hint = f"tables: {', '.join(_TABLES)}; their columns: docs/operate/query.md"
@@ -130,14 +130,14 @@ class SqlSession:
         return parse_moment_ns(text, self._now_ns) if isinstance(text, str) else None
 
     def _latest(self) -> Iterable[tuple[Any, ...]]:
-        for row in find_latest(self.scanner, self._now_ns).rows:
+        for row in find_latest(self.scanner, self._now_ns):
             known, as_of = row.latest, None if row.as_of_ns is None else time_text(row.as_of_ns)
             yield (
                 *row.tag,
                 *((sql_value(known.value), value_type(known.value), value_text(known.value)) if known else (None, None, None)),
                 *((known.unit or None, known.quality, time_text(known.source_time_ns)) if known else (None, None, None)),
                 row.source or None, as_of, row.staleness_ms, row.mode,
-                *((known.stream, known.offset) if known else (None, None)),
+                *((known.arrival.stream, known.arrival.offset, known.ahead_ms) if known else (None, None, None)),
             )  # fmt: skip
 
     def _definitions(self) -> Iterable[tuple[Any, ...]]:

@@ -1,6 +1,6 @@
--- What `bsfg sql` shows, by name. Nothing of this is stored: each table is virtual and read from the store when asked.
+-- The tables of `bsfg sql`, by name. Each is virtual: its rows are read from the store when a statement needs them.
 
--- facts: every fact as a row, columns as agent/query/facts.py lists them; hidden ones are there when named
+-- facts: every fact as a row, columns as agent/query/scan/fact_columns.py lists them; hidden ones are there when named
 CREATE TABLE facts (
     stream TEXT,
     offset INTEGER,
@@ -26,7 +26,7 @@ CREATE TABLE facts (
     labels_json TEXT HIDDEN
 );
 
--- latest: the last known value of every tag, and how stale what we know of its source is; see agent/query/latest/search.py
+-- latest: the latest value of every tag, and the staleness of its source; see agent/query/latest/
 CREATE TABLE latest (
     zone TEXT,
     subject TEXT,
@@ -42,7 +42,8 @@ CREATE TABLE latest (
     staleness_ms INTEGER,
     mode TEXT,
     stream TEXT,
-    offset INTEGER
+    offset INTEGER,
+    ahead_ms INTEGER
 );
 
 -- definitions: what tag numbers stand for, per origin
@@ -64,7 +65,7 @@ CREATE TABLE definitions (
 -- streams: the logs of the store
 CREATE TABLE streams (name TEXT, first_offset INTEGER, end_offset INTEGER, facts INTEGER, bytes INTEGER);
 
--- consumers: who reads a stream, and how far
+-- consumers: the consumers of each stream, and how far they have read
 CREATE TABLE consumers (
     name TEXT, zone TEXT, stream TEXT, state TEXT, frontier INTEGER, behind_facts INTEGER
 );

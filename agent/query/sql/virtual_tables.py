@@ -40,7 +40,7 @@ class Module:
 
 
 class _Table:
-    """What all of our tables do alike: nothing when they are no longer needed."""
+    """What all tables share: nothing to release."""
 
     def Disconnect(self) -> None:  # noqa: N802 apsw's name
         pass
@@ -55,7 +55,7 @@ class FactsTable(_Table):
         self._scanner = scanner
 
     def BestIndexObject(self, found: apsw.IndexInfo) -> bool:  # noqa: N802 apsw's name
-        """Take the conditions that rule something out, and an order that a scan has anyway."""
+        """Take the conditions that exclude batches, and an order that a scan has anyway."""
         terms: list[tuple[str, str]] = []
         for number in range(found.nConstraint):
             column = found.get_aConstraint_iColumn(number)
@@ -131,7 +131,7 @@ class FactsCursor:
 
 
 class RowsTable(_Table):
-    """A small table: its rows are made anew for each scan of it, and SQLite looks through all of them."""
+    """A small table: its rows are made for each scan, and SQLite reads all of them."""
 
     def __init__(self, rows: Callable[[], Iterable[Sequence[Any]]]) -> None:
         self._rows = rows

@@ -636,6 +636,7 @@ class LatestEntry(Part, frozen=True):
     unit: str | None = None
     offset: Position | None = None
     via: Zone | None = None
+    ahead_ms: Offset = 0
 
     @property
     def key(self) -> TagKey:

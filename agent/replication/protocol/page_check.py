@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.batch import DIGEST_BYTES, Batch, BatchError, Header, Origin, parse, verify
+from agent.batch import DIGEST_BYTES, Batch, Header, Origin, parse, verify
+from agent.columns import BatchError
 from agent.pages import LastBatch, ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer

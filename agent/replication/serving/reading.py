@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from agent.batch import DIGEST_BYTES, BatchError, Origin, cut, parse
+from agent.batch import DIGEST_BYTES, Origin, cut, parse
+from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
 from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.protocol.ports import ServingStore

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from agent import batch
-from agent.batch import BatchError, Kind
+from agent.batch import Kind
+from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import MessageError, Sample
-from agent.pages import Gap, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
@@ -57,7 +58,7 @@ def test_carried_verbatim(store: FactStore) -> None:
     ]
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 15)
-    assert store.origins() == [store.origin, origin.origin]
+    assert store.reader.origins() == [store.origin, origin.origin]
 
 
 def test_invariant_12_put_again_after_a_lost_confirm(store: FactStore) -> None:
@@ -104,7 +105,7 @@ def test_a_gap_is_stored_and_reported(store: FactStore) -> None:
     origin = Elsewhere()
     first, lost, third = origin.seal(10), origin.seal(10), origin.seal(10)
     origin.put(store, [first])
-    assert origin.put(store, [third]).gaps == (Gap(origin.origin, 11, 20),)
+    assert origin.put(store, [third]).gaps == (OriginRange("plant", origin.origin.epoch, 11, 20),)
     (incident,) = store.incidents()
     assert (incident.kind, incident.count) == ("gap", 1)
     assert "plant had no sequences 11 to 20" in incident.detail
@@ -373,7 +374,7 @@ def test_facts_behind_a_fork_that_fit_are_taken(store: FactStore) -> None:
     last = copy.seal(5, 1000)
     found = offer(store, copy, [*copy.sealed], 35)
     assert found.refused == (OriginRange("plant", EPOCH, 11, 30),)
-    assert found.gaps == (Gap(was.origin, 21, 30),)
+    assert found.gaps == (OriginRange(was.origin.zone, was.origin.epoch, 21, 30),)
     assert sealed_in(store)[2:-1] == [last]
 
 

@@ -57,7 +57,7 @@ def pull(source: FactStore, target: FactStore, offset: int = 0) -> int:
     page = source.read(TELEMETRY, offset, EVERYTHING, EVERYTHING)
     definitions = [
         ReceivedDefinition(origin, n, body)
-        for origin in source.origins()
+        for origin in source.reader.origins()
         for n, body in enumerate(source.definitions(origin, 0, EVERYTHING), 1)
     ]
     position = PeerPosition(source.epoch, page.end_offset)
@@ -147,7 +147,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
         assert values_in(early) == list(range(1, 31))
         assert values_in(late) == [*range(1, 11), *range(21, 31)]
         with node(tmp_path / "a") as again:
-            assert again.origins()[0].zone == "plant"
+            assert again.reader.origins()[0].zone == "plant"
             assert len(notices(again, "epoch_began")) == 1
 
 

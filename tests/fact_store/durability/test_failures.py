@@ -112,7 +112,7 @@ def test_full_at_every_statement(tmp_path: Path) -> None:
             faults.arm(statement, 1, full_error)
             with pytest.raises(StoreFull):
                 origin.put(store, [sealed])
-            assert (store.end_offset(TELEMETRY), store.origins()) == (facts, [store.origin])
+            assert (store.end_offset(TELEMETRY), store.reader.origins()) == (facts, [store.origin])
             assert store.definitions(origin.origin, 0, 10) == []
             faults.start = None
             done(store.appends.append_samples(TELEMETRY, samples(1)))

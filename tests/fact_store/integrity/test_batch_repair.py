@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.batch import BatchError, cut, open_samples, parse, seal_columns
+from agent.batch import cut, open_samples, parse, seal_columns
+from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError

@@ -68,7 +68,7 @@ def test_until(reader: StoreReader) -> None:
 
 def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     """Streams, ends, origins and definitions can be read by other programs."""
-    assert reader.zone == "plant"
+    assert reader.origin.zone == "plant"
     (info,) = reader.streams()
     assert (info.name, info.first_offset, info.end_offset) == (TELEMETRY, 1, 40)
     assert info.bytes == sum(len(one.sealed) for one in reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).batches)
@@ -78,7 +78,7 @@ def test_other_programs_can_read_the_catalog(reader: StoreReader) -> None:
     assert len(reader.definitions(reader.origin, 0, 10)) == 1
     assert reader.definitions(Elsewhere().origin, 0, 10) == []
     assert reader.read("nothing.here", 0, 1, 1).batches == []
-    assert (reader.consumers(), reader.peer_positions(), reader.incidents()) == ([], {}, [])
+    assert (reader.consumers(), reader.incidents()) == ([], [])
     chain_is_whole(reader)
 
 
@@ -90,7 +90,7 @@ def test_invalid_limits(reader: StoreReader, after: int, facts: int, size: int) 
 
 
 def test_another_reader_sees_commits(tmp_path: Path) -> None:
-    """A reader beside a running store sees every commit, positions and consumers included."""
+    """A reader beside a running store sees every commit, consumers included."""
     origin = Elsewhere("north")
     with plant(tmp_path) as store:
         reader = StoreReader(tmp_path / "facts.db")
@@ -100,7 +100,7 @@ def test_another_reader_sees_commits(tmp_path: Path) -> None:
         origin.put(store, [origin.seal(2)], 9)
         done(store.consumers.register("x", "idmz", TELEMETRY))
         assert reader.read(TELEMETRY, 3, 10, EVERYTHING).batches[0].origin == origin.origin
-        assert reader.peer_positions() == {("north", TELEMETRY): PeerPosition(origin.origin.epoch, 9)}
+        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(origin.origin.epoch, 9)
         assert [one.name for one in reader.consumers()] == ["x"]
         assert reader.streams() == store.streams() == [StreamInfo(TELEMETRY, 1, 5, store.streams()[0].bytes)]
         reader.close()

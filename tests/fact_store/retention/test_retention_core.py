@@ -89,9 +89,17 @@ def test_age_is_counted_while_open_and_goes_on_after_a_restart() -> None:
     clock = AgeClock(5_000, 1_000_000_000)
     assert clock.now_ms(1_000_000_000) == 5_000
     assert clock.now_ms(3_500_000_000) == 7_500
-    assert is_mark_due(None, 0)
-    assert not is_mark_due(1_000, 1_000 + MARK_EVERY_MS - 1)
-    assert is_mark_due(1_000, 1_000 + MARK_EVERY_MS)
+
+
+def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
+    """A first append, a minute of age, and a wall clock that moved by a minute (the store was closed, the clock was
+    set) need a mark; a clock that was set back does not."""
+    almost, whole = 1_000 + MARK_EVERY_MS - 1, 1_000 + MARK_EVERY_MS
+    assert is_mark_due(None, 0, 0, 0)
+    assert not is_mark_due(1_000, almost, 1_000, almost)
+    assert is_mark_due(1_000, whole, 1_000, 1_000)
+    assert is_mark_due(1_000, 1_000, 1_000, whole)
+    assert not is_mark_due(1_000, 1_001, whole, 0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 300_000)), max_size=20), st.integers(0, 1_000_000))
@@ -100,7 +108,7 @@ def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_
     marks, recorded, last_ms, now_ms, end = [], [0], None, 0, 0
     for count, pause_ms in steps:
         now_ms += pause_ms
-        if is_mark_due(last_ms, now_ms):
+        if is_mark_due(last_ms, now_ms, 0, 0):
             marks.append((end + 1, now_ms))
             last_ms = now_ms
         end += count

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import open_samples, parse
-from agent.fact_store import FactStore, StoreReader
+from agent.fact_store import FactStore
 from agent.fact_store.log.frontier import Confirmed, confirm_range
 from agent.pages import PeerPosition, ReceivedDefinition
 from tests.fact_store.making import (
@@ -120,7 +120,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
         with FactStore.open(tmp_path / "copy.db", "idmz", settings=AT_ONCE) as copy:
             definitions = [
                 ReceivedDefinition(origin, number, body)
-                for origin in store.origins()
+                for origin in store.reader.origins()
                 for number, body in enumerate(store.definitions(origin, 0, EVERYTHING), 1)
             ]
             for stream in (TELEMETRY, OPERATIONAL):
@@ -131,7 +131,7 @@ def test_invariant_16_state_is_rebuilt_from_the_facts(tmp_path: Path) -> None:
                 again = done(copy.inbound.put_batches("plant", stream, parsed(batches), definitions, position))
                 assert again.stored_facts == 0, "what is held is known from the facts alone"
             assert (values_in(copy), ids_in(copy)) == (values_in(store), ids_in(store))
-            for origin in store.origins():
+            for origin in store.reader.origins():
                 assert copy.definitions(origin, 0, EVERYTHING) == store.definitions(origin, 0, EVERYTHING)
             chain_is_whole(copy)
 
@@ -147,9 +147,6 @@ def test_invariant_20_offsets_of_two_stores_need_no_mapping(tmp_path: Path) -> N
         other_path = PeerPosition(bytes(16), 4_711)
         again = done(store.inbound.put_batches("idmz", TELEMETRY, parsed(north.sealed), north.received(), other_path))
         assert (again.stored_facts, again.duplicate_facts) == (0, 10)
-    reader = StoreReader(tmp_path / "facts.db")
-    assert reader.peer_positions() == {
-        ("north", TELEMETRY): PeerPosition(north.origin.epoch, 10),
-        ("idmz", TELEMETRY): other_path,
-    }
-    reader.close()
+    with plant(tmp_path) as store:
+        assert store.inbound.peer_position("north", TELEMETRY) == PeerPosition(north.origin.epoch, 10)
+        assert store.inbound.peer_position("idmz", TELEMETRY) == other_path

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
 from agent.fact_store.log.settings import StreamSettings
-from agent.fact_store.sqlite import message_index
+from agent.fact_store.sqlite import message_index, migrations
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import statements
 from tests.fact_store.making import OPERATIONAL, done, ids_in, message, plant
@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 
 SIZE = 8  # ids of a generation here
 STREAMS = (1, 2)
-SCHEMA = (Path(message_index.__file__).parent / "schema.sql").read_text(encoding="utf-8")
+SCHEMA = migrations.FILES[0].read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)

@@ -18,11 +18,11 @@ from agent.message import Json, Sample, Value
 from agent.query.export.exporter import FormatName, export
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.errors import ExportRefused, ExtraMissing
-from agent.query.scan.fact_columns import exact_value, value_of_text
 from agent.query.scan.scanner import Scanner
 from agent.query.statistics import statistics
 from pyspark_bsfg.schema import FACTS
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
+from tests.query.exact import exact_value, value_of_text
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
 from tests.query.test_scan import damage
 from tests.support import command

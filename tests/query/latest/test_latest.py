@@ -1,17 +1,21 @@
 """Last known values: exactly those of a plain look at everything, found without looking at everything, with their
 staleness."""
 
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.sqlite import transaction
+from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample, TagDefinition
-from agent.query.latest.latest_query import AbsentTags, LatestResult, find_latest, find_latest_in_stream
-from agent.query.latest.latest_search import LatestRow, Tag
+from agent.query.latest.latest_query import AbsentTags, find_latest, find_latest_in_stream
+from agent.query.latest.latest_search import Arrival, LatestRow, Tag
 from agent.query.scan.dictionary import Dictionary
 from agent.query.scan.scanner import Scanner
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done
@@ -20,18 +24,46 @@ from tests.query.test_scan import damage
 from tests.support.memory import memory_folder
 
 OTHER = "facts.other"
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
 
 
-def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[LatestResult, Scanner]:
+@contextmanager
+def node_clock() -> Iterator[list[int]]:
+    """The clock by which stores note when they record, to be set through the list."""
+    now_ns = [BASE_NS]
+    with patch.object(writer_module.time, "time_ns", lambda: now_ns[0]):
+        yield now_ns
+
+
+def appended(file: Path, steps: list[tuple[int, int]]) -> None:
+    """Values 1, 2, ... of tag:a by (seconds of the node's clock, seconds of the source's clock), each its own append."""
+    with node_clock() as now_ns, FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        if not store.definition_counts():
+            done(store.appends.define([TagDefinition("tag:a", source="plc1")]))
+        for value, (clock_s, source_s) in enumerate(steps, 1):
+            now_ns[0] = BASE_NS + clock_s * SECOND_NS
+            done(store.appends.append_samples(TELEMETRY, [Sample(1, BASE_NS + source_s * SECOND_NS, value)]))
+
+
+def latest_of(file: Path, now_s: int = 0) -> tuple[object, int, str, int]:
+    """The one tag's value, how far its time is ahead in seconds, mode, and staleness in seconds."""
+    (row,), _ = found_in(file, BASE_NS + now_s * SECOND_NS)
+    assert row.latest is not None
+    assert row.staleness_ms is not None
+    return row.latest.value, row.latest.ahead_ms // 1000, row.mode, row.staleness_ms // 1000
+
+
+def found_in(file: Path, now_ns: int = BASE_NS, **more: Any) -> tuple[Scanner]:
     """What a search of a file finds, and the scanner that made the counters."""
     with closing(StoreReader(file)) as reader:
         scanner = Scanner(reader)
         return find_latest(scanner, now_ns, **more), scanner
 
 
-def by_subject(found: LatestResult) -> dict[tuple[str, str], LatestRow]:
+def by_subject(found: list[LatestRow]) -> dict[tuple[str, str], LatestRow]:
     """Rows by zone and subject."""
-    return {(row.tag.zone, row.tag.subject): row for row in found.rows}
+    return {(row.tag.zone, row.tag.subject): row for row in found}
 
 
 def test_the_newest_source_time_wins(tmp_path: Path) -> None:
@@ -41,12 +73,15 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
     rows = by_subject(found)
     flow = rows["plant", "tag:line1/flow"].latest
     assert flow is not None
-    assert (flow.value, flow.unit, flow.quality, flow.stream) == (7.25, "m3/h", 0, TELEMETRY)
+    assert (flow.value, flow.unit, flow.quality, flow.arrival.stream) == (7.25, "m3/h", 0, TELEMETRY)
     temperature = rows["plant", "tag:line1/temp"].latest
     assert temperature is not None
     assert (temperature.value, temperature.source_time_ns) == (20, BASE_NS + 1000 * SECOND_NS + 1)
     assert rows["plant", "tag:line2/silent"].latest is None
-    assert {row.tag[:2] for row in found.missing} == {("plant", "tag:line2/silent"), ("north", "tag:line1/t2")}
+    assert {row.tag[:2] for row in found if row.latest is None} == {
+        ("plant", "tag:line2/silent"),
+        ("north", "tag:line1/t2"),
+    }
     assert {zone for zone, _ in rows} == {"plant", "north"}
 
 
@@ -58,7 +93,53 @@ def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
         for value, at_ns in ((1, 100), (2, 500), (3, 200), (4, 500), (5, 300)):
             done(store.appends.append_samples(TELEMETRY, [Sample(1, at_ns, value), Sample(2, at_ns, -value)]))
     found, _ = found_in(tmp_path / "facts.db")
-    assert [row.latest and (row.latest.value, row.latest.offset) for row in found.rows] == [(4, 7), (-4, 8)]
+    assert [row.latest and (row.latest.value, row.latest.arrival.offset) for row in found] == [(4, 7), (-4, 8)]
+
+
+def test_a_value_from_a_clock_that_jumped_forth_and_back_is_replaced(tmp_path: Path) -> None:
+    """A source's clock jumps an hour ahead and back. While it is ahead its newest value is the latest and marked; the
+    first value after it was set back replaces that, also for a tag that then stays silent until the hour is over."""
+    file = tmp_path / "facts.db"
+    appended(file, [(0, 0), (2, 3602), (3, 3603)])
+    value, ahead_s, mode, stale_s = latest_of(file, now_s=70)
+    assert (value, mode, stale_s) == (3, "fresh", 10)
+    assert 3480 <= ahead_s <= 3600
+    assert latest_of(file, now_s=600) == (3, ahead_s, "degraded", 540), "a time ahead must not keep a source fresh"
+    appended(file, [(4, 4)])
+    assert latest_of(file, now_s=30) == (1, 0, "fresh", 0)
+    assert latest_of(file, now_s=4000) == (1, 0, "degraded", 3940)
+
+
+def test_a_clock_that_was_set_back_is_followed_at_once(tmp_path: Path) -> None:
+    """The first value after a jump ahead may be older than the last one before it, by less than clocks may differ."""
+    appended(tmp_path / "facts.db", [(0, 0), (2, 3602), (4, -20)])
+    assert latest_of(tmp_path / "facts.db")[:2] == (3, 0)
+
+
+def test_history_replaces_no_value_from_a_clock_that_is_ahead(tmp_path: Path) -> None:
+    """Values older than the recording of a value ahead of the clock, arriving after it, are history."""
+    appended(tmp_path / "facts.db", [(0, 0), (300, 3900), (301, 100), (302, 200)])
+    assert latest_of(tmp_path / "facts.db")[0] == 2
+
+
+def test_of_values_ahead_of_the_clock_the_last_to_arrive_is_the_latest(tmp_path: Path) -> None:
+    """A source whose clock is always ahead is followed in order of arrival, also when its hour is changed."""
+    file = tmp_path / "facts.db"
+    appended(file, [(0, 7200), (1, 7201), (2, 3602)])
+    assert latest_of(file)[0] == 3
+    appended(file, [(900, 4500)])
+    assert latest_of(file, now_s=960) == (1, 3540, "fresh", 0)
+
+
+def test_a_mark_of_the_clock_follows_a_pause_and_a_clock_that_was_set(tmp_path: Path) -> None:
+    """The first fact after a store was closed, or after a gateway that began in 1970 got the time, is not ahead."""
+    file = tmp_path / "facts.db"
+    appended(file, [(0, 0)])
+    appended(file, [(7200, 7200)])
+    assert latest_of(file, now_s=7201) == (1, 0, "fresh", 1)
+    second = tmp_path / "second.db"
+    appended(second, [(-BASE_NS // SECOND_NS, -5), (1, 1)])
+    assert latest_of(second, now_s=2) == (2, 0, "fresh", 1)
 
 
 rounds = st.lists(
@@ -66,65 +147,97 @@ rounds = st.lists(
     min_size=1,
     max_size=12,
 )
+clock_steps = st.lists(st.integers(-1, 2), min_size=12, max_size=12)  # minutes
 
 
 @settings(deadline=None)
-@given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1))
+@given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1), clock_steps)
 def test_a_search_finds_what_a_look_at_everything_finds(
-    batches: list[list[tuple[int, int, bool]]], wanted: set[str]
+    batches: list[list[tuple[int, int, bool]]], wanted: set[str], steps: list[int]
 ) -> None:
-    """Facts arrive in any order of times, in two streams and under two numbers: the search is exact."""
+    """Facts arrive in any order of times, before and ahead of a clock that moves in both directions, in two streams
+    and under two numbers: the search is exact."""
     with memory_folder() as folder:
-        check_search(folder / "facts.db", batches, wanted)
+        check_search(folder / "facts.db", batches, wanted, steps)
 
 
-def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted: set[str]) -> None:
-    """Store batches of (tag, time_ns, is in the other stream), then compare the search with a look at each fact."""
+def check_search(file: Path, batches: list[list[tuple[int, int, bool]]], wanted: set[str], steps: list[int]) -> None:
+    """Store batches of (tag, minute, is in the other stream), then compare the search with a look at each fact."""
     subjects = ["tag:a", "tag:b", "tag:c", "tag:a"]
-    expected: dict[str, tuple[int, int]] = {}
-    ends = {TELEMETRY: 0, OTHER: 0}
-    with FactStore.open(file, "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
+    facts: dict[str, list[tuple[Arrival, int]]] = {}
+    ends, clocks_ns = {TELEMETRY: 0, OTHER: 0}, {TELEMETRY: 0, OTHER: 0}
+    with (
+        node_clock() as now_ns,
+        patch.object(transaction, "is_mark_due", lambda *_: True),  # as after a minute
+        FactStore.open(file, "plant", settings=AT_ONCE) as store,
+    ):
         done(store.appends.define([TagDefinition(one, unit=str(n)) for n, one in enumerate(subjects)]))
-        for rows in batches:
+        for rows, step in zip(batches, steps, strict=False):
+            now_ns[0] += step * MINUTE_NS
             stream = OTHER if rows[0][2] else TELEMETRY
-            done(store.appends.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
-            for tag, time_ns, _ in rows:
+            times_ns = [BASE_NS + minute * MINUTE_NS for _, minute, _ in rows]
+            samples = [Sample(tag, at_ns, 0) for (tag, _, _), at_ns in zip(rows, times_ns, strict=True)]
+            done(store.appends.append_samples(stream, samples))
+            clocks_ns[stream] = max(clocks_ns[stream], now_ns[0])
+            for (tag, _, _), at_ns in zip(rows, times_ns, strict=True):
                 ends[stream] += 1
-                subject = subjects[tag - 1]
-                expected[subject] = max((time_ns, ends[stream]), expected.get(subject, (-1, 0)))
+                arrival = Arrival(clocks_ns[stream], stream, ends[stream])
+                facts.setdefault(subjects[tag - 1], []).append((arrival, at_ns))
     found, _ = found_in(file, is_wanted=lambda tag: tag.subject in wanted)
-    assert {row.tag.subject for row in found.rows} == wanted
-    for row in found.rows:
-        known = row.latest and (row.latest.source_time_ns, row.latest.offset)
-        assert known == expected.get(row.tag.subject), row.tag
+    assert {row.tag.subject for row in found} == wanted
+    for row in found:
+        known = row.latest and (row.latest.source_time_ns, row.latest.arrival.offset)
+        assert known == newest_of(facts.get(row.tag.subject, [])), row.tag
+
+
+def newest_of(facts: list[tuple[Arrival, int]]) -> tuple[int, int] | None:
+    """The rule of decision 0042 on all facts of a tag: of those since the last one ahead of the clock, the newest
+    time; the one ahead counts as a minute before its recording."""
+    ahead = max((arrival for arrival, at_ns in facts if at_ns > arrival.recorded_ns + 2 * MINUTE_NS), default=None)
+    since = [one for one in facts if ahead is None or one[0] >= ahead]
+
+    def rank(one: tuple[Arrival, int]) -> tuple[int, int]:
+        return one[0].recorded_ns - MINUTE_NS if one[0] == ahead else one[1], one[0].offset
+
+    newest = max(since, key=rank, default=None)
+    return newest and (newest[1], newest[0].offset)
 
 
 @settings(deadline=None)
 @given(
-    rounds, st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40)))
+    rounds,
+    st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40))),
+    clock_steps,
 )
 def test_repeated_searches_equal_a_fresh_search(
     batches: list[list[tuple[int, int, bool]]],
     questions: list[tuple[int, set[str], int]],
+    steps: list[int],
 ) -> None:
     """While a stream grows, questions about different tags at different depths get the answers of a search without
     memory."""
-    absent = AbsentTags()
-    with memory_folder() as folder, FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store:
+    absent, late_ns = AbsentTags(), BASE_NS + HOUR_NS
+    with (
+        memory_folder() as folder,
+        node_clock() as now_ns,
+        FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE) as store,
+    ):
         done(store.appends.define([TagDefinition(f"tag:{name}") for name in ("a", "b", "c", "a", "d")]))
         dictionary = Dictionary(store.reader)
-        for at, rows in enumerate(batches):
+        for at, (rows, step) in enumerate(zip(batches, steps, strict=False)):
+            now_ns[0] += step * MINUTE_NS
             stream = OTHER if rows[0][2] else TELEMETRY
-            done(store.appends.append_samples(stream, [Sample(tag, time_ns, 0) for tag, time_ns, _ in rows]))
+            samples = [Sample(tag, BASE_NS + minute * MINUTE_NS, 0) for tag, minute, _ in rows]
+            done(store.appends.append_samples(stream, samples))
             for _, names, depth in filter(lambda one: one[0] in {at, 12}, questions):
-                told: dict[str, Any] = {
+                asked: dict[str, Any] = {
                     "is_wanted": lambda tag, names=names: tag.subject[4:] in names,
                     "depth_facts": depth,
                     "fresh_ms": 0,
                 }
-                again = find_latest_in_stream(Scanner(store.reader, dictionary), BASE_NS, TELEMETRY, absent, **told)
-                once = find_latest(Scanner(store.reader), BASE_NS, streams=frozenset([TELEMETRY]), **told)
-                assert again == [row for row in once.rows if row.latest is not None]
+                again = find_latest_in_stream(Scanner(store.reader, dictionary), late_ns, TELEMETRY, absent, **asked)
+                once = find_latest(Scanner(store.reader), late_ns, streams=frozenset([TELEMETRY]), **asked)
+                assert again == [row for row in once if row.latest is not None]
 
 
 def test_an_unsuccessful_search_is_remembered(tmp_path: Path) -> None:
@@ -177,7 +290,7 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
             assert key not in newest
             continue
         assert bits(row.latest.value) == newest[key]["exact"]
-        assert (row.latest.offset, row.latest.quality, row.latest.unit or None) == (
+        assert (row.latest.arrival.offset, row.latest.quality, row.latest.unit or None) == (
             newest[key]["offset"], newest[key]["quality"], newest[key]["unit"]
         )  # fmt: skip
 
@@ -205,7 +318,7 @@ def test_staleness_is_the_sources(tmp_path: Path) -> None:
         assert (first.as_of_ns, first.staleness_ms, first.mode) == (BASE_NS + 90 * SECOND_NS, 10_000, "fresh")
         assert (third.as_of_ns, third.staleness_ms, third.mode) == (BASE_NS, 100_000, "degraded")
     found, _ = found_in(tmp_path / "facts.db", BASE_NS, fresh_ms=0)
-    assert {row.staleness_ms for row in found.rows} == {0}, "a source whose clock is ahead is not stale"
+    assert {row.staleness_ms for row in found} == {0}, "a source whose clock is ahead is not stale"
 
 
 def test_only_the_end_is_opened(tmp_path: Path) -> None:
@@ -220,7 +333,7 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
 
     def opened(names: str, depth_facts: int = 0) -> tuple[int, int]:
         found, scanner = found_in(file, is_wanted=lambda tag: tag.subject[4:] in names, depth_facts=depth_facts)
-        return scanner.counters.batches_opened, len(found.missing)
+        return scanner.counters.batches_opened, sum(row.latest is None for row in found)
 
     assert opened("ab") == (1, 0)
     assert opened("abc") == (41, 0)
@@ -243,7 +356,7 @@ def test_another_zones_tags_are_their_own(tmp_path: Path) -> None:
     assert here is not None
     assert there is not None
     assert (here.value, there.value) == ("here", 7)
-    assert Tag("north", "tag:line1/t2", "value_sampled") in {row.tag for row in found.missing}
+    assert Tag("north", "tag:line1/t2", "value_sampled") in {row.tag for row in found if row.latest is None}
 
 
 def test_damage_is_named_and_an_older_value_is_found(tmp_path: Path) -> None:

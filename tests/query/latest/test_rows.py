@@ -14,7 +14,7 @@ def row(subject: str, at: str | None, value: object = 1, source: str = "press", 
     known: dict[str, Any] = {
         "zone": "plant", "subject": subject, "predicate": "value_sampled", "source": source, "value": value if found else None,
         "value_type": "int" if found else None, "unit": None, "quality": 0 if found else None, "source_time": at,
-        "stream": "facts.telemetry", "offset": 5 if found else None, "as_of": at,
+        "stream": "facts.telemetry", "offset": 5 if found else None, "as_of": at, "ahead_ms": 0 if found else None,
         "staleness_ms": 0 if found else None, "mode": "fresh" if found else "degraded", "via": None,
     }  # fmt: skip
     return {**known, **more}  # type: ignore[typeddict-item,return-value]
@@ -41,6 +41,16 @@ def test_a_peers_latest_value_is_shown_until_the_store_has_a_newer_one() -> None
     merged = merge_peer_records(own, heard, NOW_NS, FRESH_MS)
     assert values(merged) == {"tag:a": (1, None), "tag:b": (2, "idmz"), "tag:c": (2, "idmz"), "tag:d": (2, "idmz")}
     assert [one["subject"] for one in merged] == ["tag:a", "tag:b", "tag:c", "tag:d"]
+
+
+def test_of_times_ahead_of_a_clock_the_stores_own_fact_is_newer() -> None:
+    """A peer's value whose time was ahead is shown only where there is no other; the store's own, which came later, is
+    shown whatever its peers reported."""
+    late, early = "2023-11-14T23:14:30Z", "2023-11-14T22:14:30Z"
+    own = [row("tag:a", early), row("tag:b", early, ahead_ms=9), row("tag:c", None)]
+    heard = [told("tag:a", late, ahead_ms=9), told("tag:b", late), told("tag:c", late, ahead_ms=9)]
+    merged = merge_peer_records(own, heard, NOW_NS, FRESH_MS)
+    assert values(merged) == {"tag:a": (1, None), "tag:b": (1, None), "tag:c": (2, "idmz")}
 
 
 def test_staleness_is_that_of_the_source_over_both() -> None:

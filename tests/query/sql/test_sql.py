@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Json, Sample, time_text
 from agent.query.scan.errors import ExtraMissing
-from agent.query.scan.fact_columns import COLUMNS, exact_value, sql_value
+from agent.query.scan.fact_columns import COLUMNS, sql_value
 from agent.query.scan.times import compare, parse_time_ns
 from agent.query.sql.session import SqlSession
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
+from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, bits, everything, naive
 from tests.query.test_scan import damage
 

@@ -257,7 +257,7 @@ def test_peer_goes_and_returns_as_another(broker: Mosquitto, tmp_path: Path) -> 
                     await wait_until_async(lambda plant=plant: frontier(plant) > 0, "confirmation")
                 plant.store.close()
         assert puller.statistics().facts_duplicate == 0
-        assert len(idmz.store.origins()) == 3  # idmz itself, and both lives of the plant
+        assert len(idmz.store.reader.origins()) == 3  # idmz itself, and both lives of the plant
         position = idmz.store.inbound.peer_position("plant-a", STREAM)
         assert position is not None
         assert position.offset == 100

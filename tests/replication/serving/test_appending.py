@@ -94,7 +94,7 @@ def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_p
         assert plant.store.end_offset(ORDERS) == 2
         stored = [one for each in sealed(plant.store, ORDERS) for one in open_messages(parse(each))]
         assert [(one.envelope.message_id, one.envelope.from_zone) for one in stored] == [("a", "idmz"), ("b", "idmz")]
-        assert [each.zone for each in plant.store.origins()] == ["plant-a"]
+        assert [each.zone for each in plant.store.reader.origins()] == ["plant-a"]
         assert [one.outcome for one in await outcomes(asker, request(message("c"), stream=PRIVATE))] == ["applied"]
 
     serve(broker, tmp_path, scenario)

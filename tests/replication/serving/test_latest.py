@@ -89,7 +89,7 @@ def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) ->
     async def scenario(plant: Node, asker: Requester) -> None:
         answer = await ask(asker)
         found = find_latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
-        rows = [dict(latest_record(row)) for row in found.rows if row.latest]
+        rows = [dict(latest_record(row)) for row in found if row.latest]
         assert [row.pop("stream") for row in rows] == [STREAM] * len(VALUES)
         assert plain(answer.values) == [{**row, "staleness_ms": 0, "mode": "degraded"} for row in rows]
         assert all(each.staleness_ms > 1_000_000 for each in answer.values)

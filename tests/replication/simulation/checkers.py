@@ -32,7 +32,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import NO_DIGEST, BatchError, Kind, Origin, open_samples, parse
+from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
+from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.pages import OriginRange
 from tests.replication.simulation import stepped

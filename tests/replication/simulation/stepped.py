@@ -204,7 +204,7 @@ def writer_of(store: FactStore) -> SteppedWriter:
 
 def abandon(store: FactStore) -> None:
     """Let go of a store whose process is dead."""
-    store._reader.close()
+    store.reader.close()
     writer_of(store).abandon()
     os.close(store._lock_descriptor)
 

@@ -1,4 +1,4 @@
--- The tables of the first release.
+-- The tables of the fact store: step 1 of the migrations. Later steps change them in files of their own.
 --
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
@@ -107,11 +107,11 @@ BEGIN
     SELECT RAISE(ABORT, 'repaired is append-only: retention has not released this one');
 END;
 
--- Time marks of a stream, at most one row a minute: facts from first_offset on were recorded after the mark. age_ms is
--- the store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for
--- people only. bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the facts of the minute
--- from here on may be history that a peer had kept, so they do not count as the rate at which facts come in; a mark is
--- set where a backlog begins.
+-- Time marks of a stream, one row a minute: facts from first_offset on were recorded after the mark. age_ms is the
+-- store's own clock, the milliseconds that it has been open in its whole life; unix_ms is the wall clock, for people
+-- and latest values (decision 0042). bytes_total counts the stream's sealed bytes before first_offset. is_backlog: the
+-- facts of the minute from here on may be history that a peer had kept, so they do not count as the rate at which facts
+-- come in; a mark is set where a backlog begins.
 CREATE TABLE mark (
     stream INTEGER NOT NULL REFERENCES stream (id),
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),

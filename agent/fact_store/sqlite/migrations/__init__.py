@@ -1,8 +1,8 @@
 """Migrations: how the store's file gets the tables that this program needs, whatever version wrote it.
 
 Each file NNNN_name.sql in this folder is one step, taken once, in one transaction with its record in
-`_sqlite_migrations` (sqlite-utils). A new store takes all steps, so creation and migration are the same path.
-schema.sql shows the result; a test replays the steps and compares. A step is never edited once it is released.
+`_sqlite_migrations` (sqlite-utils). A new store takes all steps, so creation and migration are the same path, and the
+schema stands nowhere else. A step is never edited once it is released.
 
 A store with a step that this program does not have was written by a newer program; it is refused and not changed.
 """

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agent.append_contract import AppendOutcome
-from agent.fact_store.append import (
+from agent.fact_store.append.acks import (
     AckTerms,
-    AppendMessages,
     Follower,
     Pending,
     Queued,
@@ -26,7 +25,7 @@ from agent.fact_store.append import (
     decide_new_ack,
     out_of_sync_ns,
 )
-from agent.fact_store.consumers.activity import ConsumerActivity
+from agent.fact_store.append.queue import AppendMessages
 from agent.fact_store.log import NEVER_NS, Catalog
 
 WAITING_MAX = 10_000
@@ -62,17 +61,13 @@ class _Group:
 class AckWaiters:
     """Answers each append when its terms are met, or its timeout is over."""
 
-    def __init__(self, activity: ConsumerActivity) -> None:
-        self._activity = activity
+    def __init__(self, followers: Callable[[Catalog, str], list[Follower]]) -> None:
+        """`followers` gives the consumers of a stream."""
+        self._followers = followers
         self._groups: dict[AckTerms, _Group] = {}
         self._counts: Counter[str] = Counter()
         self.alarm_ns = NEVER_NS
         """Monotonic time at which `settle` is due without a commit, in nanoseconds."""
-
-    @property
-    def waiting(self) -> int:
-        """How many appends wait."""
-        return self._counts.total()
 
     def answer(self, append: AppendMessages, outcome: list[AppendOutcome], catalog: Catalog, now_ns: int) -> None:
         """Answer an append that has just been committed, or keep it until it can be answered."""
@@ -81,7 +76,7 @@ class AckWaiters:
             _set(append, outcome)
             return
         waiting = _Waiter(append, outcome, offset, now_ns)
-        followers = self._activity.followers(catalog, terms.stream)
+        followers = self._followers(catalog, terms.stream)
         decision = decide_new_ack(offset, terms, followers, now_ns)
         if isinstance(decision, Pending) and self._counts[terms.stream] >= WAITING_MAX:
             decision = Queued(f"{WAITING_MAX} appends to {terms.stream} wait for its consumers already")
@@ -101,7 +96,7 @@ class AckWaiters:
         """Answer what can be answered now, and set `alarm_ns`."""
         self.alarm_ns = NEVER_NS
         for terms, group in list(self._groups.items()):
-            followers = self._activity.followers(catalog, terms.stream)
+            followers = self._followers(catalog, terms.stream)
             # Released facts first: frontiers pass them, which is no confirmation (decision 0026).
             self._answer_released(terms, group, catalog.streams[terms.stream].released_offset)
             self._settle_group(terms, group, followers, now_ns)

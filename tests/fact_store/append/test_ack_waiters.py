@@ -11,10 +11,10 @@ import pytest
 from agent.append_contract import AppendOutcome
 from agent.batch import Origin
 from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store.append import ack_waiters
+from agent.fact_store.append.ack_waiters import AckWaiters
 from agent.fact_store.append.acks import ack_terms
 from agent.fact_store.append.queue import AppendMessages
-from agent.fact_store.consumers import ack_waiters
-from agent.fact_store.consumers.ack_waiters import AckWaiters
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.log.catalog import Catalog, StreamState
 from agent.fact_store.log.errors import AcksRefused
@@ -214,7 +214,7 @@ def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     catalog.streams[OPERATIONAL] = stream
     consumer = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
     catalog.consumers["a"] = consumer
-    waiting = AckWaiters(activity)
+    waiting = AckWaiters(activity.followers)
     waiting.answer(answered, [AppendOutcome(3, "applied")], catalog, 0)
     waiting.answer(kept, [AppendOutcome(5, "applied")], catalog, 0)
     catalog.streams[OPERATIONAL] = dataclasses.replace(stream, released_offset=4)
@@ -224,7 +224,7 @@ def test_a_fact_released_unconfirmed_is_not_acknowledged() -> None:
     assert outcome.outcome == "queued"
     assert "released before it was confirmed" in outcome.warning
     assert [one.outcome for one in done(kept.future)] == ["applied"]
-    assert waiting.waiting == 0
+    assert not waiting._groups
 
 
 def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> None:
@@ -235,7 +235,7 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
     catalog = Catalog(Origin("plant", bytes(16)))
     catalog.streams[OPERATIONAL] = StreamState(1, OPERATIONAL, 100_000)
     catalog.consumers["a"] = ConsumerState(1, "a", "idmz", OPERATIONAL, Lifecycle.ONLINE, 0, Confirmed())
-    waiting = AckWaiters(ConsumerActivity())
+    waiting = AckWaiters(ConsumerActivity().followers)
     for offset in range(2, 5000):
         now_ns += timeout_ns // 10
         for asked in (offset, 1):
@@ -245,5 +245,5 @@ def test_repeats_of_an_old_message_do_not_keep_what_was_answered_in_memory() -> 
             )
         waiting.settle(catalog, now_ns)
     (line,) = waiting._groups.values()
-    assert waiting.waiting <= 22
+    assert sum(not one.is_answered for one in line.by_time) <= 22
     assert len(line.by_offset) <= ack_waiters.ANSWERED_MAX + 2 * len(line.by_time)
