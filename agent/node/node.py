@@ -79,7 +79,7 @@ class Node:
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
-        stored = StoredSamples(store.reader)
+        stored = StoredSamples(store.reader, store.origin)
         self._ingest = Ingest(
             settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES, stored=stored
         )

@@ -21,11 +21,10 @@ OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 
 
 class StoredSamples:
-    """The samples of one zone's own origin in its store."""
+    """The samples of one origin in a store: those that this node has recorded in its present epoch."""
 
-    def __init__(self, reader: StoreReader, operational_stream: str = "facts.operational") -> None:
-        self._reader = reader
-        self._origin = Origin(reader.zone, reader.epoch)
+    def __init__(self, reader: StoreReader, origin: Origin, operational_stream: str = "facts.operational") -> None:
+        self._reader, self._origin = reader, origin
         self._operational_stream = operational_stream
         self._dictionary = Dictionary(reader)
 
@@ -55,7 +54,7 @@ class StoredSamples:
         bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers), time_min_ns=first_ns, time_max_ns=last_ns)
         found, count = dict[int, set[int]](), 0
         for facts in self._samples(bounds):
-            for tag, time_ns in facts.rows(("tag", "source_time_ns")):
+            for tag, time_ns in zip(facts.column("tag"), facts.column("source_time_ns"), strict=True):
                 found.setdefault(tag, set()).add(time_ns)
             count += len(facts.places)
             if count > times_max:
@@ -72,7 +71,9 @@ class StoredSamples:
             predicates=frozenset({GAP_PREDICATE, FILL_PREDICATE}),
         )
         for facts in self._own(bounds, newest_first=True):
-            for predicate, body in reversed(list(facts.rows(("predicate", "object_json")))):
+            for predicate, body in reversed(
+                list(zip(facts.column("predicate"), facts.column("object_json"), strict=True))
+            ):
                 content = json.loads(body)
                 if predicate == FILL_PREDICATE:
                     filled.update(content["outages"])

@@ -55,7 +55,7 @@ class TappedStore(FakeStore):
     def __init__(self, store: FactStore) -> None:
         super().__init__()
         self._appends = store.appends
-        self.reader = store.reader
+        self.reader, self.origin = store.reader, store.origin
         self._good: Counter[int] = Counter()
 
     def good_count(self, tag: str) -> int:
@@ -94,7 +94,7 @@ def real_store(folder: Path) -> Iterator[TappedStore]:
 async def storing(source: OpcuaSourceSettings, folder: Path) -> AsyncIterator[Running]:
     """Ingest of a source into the real store of a folder for the length of a block; everything is committed then."""
     with real_store(folder) as store:
-        async with ingesting(source, store=store, stored=StoredSamples(store.reader)) as run:
+        async with ingesting(source, store=store, stored=StoredSamples(store.reader, store.origin)) as run:
             yield run
 
 

@@ -25,7 +25,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             [Sample(1, 5 * S, 1.5), Sample(2, 11 * S, None, BAD), Sample(2, 12 * S, None, BAD)],
         ):
             store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader)
+        stored = StoredSamples(store.reader, store.origin)
         assert stored.newest_samples(STREAM, [1, 2, 3]) == {
             1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
             2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
@@ -39,7 +39,7 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
         rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
         store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader)
+        stored = StoredSamples(store.reader, store.origin)
         assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
@@ -66,4 +66,4 @@ def test_an_outage_is_open_until_a_filling_names_it(tmp_path: Path) -> None:
             gap("other", SOURCE_LOST, 70, 71),
         ):
             store.appends.append_message("facts.operational", message).result()
-        assert StoredSamples(store.reader).open_outages("plc") == [50 * S, 30 * S + 100]
+        assert StoredSamples(store.reader, store.origin).open_outages("plc") == [50 * S, 30 * S + 100]
