@@ -1,6 +1,8 @@
-"""OPC UA: one server, one session, one subscription, rebuilt whole after any loss.
+"""OPC UA: one server, one session, its items in several subscriptions, rebuilt whole after any loss of the session.
 
-`address` reads node ids from the tag map, `plan` cuts work to the server's limits, `decode` turns notification bytes
-into samples, `variant` reads values that are no plain number or text, `structures` knows a server's data types (these
-are cores); `session`, `security` and `type_reader` speak to asyncua, and only they; `source` puts them together.
+Cores: `address` reads node ids from the tag map, `plan` cuts work to the server's limits, `groups` spreads items over
+subscriptions, `monitoring` sizes queues, `publishing` orders notifications, `liveness` judges signs of life, `decode`
+turns bytes into columns, with `values/` for what is no plain number or text. `session`, `security` and
+`values/type_reader` speak to asyncua, and only they; `publisher` and `subscription` drive a session; `source` puts them
+together, and `poll_source` does without subscriptions.
 """

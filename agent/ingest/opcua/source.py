@@ -141,6 +141,9 @@ class OpcuaSource:
         while not self._buffer.empty():
             await self._deliver(self._buffer.get_nowait())
         for arrived in late:
+            if isinstance(arrived, Missing):
+                await self._note_missing(arrived)
+                continue
             self._see(arrived.header, arrived.content)
             await self._deliver(arrived.content)
         await self._deliver_due()

@@ -57,7 +57,7 @@ def test_an_early_answer_waits_for_the_one_before() -> None:
 def test_what_no_open_request_can_bring_is_missing() -> None:
     """A break is waited for only while an older request is open; what was asked for again comes in its place."""
     one = Sequencer()
-    requests = [one.sent()[0] for _ in range(3)]
+    requests = [one.sent()[0] for _ in range(4)]  # the last one stays open: newer than the break
     one.answered(requests[0], data(1), "a")
     one.answered(requests[2], data(5), "e")
     assert drained(one) == ["a"]  # request 1 may still bring 2
@@ -122,8 +122,20 @@ def test_what_was_not_handed_on_is_left_over() -> None:
     request, acks = one.sent()
     one.failed(request, acks)
     assert one.sent()[1] == [(1, 1)]
-    assert [arrived.content for arrived in one.leftover()] == ["c"]
+    missing, late = one.leftover()
+    assert missing == Missing(1, 2, 2)
+    assert isinstance(late, Arrived)
+    assert late.content == "c"
     assert one.leftover() == []
+
+
+def test_an_answer_that_was_lost_on_its_way_is_not_awaited_for_ever() -> None:
+    """Its request stays open, older than the break; after a second what it would have brought is missing."""
+    one = Sequencer()
+    one.sent()
+    one.answered(one.sent()[0], data(2), "b", now_s=10.0)
+    assert one.next(now_s=10.9) is None
+    assert one.next(now_s=11.0) == Missing(1, 1, 1)
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 2**32), st.sets(st.integers(1, 60), max_size=5))

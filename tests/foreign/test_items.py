@@ -1,0 +1,96 @@
+"""Items and subscriptions at node-opcua: limits, a subscription ended, elements of arrays, filters, polling."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.opcua import subscription
+from tests.foreign.account import account
+from tests.foreign.plant import opcua, storing
+from tests.foreign.server import ForeignServer, foreign_server
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import ingesting
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
+
+
+@in_loop
+async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> None:
+    """Fifty items at a server that takes ten in a subscription and seven in a call: each gives values; no subscription
+    holds more than ten."""
+    limits = {"items_per_subscription": 10, "items_per_call": 7}
+    many = {"name": "many", "type": "Int32", "period_ms": 100, "count": 50}
+    async with foreign_server(tmp_path / "server", variables=[many], limits=limits) as server:
+        names = [f"many_{n:04}" for n in range(50)]
+        async with ingesting(opcua(server, tmp_path, *names)) as run:
+            for name in names:
+                await run.wait_good(f"f/{name}", 3)
+            assert run.source("plc").tags_bad == 0
+            found = (await server.status())["subscriptions"]
+            assert len(found) == 6  # nine each, and the server's clock
+            assert all(len(one["queue_sizes"]) <= 10 for one in found)
+
+
+@in_loop
+async def test_a_subscription_that_the_server_ends_is_replaced(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the same session, with values again, and every value that was lost lies in a gap."""
+    monkeypatch.setattr(subscription, "ENDED_EARLY_S", 0.0)
+    async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+        await run.wait_good("f/count", 20)
+        for _ in range(3):
+            before = len(run.store.good("f/count"))
+            assert await server.kill_subscriptions() == 1
+            await run.wait_good("f/count", before + 20)
+        assert run.source("plc").connects_total == 1
+    found = account(server, tmp_path, "count")
+    assert not found.undeclared
+    assert not found.twice
+    assert {gap.reason for gap in found.gaps} == {"subscription_lost"}
+
+
+@in_loop
+async def test_elements_and_filters(server: ForeignServer, tmp_path: Path) -> None:
+    """One element of an array is a plain value, several are an array, one that does not exist is bad. A server-side
+    deadband keeps small moves away, and the timestamp as trigger shows a value that was written again."""
+    await server.add(
+        {"name": "list", "type": "Int32", "value": [10, 11, 12]},
+        {"name": "level", "type": "Double", "value": 1.0},
+        {"name": "again", "type": "Int32", "value": 5},
+    )
+    rows = [("list[2]", "", ""), ("list[0:1]", "", ""), ("list[9]", "", ""), ("level", "0.5", "")]
+    rows += [("again", "", "status_value_timestamp")]
+    tags = "tag,address,server_deadband,trigger\n"
+    tags += "".join(f"f/{name},{server.address(name)},{deadband},{trigger}\n" for name, deadband, trigger in rows)
+    async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
+        await run.wait_good("f/list[2]")
+        await run.wait_good("f/list[0:1]")
+        assert run.store.good("f/list[2]")[0].value == 12
+        assert repr(run.store.good("f/list[0:1]")[0].value) == "Json(b'[10,11]')"
+        await wait_until_async(lambda: run.store.of("f/list[9]"), "the element that is not there")
+        assert run.store.of("f/list[9]")[-1].quality >> 31
+        for name, value in (("level", 1.2), ("level", 2.0), ("again", 5)):
+            await server.set(name, value)
+        await run.wait_good("f/again", 1)
+        await run.wait_good("f/level", 1)
+        assert [sample.value for sample in run.store.good("f/level")] == [1.0, 2.0]
+        assert {sample.value for sample in run.store.good("f/again")} == {5}
+
+
+@in_loop
+async def test_a_server_is_polled(server: ForeignServer, tmp_path: Path) -> None:
+    """Without any subscription: values that are the server's own, each once, and a node that vanishes and returns."""
+    await server.add({"name": "polled", "type": "Int32", "period_ms": 200})
+    async with storing(opcua(server, tmp_path, "polled", mode="poll", poll_interval_ms=50), tmp_path) as run:
+        await run.wait_good("f/polled", 10)
+        assert not (await server.status())["subscriptions"]
+        await server.delete("polled")
+        await wait_until_async(lambda: run.source("plc").tags_bad == 1, "the bad tag")
+        await server.recreate("polled")
+        await wait_until_async(lambda: run.source("plc").tags_bad == 0, "the good tag")
+        await run.wait_good("f/polled", len(run.store.good("f/polled")) + 3)
+    found = account(server, tmp_path, "polled")
+    assert not found.twice
+    assert not found.invented
