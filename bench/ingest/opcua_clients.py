@@ -130,7 +130,7 @@ async def _monitor(client: Client, nodes: list[ua.NodeId], take: Callable[[Any],
 async def _measured(count: Callable[[], int], options: Options) -> dict[str, Any]:
     """Values and processor time between two moments at which the count moved, `seconds` apart; memory meanwhile."""
     await asyncio.wait_for(_moved(count), START_S)
-    await asyncio.sleep(WARM_S)
+    await asyncio.sleep(min(WARM_S, options["seconds"]))
     await _moved(count)
     start_s, start_cpu_ns, start = time.monotonic(), time.process_time_ns(), count()
     rss: list[float] = []

@@ -231,8 +231,8 @@ async def _serve(options: Options) -> None:
         uses = [ExtendedKeyUsageOID.SERVER_AUTH]
         await setup_self_signed_certificate(*files, APPLICATION_URI, "localhost", uses, {"commonName": "bench"})
         await server.set_application_uri(APPLICATION_URI)
-        await server.load_certificate(options["certificate_file"])
-        await server.load_private_key(Path(options["private_key_file"]))
+        await server.load_certificate(files[1], format="der")
+        await server.load_private_key(files[0])
     server.set_security_policy(policies)
     await server.register_namespace(NAMESPACE)
     async with server:

@@ -1,6 +1,7 @@
 import contextlib
 import math
 import struct
+import tracemalloc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -308,10 +309,16 @@ def test_values_are_nested_a_hundred_deep_and_no_deeper() -> None:
 
 
 def test_a_huge_array_of_small_things_is_not_kept() -> None:
-    """A hundred thousand nulls of a byte each would be megabytes of objects; the value is too long in any case, and
-    the one behind it is found."""
-    texts = struct.pack("<IBBi", 1, 1, 0x80 | 24, 100_000) + b"\0" * 100_000
-    found = decoded(notification(2, texts + struct.pack("<IBBd", 2, 1, 11, 1.0))).changes
+    """A million nulls of a byte each would be many megabytes of objects; the value is too long in any case, and the one
+    behind it is found."""
+    nulls = struct.pack("<IBBi", 1, 1, 0x80 | 24, 1_000_000) + b"\0" * 1_000_000
+    raw = notification(2, nulls + struct.pack("<IBBd", 2, 1, 11, 1.0))
+    tracemalloc.start()
+    try:
+        found = decoded(raw).changes
+        assert tracemalloc.get_traced_memory()[1] < 4 * len(raw)
+    finally:
+        tracemalloc.stop()
     assert [(change.value, change.quality) for change in found] == [(None, 0x80080000), (1.0, 0)]
 
 

@@ -24,7 +24,12 @@ from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
-from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_OUT_OF_SERVICE, BAD_TOO_MANY_MONITORED_ITEMS
+from agent.ingest.quality import (
+    BAD_DECODING_ERROR,
+    BAD_NODE_ID_UNKNOWN,
+    BAD_OUT_OF_SERVICE,
+    BAD_TOO_MANY_MONITORED_ITEMS,
+)
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import OpcuaSourceSettings
@@ -335,6 +340,25 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
         assert session.asked[2].monitoring.deadband == 0.5
         assert session.handles(1) == {1, 2}
         assert len(session.items[1]) == 2
+
+
+@in_loop
+async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a bad sample; those behind it become a gap fact, since nobody knows where they begin. The session goes on."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        good, endless = struct.pack("<Bd", 11, 1.5), struct.pack("<Bi", 12, 1_000_000)
+        session.answers.put_nowait(answer_of(1, 1, (1, good, S), (2, endless, S), (1, good, 2 * S), (1, good, 3 * S)))
+        session.answers.put_nowait(answer(1, 2, (1, 2.5, 4 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "the value after it")
+    await recorder.drain()
+    assert [sample.value for sample in store.of("a/1")] == [1.5, 2.5]
+    assert [(sample.value, sample.quality) for sample in store.of("a/2")] == [(None, BAD_DECODING_ERROR)]
+    (fact,) = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("values_unreadable", 2, True)
+    assert fact["tags"] == ["tag:a/1", "tag:a/2"]
 
 
 @in_loop
