@@ -8,7 +8,7 @@ import pytest
 from agent.columns import SampleColumns
 from agent.ingest.gap import STORE_REFUSED, Gap
 from agent.ingest.recorder import Recorder
-from agent.message import Sample, TagDefinition
+from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore, in_loop
 from tests.waiting import wait_until_async
 
@@ -181,3 +181,56 @@ async def test_draining_ends_with_the_last_commit() -> None:
         store.commits[0].set_result(None)
     assert len(store.commits) == 1
     assert one.samples_total == 1
+
+
+def message(number: int, size: int = 2) -> Message:
+    """A message with an object of this size."""
+    text = b'"' + b"x" * (size - 2) + b'"'
+    return Message(Envelope(f"m/{number}", "plant-a", "*", 1), Fact("event:plc/x", "event_raised", text))
+
+
+@in_loop
+async def test_messages_are_taken_like_samples() -> None:
+    """They wait while the store refuses, go in their order, and count by their size against what may be uncommitted."""
+    store = FakeStore()
+    beside = recorder(store).beside("events_lost")
+    store.refusing = True
+    for n in range(3):
+        beside.hand_in_message("events", message(n), n)
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(beside.settle(), name="settle")
+        await wait_until_async(lambda: beside.refused_total > 2, "refusals")
+        assert not task.done()
+        store.refusing = False
+    await beside.drain()
+    assert list(store.events) == ["m/0", "m/1", "m/2"]
+    assert beside.samples_total == 3
+    beside.hand_in_message("events", message(3, 1_000), 3)
+    assert beside._in_flight == 11
+    await beside.drain()
+    assert beside._in_flight == 0
+
+
+@in_loop
+async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_kind() -> None:
+    """After some attempts, with a fact of the recorder's own predicate; the next message passes."""
+
+    class Failing(FakeStore):
+        def append_message(self, stream: str, message: Message) -> Future[Any]:
+            if message.envelope.message_id == "m/1":
+                raise ValueError("no such luck")
+            return super().append_message(stream, message)
+
+    store = Failing()
+    beside = recorder(store).beside("events_lost")
+    beside.hand_in_message("events", message(1), 7_000_000_000)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="luck"):
+            await beside.settle()
+    beside.hand_in_message("events", message(2), 8)
+    await beside.drain()
+    assert list(store.events) == ["m/2"]
+    (lost,) = store.messages.values()
+    assert lost.fact.predicate == "events_lost"
+    said = json.loads(lost.fact.object_json)
+    assert (said["reason"], said["count"], said["first_time"]) == ("store_rejected", 1, "1970-01-01T00:00:07Z")

@@ -51,6 +51,13 @@ def modbus(**settings: object) -> list[str]:
         ({**FILES, "publish_requests": 0}, ["publish_requests"]),
         ({**FILES, "liveness_timeout_ms": 2_000}, ["liveness_timeout_ms"]),
         ({**FILES, "reconnect_delay_ms": 5_000, "reconnect_delay_max_ms": 1_000}, ["reconnect_delay_max_ms"]),
+        ({**FILES, "events": ("Server", "nsu=urn:x;s=Area")}, []),
+        ({**FILES, "events": ("server",)}, ["events"]),
+        ({**FILES, "events": ("ns=2;s=Area",)}, ["events"]),
+        ({**FILES, "events": ("Server", "Server")}, ["events"]),
+        ({**FILES, "events": ("Server",), "mode": "poll"}, ["events"]),
+        ({**FILES, "events_severity_min": 1_001}, ["events_severity_min"]),
+        ({**FILES, "events_stream": "Events"}, ["events_stream"]),
     ],
 )
 def test_rules_of_an_opcua_source(settings: dict[str, object], fields: list[str]) -> None:

@@ -169,11 +169,13 @@ class EventCollector:
         content, publish_ns = arrived
         self._note_losses(content, publish_ns)
         brackets = [one for one in content.events if one.is_of(*BRACKETS)]
-        events = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW) and self._is_wanted(one)]
+        others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
+        # One after the other: whether an event is wanted depends on what the book has taken in before it.
+        events = (one for one in others if self._is_wanted(one))
         taken = self._book.take(events, brackets, more=content.more)
         for message, time_ns in self._messages(taken, publish_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
-        self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in events)])
+        self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in others)])
         if taken.is_refresh_required:
             self._refresh.want(time.monotonic())
         if taken.is_complete:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from agent.ingest.opcua.events.event_fields import Event, Text
@@ -25,7 +26,8 @@ ABSENT_AT_REFRESH = "absent_at_refresh"
 
 NAME_BYTES_MAX = 200  # of a name inside a subject, which holds two and the source's
 LONG_TEXT_CHARACTERS_MAX = 1_000  # kept of each text of an event that is longer than a fact may be
-CONDITIONS_NAMED_MAX = 1_000  # in a fact about a refresh; at 60 bytes each a quarter of what an object may hold
+CONDITIONS_NAMED_MAX = 1_000  # in a fact about a refresh, which comes with each reconnect
+CONDITIONS_BYTES_MAX = OBJECT_BYTES_MAX // 2  # what their names may take of it; a node id can have 4,096 characters
 
 _NOT_IN_THE_ID = ("receive_time", "event_type_name")  # differ when the same event comes again, or is recorded late
 _NOT_IN_SUBJECTS = re.compile(rb"[^\x21-\x24\x26-\x2e\x30-\x7e]")  # "%" and "/" among them
@@ -61,8 +63,10 @@ def condition_names(events: Iterable[Event]) -> list[str]:
 
 def refresh_message(retained: Sequence[str], source: str, zone: str, now_ns: int) -> Message:
     """The message that a refresh at `now_ns` is complete, and which conditions the server retains."""
+    ends = accumulate(len(canonical_json(name)) + 1 for name in retained)
+    named = [name for name, end in zip(retained, ends, strict=True) if end <= CONDITIONS_BYTES_MAX]
     content = {
-        "conditions": list(retained[:CONDITIONS_NAMED_MAX]),
+        "conditions": named[:CONDITIONS_NAMED_MAX],
         "count": len(retained),
         "time": time_text(now_ns),
     }

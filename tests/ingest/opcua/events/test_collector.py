@@ -300,3 +300,18 @@ async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
         await run.server.publish(of(event(handle=2, message="other area"), event(handle=1, message="ours")))
         await wait_until_async(run.said, "the event")
     assert run.said() == ["ours"]
+
+
+@in_loop
+async def test_severity_is_a_lower_bound_with_an_exception() -> None:
+    """A condition that was severe enough is followed to its end; one that never was is left out, as is an event; what
+    has no severity is taken."""
+    run = Collecting(events_severity_min=500)
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        high, low = condition("High", 1, severity=500), condition("Low", 1, severity=499, message="low")
+        ended = condition("High", 2, severity=1, message="ended", retain=False)
+        mild, plain = event(severity=499, message="mild"), event(message="plain")
+        await run.server.publish(of(high, low, ended, mild, plain))
+        await wait_until_async(lambda: len(run.said()) >= 3, "three events")
+    assert run.said() == [None, "ended", "plain"]

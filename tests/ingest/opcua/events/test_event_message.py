@@ -115,3 +115,14 @@ def test_what_a_refresh_says_besides() -> None:
     check_message(refreshed)
     assert refreshed.fact.subject == "source:plc"
     assert content(refreshed) == {"conditions": ["Tank/Low", "i=High"], "count": 2, "time": "1970-01-01T00:00:09Z"}
+
+
+@pytest.mark.parametrize("length, named", [(10, 1_000), (4_096, 31)])
+def test_the_list_of_retained_conditions_is_limited(length: int, named: int) -> None:
+    """In number and in bytes; the count is of all."""
+    names = [f"i={n:0{length}}" for n in range(1_500)]
+    refreshed = refresh_message(names, "plc", "plant-a", 9 * S)
+    check_message(refreshed)
+    said = content(refreshed)
+    assert said["conditions"] == names[:named]
+    assert said["count"] == 1_500
