@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. `security/`, `explore/` and `variant` know asyncua, too.
+"""One session with an OPC UA server, through asyncua. The face of this package says who else knows it.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop

@@ -23,7 +23,8 @@ from agent.ingest.opcua.decode import (
     filetime_ns,
 )
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.message import Json, check_value
+from agent.message import Json
+from tests.support.samples import check_value
 
 START = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 START_NS = int(START.timestamp()) * 10**9 + 678_901_000

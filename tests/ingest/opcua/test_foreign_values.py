@@ -19,7 +19,8 @@ from agent.ingest.opcua.decode import NOTIFICATIONS_MAX, Change, DecodeError, de
 from agent.ingest.opcua.values.structures import EnumType, StructureType, TypeKey, Types, learn
 from agent.ingest.opcua.values.type_reader import described_type, type_key
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.message import Json, canonical_json, check_value, json_value
+from agent.message import Json, canonical_json, json_value
+from tests.support.samples import check_value
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/opcua/values.json").read_text())
 PUBLICATION = bytes.fromhex(VECTORS["publish_response"])

@@ -13,7 +13,7 @@ from asyncua.server.monitored_item_service import MonitoredItemService
 from asyncua.server.server import Server
 from asyncua.ua.object_ids import ObjectIds
 
-from agent.demo.plant.process import free_port
+from agent.demo.processes import free_port
 from agent.ingest.opcua.events.event_fields import BASE_FIELDS
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting, opcua
