@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agent.ingest.lifecycle import State
-from tests.foreign.account import account
-from tests.foreign.plant import facts, opcua, storing
+from tests.foreign.account import account, stored
+from tests.foreign.plant import facts, opcua, running_node, storing
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running
@@ -140,3 +140,30 @@ def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(tmp_path
             check_complete(server, tmp_path, *KEPT, STILL)
 
     story()
+
+
+@in_loop
+async def test_a_time_is_filled_by_hand(tmp_path: Path) -> None:
+    """`bsfg opcua backfill` has the running node read the time before it was first started. A source without history to
+    read and an unknown one are named, with what there is."""
+    async with historian(tmp_path) as server:
+        await server_goes_on(server, 250)  # beyond the ten seconds that are left to live values
+        async with running_node(server, tmp_path, *KEPT) as node:
+            status, output = 1, ""
+            for _ in range(200):
+                status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--json")
+                if status == 0:
+                    break
+            assert status == 0, output
+            await wait_until_async(lambda: node.events("history_backfilled"), "the end of the filling", 60)
+            status, output = await node.bsfg("opcua", "backfill", "plx", "--from", "1h")
+            assert (status, "the sources of this node: plc" in output) == (1, True), output
+            status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--to", "2h")
+            assert (status, "is not before" in output) == (2, True), output
+        (said,) = [one for one in node.events("history_backfilled") if one["cause"] == "request"]
+        assert said["tags_filled"] == len(KEPT)
+        recorded = server.record(KEPT[0])
+        in_store = [one.time_ns for one in stored(tmp_path / "state", KEPT[0])]
+        assert len(in_store) == len(set(in_store))
+        assert recorded[0].time_ns in in_store
+        assert said["values"] >= 3 * 20

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
-from agent.ingest.sampling import Sampler, SamplingRule, Tally
+from agent.ingest.sampling import Return, Sampler, SamplingRule, Tally
 from agent.message import Sample, Value
 
 S = 1_000_000_000
@@ -288,3 +288,38 @@ def test_columns_are_decided_like_rows(story: list[tuple[str, Any, Any]]) -> Non
         assert by_rows.tally() == by_columns.tally()
         times = [[sampler.last_time_ns(tag) for tag in sampler._states] for sampler in (by_rows, by_columns)]
         assert times[0] == times[1]
+
+
+# --- an earlier process -----------------------------------------------------------------------------------------------
+
+
+def test_an_earlier_process_is_continued() -> None:
+    """What it recorded last is known: the same sample again is a duplicate, and so is a standing value that it recorded
+    under the time of its return. Until a sample comes the tag counts as silent."""
+    for first in (Sample(TAG, 10 * S, 1.5), Sample(TAG, 4 * S, 1.5)):
+        one = sampler()
+        one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
+        assert one.tally() == Tally(bad=0, silent=1)
+        assert one.select([first], 20 * S) == []
+        assert one.tally() == Tally(bad=0, silent=0)
+        changed = Sample(TAG, 21 * S, 2.5)
+        assert one.select([changed], 21 * S) == [changed]
+    assert one.counts.duplicates == 1
+
+
+def test_an_earlier_process_that_ended_in_an_outage() -> None:
+    """Its last sample is bad: the value that stood still is recorded with the time of the return, as within a
+    process."""
+    one = sampler()
+    one.note_returns()
+    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
+    assert one.select([Sample(TAG, 8 * S, 1.5)], 20 * S) == [Sample(TAG, 20 * S, 1.5)]
+    assert one.take_returns() == [(TAG, Return(8 * S, 10 * S, 20 * S))]
+    assert one.take_returns() == []
+
+
+def test_nothing_is_confirmed_for_an_earlier_process() -> None:
+    """max_interval confirms values that this process has seen."""
+    one = sampler(SamplingRule(max_interval_ns=S))
+    one.seed(TAG, Sample(TAG, 10 * S, 1.5), 10 * S)
+    assert one.due(100 * S) == []

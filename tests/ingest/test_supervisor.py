@@ -3,10 +3,10 @@
 import asyncio
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,7 @@ from agent.ingest import supervisor
 from agent.ingest.errors import SourceLost, SourceRefused, UnknownSource
 from agent.ingest.lifecycle import State
 from agent.ingest.modbus.source import ModbusSource
+from agent.ingest.ports import Newest, StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.message import Sample
 from tests.ingest.fakes import FakeStore, in_loop
@@ -206,3 +207,26 @@ async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
     first, second = gaps(run.store)
     assert first[0] == second[0] == "1970-01-01T00:00:01Z"
     assert second[1] > first[1]
+
+
+@in_loop
+async def test_the_time_without_a_process_is_declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """From the newest sample in the store: at once, in case this process ends too, and up to the first value."""
+    lives(monkeypatch)
+    store = FakeStore()
+
+    class Stored:
+        def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
+            return {number: Newest(Sample(number, 10**9, 1.0), 10**9) for number in numbers}
+
+    stored = cast(StoredFacts, Stored())
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:
+        await wait_until_async(lambda: len(reasons(store)) == 1, "the gap at the start")
+        await run.wait_good("plant/x", 0)
+    assert reasons(store) == ["agent_stopped"] * 2
+    assert {first for first, *_ in gaps(store)} == {"1970-01-01T00:00:01Z"}
+
+
+def reasons(store: FakeStore) -> list[str]:
+    """Why values are missing, by the gap facts in order."""
+    return [json.loads(message.fact.object_json)["reason"] for message in store.messages.values()]

@@ -15,6 +15,7 @@ _COMMANDS = {
     "test": "agent.cli.opcua.probe:test",
     "browse": "agent.cli.opcua.browse:browse",
     "read": "agent.cli.opcua.read:read",
+    "backfill": "agent.cli.opcua.backfill:backfill",
     "trust": "agent.cli.opcua.trust:trust",
     "certificate": "agent.cli.opcua.certificate:certificate",
 }

@@ -1,0 +1,47 @@
+"""`bsfg opcua backfill`: have the running node read a time from the history of a source's server.
+
+The node does so by itself after every gap. This is for what it cannot know: values that a server added to its history
+later, or a gap of a time when the server kept none. What the store has already is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import cast
+
+import click
+
+from agent import local_socket
+from agent.cli import config_option, json_option
+from agent.cli.local_node import ask
+from agent.config import load
+from agent.message import time_text
+from agent.query.scan import parse_moment_ns
+
+
+@click.command()
+@config_option
+@click.argument("name")
+@click.option("--from", "first", required=True, help="Begin: ISO 8601 with a zone, or a time before now such as 2h.")
+@click.option("--to", "last", default="0s", show_default=True, help="End, in the same forms.")
+@json_option
+def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Read what is missing of the source NAME between two times from its server's history.
+
+    Returns at once; the fact history_backfilled in facts.operational says when it is done and what was found. The last
+    ten seconds before now are left to the live values.
+    """
+    now_ns = time.time_ns()
+    first_ns, last_ns = parse_moment_ns(first, now_ns), parse_moment_ns(last, now_ns)
+    if first_ns >= last_ns:
+        raise click.BadParameter(f"{first} is not before {last}", param_hint="--from")
+    request = local_socket.BackfillSource(name, first_ns, last_ns)
+    answer = cast(local_socket.BackfillQueued, ask(load(config_file), request))
+    if as_json:
+        times = {"first_time": time_text(first_ns), "last_time": time_text(last_ns)}
+        click.echo(json.dumps({"source": name, **times, "gaps_open": answer.gaps_open}))
+    else:
+        click.echo(f"{name}: {time_text(first_ns)} to {time_text(last_ns)} will be read from the server's history")
+        click.echo(f"gaps to fill now: {answer.gaps_open}; when it is done: bsfg tail facts.operational")
