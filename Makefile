@@ -70,7 +70,7 @@ format: venv
 
 # A tenth of a day is drained here; NAME=drain for the whole one.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers sql); do $(VENV)/bsfg bench $$name --json || exit 1; done
+	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers sql ingest); do $(VENV)/bsfg bench $$name --json || exit 1; done
 
 lock:
 	tools/lock

@@ -23,6 +23,10 @@ ROLES = {
     "blobs-in": "bench.replication.bare_loop:receive_blobs",
     "grow": "bench.store.growth:grow",
     "ids": "bench.store.ids:ids",
+    "opcua-server": "bench.ingest.opcua_server:serve",
+    "opcua-agent": "bench.ingest.opcua_clients:agent",
+    "opcua-handler": "bench.ingest.opcua_clients:handler",
+    "opcua-batch": "bench.ingest.opcua_clients:batch",
 }
 
 if __name__ == "__main__":

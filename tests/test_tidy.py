@@ -51,6 +51,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.query": (*GROUND, "agent.fact_store"),  # reads only
     "agent.ingest": (
         "agent.errors",
+        "agent.columns",
         "agent.message",
         "agent.status_codes",
         "agent.file_hints",
@@ -94,7 +95,7 @@ OPEN = {
     *("agent.cli", "agent.cli.facts", "agent.cli.pki", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library for whoever only reads a tag file.
-    *("agent.ingest.opcua", "agent.ingest.modbus", "agent.ingest.tags"),
+    *("agent.ingest.opcua", "agent.ingest.opcua.values", "agent.ingest.modbus", "agent.ingest.tags"),
     "agent.demo.plant",
 }
 
@@ -188,8 +189,6 @@ CORES: tuple[str, ...] = (
             "monitoring",
             "plan",
             "publishing",
-            "structures",
-            "variant",
         )
     ),
     *(
@@ -201,6 +200,7 @@ CORES: tuple[str, ...] = (
             "event_message",
         )
     ),
+    *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
     *(
         f"agent/ingest/tags/{name}.py"
         for name in (

@@ -195,6 +195,35 @@ def sql(facts: int, repeats: int, seed: int, folder: Path | None, as_json: bool)
     _print(benchmark.run(facts, repeats, seed, folder), as_json=as_json)
 
 
+@bench.command()
+@click.option("--source", type=click.Choice(["opcua"]), default="opcua", show_default=True, help="Kind of source.")
+@click.option(
+    "--items",
+    type=click.IntRange(min=1, max=50_000),
+    multiple=True,
+    default=(1_000, 5_000, 20_000),
+    show_default=True,
+    help="Items of the subscription; may be given more than once.",
+)
+@_seconds_option(5.0)
+@click.option("--minutes", type=click.FloatRange(min=0), default=0, help="Then so long at a steady rate, for memory.")
+@_folder_option
+@json_option
+def ingest(
+    source: str,
+    items: tuple[int, ...],
+    seconds: float,
+    minutes: float,
+    folder: Path | None,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Values of a source from the socket to the committed store, beside the library that receives them."""
+    from bench.ingest import opcua as benchmark
+
+    assert source == "opcua", "click allows no other"
+    _print(benchmark.run(items, seconds, minutes, folder), as_json=as_json)
+
+
 def _print(report: Report, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report.to_dict()))

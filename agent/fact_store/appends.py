@@ -72,14 +72,22 @@ class Appends:
         They wait for others in the queue: until the stream has `batch_facts_target` of them, `commit_interval_ms` at
         most. Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
         """
-        check_name("stream", stream, STREAM)
-        if not rows:
-            raise FactsRefused("no samples", "leave the call out")
         try:
             columns = SampleColumns.of(rows)
         except (ValueError, TypeError) as error:
+            check_name("stream", stream, STREAM)
             raise FactsRefused(f"samples for {stream} are not samples: {error}", "correct the source") from error
-        append = AppendSamples(stream, columns, len(rows), _values_bytes(columns.values), time.monotonic_ns())
+        return self.append_columns(stream, columns)
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Appended]:
+        """As `append_samples`, for columns. They are the store's from now on: the caller does not change the lists."""
+        check_name("stream", stream, STREAM)
+        count = len(columns.tags)
+        if not count:
+            raise FactsRefused("no samples", "leave the call out")
+        if any(len(column) != count for column in columns):
+            raise FactsRefused(f"columns for {stream} are not of one length", "correct the source")
+        append = AppendSamples(stream, columns, count, _values_bytes(columns.values), time.monotonic_ns())
         self._writer.append_samples(append)
         return append.future
 

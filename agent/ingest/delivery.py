@@ -12,8 +12,10 @@ value would look current for ever.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import Any
 
+from agent.columns import SampleColumns
 from agent.ingest import quality as status
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
 from agent.ingest.recorder import Recorder
@@ -57,8 +59,8 @@ class Delivery:
         subjects = {tag.definition.subject for tag in wanted.values()}
         gone = [n for n in self.points if n not in wanted and self._subjects[n] not in subjects]
         ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
-        self._hand_in(self.sampler.release(ruled, now_ns))
-        self._hand_in(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True))
+        self._hand_in(SampleColumns.of(self.sampler.release(ruled, now_ns)))
+        self._hand_in(SampleColumns.of(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True)))
         self._assign(wanted)
         return True
 
@@ -77,11 +79,19 @@ class Delivery:
 
     async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        rows = self.sampler.select(samples, now_ns, returned_ns)
-        if self._on_value is not None and not all(status.is_bad(row.quality) for row in rows):
+        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns, returned_ns)), now_ns)
+
+    async def deliver_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
+        """As `deliver`, for columns."""
+        await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
+
+    async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
+        if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
-        await self._record(rows)
+        if columns.tags:
+            self._hand_in(columns)
+            await self.recorder.settle()
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due by time alone."""
@@ -130,18 +140,17 @@ class Delivery:
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
-            self._hand_in(rows)
+            self._hand_in(SampleColumns.of(rows))
             await self.recorder.settle()
 
-    def _hand_in(self, rows: list[Sample]) -> None:
+    def _hand_in(self, columns: SampleColumns) -> None:
         if self._one_stream is not None:
-            self.recorder.hand_in(self._one_stream, rows)
+            self.recorder.hand_in(self._one_stream, columns)
             return
-        by_stream: dict[str, list[Sample]] = {}
-        for row in rows:
-            by_stream.setdefault(self._streams[row.tag], []).append(row)
-        for stream, part in by_stream.items():
-            self.recorder.hand_in(stream, part)
+        streams = [self._streams[tag] for tag in columns.tags]
+        for stream in dict.fromkeys(streams):
+            is_here = [one == stream for one in streams]
+            self.recorder.hand_in(stream, SampleColumns._make(list(compress(column, is_here)) for column in columns))
 
     def _assign(self, wanted: dict[int, Tag]) -> None:
         self.points = {n: tag.point for n, tag in wanted.items()}

@@ -23,6 +23,7 @@ STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want o
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
 NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
 SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
+VALUES_UNREADABLE = "values_unreadable"  # the server sent a malformed value; those behind it have no known place
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
 
 

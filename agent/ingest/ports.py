@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from agent.message import Message, Sample, TagDefinition
+from agent.columns import SampleColumns
+from agent.message import Message, TagDefinition
 
 Refusals = tuple[type[Exception], ...]
 
@@ -22,8 +23,8 @@ class StorePort(Protocol):
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         """The numbers that stand for these definitions at this origin."""
 
-    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
-        """Queue samples for the next group commit."""
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        """Queue samples for the next group commit. The lists are not changed afterwards, by either side."""
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         """Commit one message; the same message_id twice is stored once."""

@@ -15,6 +15,10 @@ was set back is not ignored.
 When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
 recorded in any case. If its source time is not newer than the loss, because the value did not change meanwhile, it is
 recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over.
+
+Most tags have no rule, and most of their samples are just newer than the one before. `select_columns` passes such
+samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State` when
+anything else happens to the tag.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import gt
 
+from agent.columns import SampleColumns
 from agent.message import Sample, Value
 
 
@@ -80,17 +87,55 @@ class _State:
         self.held: Sample | None = None
 
 
+class _Current:
+    """The last sample of each tag that is live and has no rule: what `_State` would hold, in columns."""
+
+    __slots__ = ("qualities", "times_ns", "values")
+
+    def __init__(self) -> None:
+        self.times_ns: dict[int, int] = {}
+        self.values: dict[int, Value] = {}
+        self.qualities: dict[int, int] = {}
+
+    def put(
+        self, tags: Sequence[int], times_ns: Sequence[int], values: Sequence[Value], qualities: Sequence[int]
+    ) -> None:
+        """Remember the last sample of each tag."""
+        self.times_ns.update(zip(tags, times_ns, strict=True))
+        self.values.update(zip(tags, values, strict=True))
+        self.qualities.update(zip(tags, qualities, strict=True))
+
+    def pop(self, tag: int) -> Sample:
+        """Forget a tag; its last sample."""
+        return Sample(tag, self.times_ns.pop(tag), self.values.pop(tag), self.qualities.pop(tag))
+
+    def are_newer(self, tags: Sequence[int], times_ns: Sequence[int]) -> bool:
+        """Whether each of these samples is newer than the one before of its tag, which is known here."""
+        before = list(map(self.times_ns.__getitem__, tags))
+        if len(set(tags)) == len(tags):
+            return all(map(gt, times_ns, before))
+        latest = dict(zip(tags, before, strict=True))  # several of one tag: each is compared with the one ahead of it
+        for tag, time_ns in zip(tags, times_ns, strict=True):
+            if time_ns <= latest[tag]:
+                return False
+            latest[tag] = time_ns
+        return True
+
+
 class Sampler:
     """The sampling decisions of one source. Tags are numbers as their origin gave them."""
 
     def __init__(self, rules: Sequence[tuple[int, SamplingRule]]) -> None:
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, _State] = {}  # of a tag that is in `_current` only the rule is true
+        self._current = _Current()
         self._timed: list[int] = []
         self.counts = SamplingCounts()
         self.adopt(dict(rules))
 
     def adopt(self, rules: Mapping[int, SamplingRule]) -> None:
         """Handle exactly these tags. A tag that was known keeps its state under its new rule."""
+        for tag in [*self._current.times_ns]:
+            self._state(tag)
         known, self._states = self._states, {}
         for tag, rule in rules.items():
             self._states[tag] = state = known.get(tag) or _State(rule)
@@ -105,7 +150,7 @@ class Sampler:
         """The values of these tags that a rule held back, to be recorded now because that rule ends."""
         found: list[Sample] = []
         for tag in tags:
-            state = self._states[tag]
+            state = self._state(tag)
             if state.held is not None:
                 found.append(state.held)
                 self._record(state, state.held, now_ns)
@@ -119,12 +164,43 @@ class Sampler:
         """
         recorded: list[Sample] = []
         for sample in samples:
-            state = self._states[sample[0]]
+            state = self._state(sample[0])
             kept = self._judge(state, sample, now_ns if returned_ns is None else returned_ns)
             if kept is not None:
                 self._record(state, kept, now_ns)
                 recorded.append(kept)
         return recorded
+
+    def select_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> SampleColumns:
+        """As `select`, for columns. The lists that come in are not changed; they may be those that come out."""
+        tags, times_ns, values, qualities = samples
+        known = self._current.times_ns
+        others: list[int] = []
+        if not known.keys() >= set(tags):
+            others = [place for place, tag in enumerate(tags) if tag not in known]
+        part = samples
+        if others:
+            is_known = [tag in known for tag in tags]
+            part = SampleColumns._make(list(compress(column, is_known)) for column in samples)
+        if self._current.are_newer(part.tags, part.source_times_ns):
+            self._current.put(*part)
+            self.counts.recorded += len(part.tags)
+        else:
+            others = list(range(len(tags)))
+        if not others:
+            return samples
+        kept_times_ns, is_kept = list(times_ns), [True] * len(tags)
+        for place in others:
+            found = self.select(
+                [Sample(tags[place], times_ns[place], values[place], qualities[place])], now_ns, returned_ns
+            )
+            is_kept[place] = bool(found)
+            if found:
+                kept_times_ns[place] = found[0].source_time_ns
+        for tag in {tags[place] for place in others}:
+            self._make_current(tag)
+        kept = SampleColumns(tags, kept_times_ns, values, qualities)
+        return kept if all(is_kept) else SampleColumns._make(list(compress(column, is_kept)) for column in kept)
 
     def due(self, now_ns: int) -> list[Sample]:
         """Samples that time alone makes due: values held back long enough, and standing values to be confirmed."""
@@ -161,7 +237,7 @@ class Sampler:
         """
         found: list[Sample] = []
         for tag in self._states if tags is None else tags:
-            state = self._states[tag]
+            state = self._state(tag)
             if state.condition == _LOST and (not corrects or state.quality == quality):
                 continue
             if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
@@ -181,15 +257,18 @@ class Sampler:
         """These tags are lost, and their source has said so itself: what was recorded last is bad. The next value is
         then recorded as a return, whatever its time."""
         for tag in tags:
-            state = self._states[tag]
+            state = self._state(tag)
             if state.condition == _LIVE and state.quality & _BAD_BIT:
                 state.condition = _LOST
 
     def tally(self) -> Tally:
         """How the tags stand now."""
         bad = silent = 0
-        for state in self._states.values():
-            if state.condition == _NEVER:
+        current = self._current.qualities
+        for tag, state in self._states.items():
+            if tag in current:
+                bad += current[tag] & _BAD_BIT != 0
+            elif state.condition == _NEVER:
                 silent += 1
             elif state.quality & _BAD_BIT:
                 bad += 1
@@ -197,8 +276,28 @@ class Sampler:
 
     def last_time_ns(self, tag: int) -> int:
         """Source time of the last sample of a tag, 0 before the first."""
+        if tag in self._current.times_ns:
+            return self._current.times_ns[tag]
         seen = self._states[tag].seen
         return 0 if seen is None else seen.source_time_ns
+
+    def _state(self, tag: int) -> _State:
+        """The state of a tag, no longer in columns."""
+        state = self._states[tag]
+        if tag in self._current.times_ns:
+            last = self._current.pop(tag)
+            state.condition, state.seen, state.held = _LIVE, last, None
+            state.value, state.quality, state.recorded_ns = last.value, last.quality, last.source_time_ns
+        return state
+
+    def _make_current(self, tag: int) -> None:
+        """Keep the last sample of a tag in columns, if it is live and nothing but that sample matters."""
+        state = self._states[tag]
+        seen = state.seen
+        is_ruled = not state.rule.records_all or state.rule.max_interval_ns
+        # A value that was recorded with the time of its return was seen with another, and both matter until the next.
+        if state.condition == _LIVE and not is_ruled and seen is not None and seen.source_time_ns == state.recorded_ns:
+            self._current.put((tag,), (seen.source_time_ns,), (seen.value,), (seen.quality,))
 
     def _judge(self, state: _State, sample: Sample, returned_ns: int) -> Sample | None:
         """The sample to record for this one, or None."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from asyncua.client.client import Client
 
-from agent.ingest.opcua.type_reader import enumeration_text
+from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.message import Json
 from tests.foreign.plant import opcua
 from tests.foreign.server import foreign_server

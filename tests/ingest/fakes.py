@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from agent.columns import SampleColumns
 from agent.message import Message, Sample, TagDefinition, check_definition, check_message, check_sample
 
 STOP_S = 20.0
@@ -50,13 +51,14 @@ class FakeStore:
                 self.definitions.append(definition)
         return _done([self.definitions.index(definition) + 1 for definition in definitions])
 
-    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
         self._check()
         if self.failing_futures:
             self.failing_futures -= 1
             future: Future[Any] = Future()
             future.set_exception(Busy("after all"))
             return future
+        rows = list(columns.rows())
         for row in rows:
             check_sample(row)
             assert row.tag <= len(self.definitions)

@@ -1,11 +1,11 @@
 import asyncio
 import json
-from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
+from agent.columns import SampleColumns
 from agent.ingest.gap import STORE_REFUSED, Gap
 from agent.ingest.recorder import Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
@@ -29,7 +29,7 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     store.refusing = True
     rows = [Sample(1, n, n) for n in range(1, 4)]
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", rows), name="record")
+        task = group.create_task(one.record("facts.telemetry", SampleColumns.of(rows)), name="record")
         await wait_until_async(lambda: one.refused_total > 2, "refusals")
         assert not task.done()
         store.refusing = False
@@ -46,7 +46,7 @@ async def test_samples_refused_after_all_are_handed_in_again() -> None:
     await one.define([DEFINITION])
     store.failing_futures = 3
     for n in range(1, 5):
-        await one.record("facts.telemetry", [Sample(1, n, n)])
+        await one.record("facts.telemetry", SampleColumns.of([Sample(1, n, n)]))
     await one.drain()
     assert sorted(row.value for _, row in store.samples) == [1, 2, 3, 4]  # type: ignore[type-var]
     assert one.samples_total == 4
@@ -60,7 +60,7 @@ async def test_samples_survive_being_stopped_while_waiting() -> None:
     await one.define([DEFINITION])
     store.refusing = True
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", [Sample(1, 1, 1)]), name="record")
+        task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)])), name="record")
         await wait_until_async(lambda: one.refused_total > 0, "a refusal")
         task.cancel()
     store.refusing = False
@@ -105,7 +105,7 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
     await one.define([DEFINITION])
     store.failing_futures = 1
     with pytest.raises(Busy):
-        await one.record("facts.telemetry", [Sample(1, 1, 1)])
+        await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     await one.drain()
     assert [row.value for _, row in store.samples] == [1]
 
@@ -118,11 +118,11 @@ async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> Non
     await one.define([DEFINITION])
     store.failing_futures = 3
     with pytest.raises(Busy):
-        await one.record("facts.telemetry", [Sample(1, 5_000_000_000, 1)])
+        await one.record("facts.telemetry", SampleColumns.of([Sample(1, 5_000_000_000, 1)]))
     for _ in range(2):
         with pytest.raises(Busy):
             await one.drain()
-    await one.record("facts.telemetry", [Sample(1, 6_000_000_000, 2)])
+    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 6_000_000_000, 2)]))
     await one.drain()
     assert [row.value for _, row in store.samples] == [2]
     (message,) = store.messages.values()
@@ -137,8 +137,8 @@ class SlowStore(FakeStore):
         super().__init__()
         self.commits: list[Future[Any]] = []
 
-    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
-        super().append_samples(stream, rows)
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        super().append_columns(stream, columns)
         self.commits.append(Future())
         return self.commits[-1]
 
@@ -150,9 +150,9 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     store = SlowStore()
     one = recorder(store)
     await one.define([DEFINITION])
-    await one.record("facts.telemetry", [Sample(1, 1, 1), Sample(1, 2, 2)])
+    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1), Sample(1, 2, 2)]))
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(one.record("facts.telemetry", [Sample(1, 3, 3)]), name="record")
+        task = group.create_task(one.record("facts.telemetry", SampleColumns.of([Sample(1, 3, 3)])), name="record")
         await wait_until_async(lambda: len(store.commits) == 2, "the second append")
         await asyncio.sleep(0)
         assert not task.done()
@@ -168,7 +168,7 @@ async def test_draining_ends_with_the_last_commit() -> None:
     store = SlowStore()
     one = recorder(store)
     await one.define([DEFINITION])
-    await one.record("facts.telemetry", [Sample(1, 1, 1)])
+    await one.record("facts.telemetry", SampleColumns.of([Sample(1, 1, 1)]))
     async with asyncio.TaskGroup() as group:
         for _ in range(2):
             task = group.create_task(one.drain(), name="drain")

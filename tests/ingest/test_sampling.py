@@ -1,9 +1,11 @@
 import math
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from agent.columns import SampleColumns
 from agent.ingest.sampling import Sampler, SamplingRule, Tally
 from agent.message import Sample, Value
 
@@ -207,3 +209,82 @@ def test_a_tag_that_its_source_calls_lost_returns_with_any_value() -> None:
     assert one.select([Sample(TAG, 5 * S, 1.0)], 20 * S) == [Sample(TAG, 20 * S, 1.0)]
     one.mark_lost([TAG])  # its last sample is good: it is not lost
     assert one.lose(BAD, 30 * S) == [Sample(TAG, 30 * S, None, BAD)]
+
+
+RULES = [
+    (1, SamplingRule()),
+    (2, SamplingRule()),
+    (3, SamplingRule(deadband=1.0, min_interval_ns=2)),
+    (4, SamplingRule(max_interval_ns=3)),
+]
+sample_of_few = st.builds(
+    Sample,
+    st.sampled_from([1, 1, 2, 2, 3, 4]),
+    st.integers(1, 12),
+    st.sampled_from([1.0, 2.0, float("nan"), None, 1]),
+    st.sampled_from([0, 0, 0, 0x8000_0000]),
+)
+steps = st.one_of(
+    st.tuples(st.just("select"), st.lists(sample_of_few, max_size=8), st.sampled_from([None, 5])),
+    st.tuples(st.just("lose"), st.sampled_from([None, [1], [2, 3]]), st.sampled_from([None, 4])),
+    st.tuples(st.just("mark lost"), st.just([1, 2]), st.none()),
+    st.tuples(st.just("due"), st.none(), st.none()),
+    st.tuples(st.just("release"), st.just([1, 2, 3, 4]), st.none()),
+    st.tuples(
+        st.just("adopt"), st.sampled_from([RULES[1:], RULES, [(1, SamplingRule(deadband=0.5)), *RULES[1:]]]), st.none()
+    ),
+)
+
+
+@example([("select", [Sample(1, 1, 1.0)], None), ("select", [Sample(1, 5, 2.0), Sample(1, 5, 2.0)], None)])
+@example([("select", [Sample(1, 1, 1.0)], None), ("select", [Sample(2, 5, 2.0), Sample(1, 1, 1.0)], None)])
+@example(
+    [
+        ("select", [Sample(1, 5, 1.0)], None),
+        ("lose", None, 4),
+        ("select", [Sample(1, 5, 1.0)], None),  # recorded with the time of the return, seen with its own
+        ("select", [Sample(1, 6, 1.0)], None),
+        ("lose", None, 4),
+    ]
+)
+@example(
+    [
+        ("select", [Sample(1, 5, 1.0)], None),
+        ("lose", None, 4),
+        ("select", [Sample(1, 5, 1.0)], None),
+        ("lose", [1], 4),
+    ]
+)
+@given(st.lists(steps, max_size=12))
+def test_columns_are_decided_like_rows(story: list[tuple[str, Any, Any]]) -> None:
+    """Whatever happens to the tags in between, and whatever order, duplicates and repeated tags a column holds: what is
+    recorded, what is counted and what is remembered is the same."""
+    by_rows, by_columns = Sampler(RULES), Sampler(RULES)
+    for now_ns, (what, content, option) in enumerate(story, 10):
+        found: list[list[Sample]] = []
+        for sampler in (by_rows, by_columns):
+            known = set(sampler._states)
+            match what:
+                case "select" if sampler is by_rows:
+                    found.append(sampler.select([s for s in content if s.tag in known], now_ns, option))
+                case "select":
+                    columns = SampleColumns.of([s for s in content if s.tag in known])
+                    before = [list(column) for column in columns]
+                    found.append(list(sampler.select_columns(columns, now_ns, option).rows()))
+                    assert repr([list(column) for column in columns]) == repr(before)
+                case "lose":
+                    tags = None if content is None else [tag for tag in content if tag in known]
+                    found.append(sampler.lose(BAD, now_ns, tags, corrects=option is None, since_ns=option))
+                case "mark lost":
+                    sampler.mark_lost([tag for tag in content if tag in known])
+                case "due":
+                    found.append(sampler.due(now_ns))
+                case "release":
+                    found.append(sampler.release([tag for tag in content if tag in known], now_ns))
+                case "adopt":
+                    sampler.adopt(dict(content))
+        assert repr(found[:1]) == repr(found[1:])  # repr: NaN differs from itself
+        assert by_rows.counts == by_columns.counts
+        assert by_rows.tally() == by_columns.tally()
+        times = [[sampler.last_time_ns(tag) for tag in sampler._states] for sampler in (by_rows, by_columns)]
+        assert times[0] == times[1]

@@ -90,7 +90,7 @@ async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatc
     commits = list[Future[Any]]()
 
     class Slow(FakeStore):
-        def append_samples(self, *_: object, **__: object) -> Future[Any]:  # type: ignore[override]
+        def append_columns(self, *_: object, **__: object) -> Future[Any]:  # type: ignore[override]
             commits.append(Future())
             return commits[-1]
 

@@ -2,7 +2,7 @@
 
 Cores: `address` reads node ids from the tag map, `plan` cuts work to the server's limits, `groups` spreads items over
 subscriptions, `monitoring` sizes queues, `publishing` orders notifications, `liveness` judges signs of life, `decode`
-turns bytes into values, `variant` reads those that are no plain number or text, `structures` knows a server's data types.
-`session`, `security`, `type_reader` and `events` speak to asyncua, and only they; `publisher` and `subscription` drive a
+turns bytes into columns, with `values/` for what is no plain number or text. `session`, `security`,
+`values/type_reader` and `events/event_service` speak to asyncua, and only they; `publisher` and `subscription` drive a
 session; `source` puts them together, and `poll_source` does without subscriptions.
 """

@@ -19,7 +19,6 @@ from uuid import UUID
 
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
-from agent.message import Json, Value, parse_json
 
 NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb])=(?P<text>.+)", re.DOTALL)
 STANDARD_URI = "http://opcfoundation.org/UA/"
@@ -87,21 +86,6 @@ class TagPoint:
     def of(cls, address: NodeAddress) -> TagPoint:
         """A whole node, monitored as its source says."""
         return cls((Reading(address),))
-
-
-def element_of(value: Value) -> Value:
-    """The one element of an array, which the server sent as an array of one in each dimension."""
-    if not isinstance(value, Json):
-        return value[:1] if isinstance(value, str) else value
-    found = parse_json("value", value.data)
-    while isinstance(found, list) and len(found) == 1:
-        found = found[0]
-    if isinstance(found, list | dict):
-        return Json.of(found)
-    return _NOT_FINITE.get(found, found) if isinstance(found, str) else found
-
-
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def parse_readings(text: str) -> tuple[Reading, ...]:

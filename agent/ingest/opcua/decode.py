@@ -1,10 +1,10 @@
-"""Notification bytes to samples' columns: OPC 10000-6, chapter 5.2, read without the library's objects.
+"""Notification bytes to columns: OPC 10000-6, chapter 5.2, read without the library's objects.
 
 Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it
-builds six objects for each value. Here a run of values of one scalar type is unpacked by one struct call; every other
-shape is read item by item; values that are neither a number nor a text are left to `decode_other` (see `variant`).
+builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and stay columns until
+they are stored; other values are read item by item, those that are neither a number nor a text by a `Reader` (see `variant`).
 
-Core: takes bytes, returns tuples. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
+Core: takes bytes, returns columns. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
 becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
 (`values_lost`).
 """
@@ -12,9 +12,12 @@ becomes a bad sample of its tag alone; what follows it in the same notification 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import lru_cache
+from itertools import chain
+from operator import add
+from typing import Any, NamedTuple, Protocol, overload
 
 from agent.ingest import quality
 from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
@@ -24,15 +27,23 @@ FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_E
 FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: from here on a time means "the latest"
 NOTIFICATIONS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
 LONG_BYTES_MIN = 512  # shorter values cannot exceed a fact's limit, in whatever form they are kept
-RUN_MIN = 4  # shorter runs of one type are cheaper item by item
+RUN_MIN = 16  # shorter runs of one type are cheaper item by item
 RUN_WINDOW = 512  # a run is looked for this far at once
+RUN_EVERY = 64  # items between two looks for a run: a look costs as much as three items
 
 STRING = 12  # the variant type
 
 DATA_CHANGE, STATUS_CHANGE = 811, 820  # node ids of the binary encodings, namespace 0
 
-DecodeOther = Callable[[bytes, int], tuple[Value, int]]
-"""Reads the Variant that starts at a position; returns its value and the position after it."""
+
+class Reader(Protocol):
+    """Reads Variants that are neither a number nor a text."""
+
+    def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
+        """The value of the Variant at a position, and the position after it."""
+
+    def element(self, data: bytes, position: int) -> tuple[Value, int]:
+        """The same, for an array of one: its element."""
 
 
 class DecodeError(ValueError):
@@ -49,6 +60,70 @@ class Change(NamedTuple):
     server_time_ns: int
 
 
+class Changes(Sequence[Change]):
+    """The values of a publication as columns of equal length, in the order they were notified. As a sequence it gives
+    them one by one, for those who look at few."""
+
+    __slots__ = ("handles", "qualities", "server_times_ns", "source_times_ns", "values")
+
+    def __init__(self) -> None:
+        self.handles: list[int] = []
+        self.values: list[Value] = []
+        self.qualities: list[int] = []
+        self.source_times_ns: list[int] = []
+        self.server_times_ns: list[int] = []
+
+    @classmethod
+    def of(cls, changes: Iterable[Change]) -> Changes:
+        """The columns of single changes."""
+        found = cls()
+        for change in changes:
+            found.append(change)
+        return found
+
+    def append(self, change: Change) -> None:
+        self.handles.append(change.handle)
+        self.values.append(change.value)
+        self.qualities.append(change.quality)
+        self.source_times_ns.append(change.source_time_ns)
+        self.server_times_ns.append(change.server_time_ns)
+
+    def of_handles(self, handles: Container[int]) -> Changes:
+        """Only the changes of these handles."""
+        return Changes.of(change for change in self if change.handle in handles)
+
+    def times_ns(self, now_ns: int) -> list[int]:
+        """For each value the time of its source, else of the server, else now."""
+        if 0 not in self.source_times_ns:
+            return self.source_times_ns
+        return [s or t or now_ns for s, t in zip(self.source_times_ns, self.server_times_ns, strict=True)]
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def __iter__(self) -> Iterator[Change]:
+        columns = (self.handles, self.values, self.qualities, self.source_times_ns, self.server_times_ns)
+        return map(Change._make, zip(*columns, strict=True))
+
+    @overload
+    def __getitem__(self, place: int) -> Change: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Change]: ...
+    def __getitem__(self, place: int | slice) -> Change | list[Change]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        times_ns = self.source_times_ns[place], self.server_times_ns[place]
+        return Change(self.handles[place], self.values[place], self.qualities[place], *times_ns)
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def __repr__(self) -> str:
+        return f"Changes.of({list(self)})"
+
+
 @dataclass(frozen=True, slots=True)
 class Publication:
     """The answer to one Publish. Without changes and status it is a sign of life. `values_lost`: notified after a
@@ -57,21 +132,23 @@ class Publication:
     subscription_id: int
     sequence_number: int
     has_data: bool
-    changes: Sequence[Change]
+    changes: Changes
     status_change: int | None = None
     values_lost: int = 0
 
 
 _SCALARS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
+_TAIL = ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H"))  # bits of the mask and fields, in the order of the wire
 _SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in _SCALARS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _MALFORMED = (DecodeError, struct.error, IndexError, OverflowError)
 
 
-def decode_publication(data: bytes, position: int, decode_other: DecodeOther) -> Publication:
-    """The PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`."""
+def decode_publication(data: bytes, position: int, reader: Reader, elements: Container[int] = ()) -> Publication:
+    """The PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`. The values of the handles in
+    `elements` are single elements of arrays."""
     try:
-        return _publication(data, position, decode_other)
+        return _publication(data, position, reader, elements)
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
 
@@ -84,20 +161,20 @@ def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
     return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
 
 
-def _publication(data: bytes, position: int, decode_other: DecodeOther) -> Publication:
+def _publication(data: bytes, position: int, reader: Reader, elements: Container[int]) -> Publication:
     (subscription_id,) = _U32.unpack_from(data, position)
     (available,) = _I32.unpack_from(data, position + 4)
     position += 8 + 4 * max(0, available) + 1  # sequence numbers held for us, and "more notifications"
     (sequence_number,) = _U32.unpack_from(data, position)
     (parts,) = _I32.unpack_from(data, position + 12)
     position += 16
-    changes: list[Change] = []
+    changes = Changes()
     status_change = None
     values_lost = 0
     for _ in range(max(0, parts)):
         kind, body, position = extension_object(data, position)
         if kind == DATA_CHANGE:
-            values_lost += _data_change(data[body:position], decode_other, changes)
+            values_lost += _data_change(data[body:position], reader, elements, changes)
         elif kind == STATUS_CHANGE:
             (status_change,) = _U32.unpack_from(data, body)
     return Publication(subscription_id, sequence_number, parts > 0, changes, status_change, values_lost)
@@ -125,29 +202,96 @@ def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
     return kind, body, body + length
 
 
-def _data_change(data: bytes, decode_other: DecodeOther, changes: list[Change]) -> int:
+def _data_change(data: bytes, reader: Reader, elements: Container[int], changes: Changes) -> int:
     """Append the changes of a DataChangeNotification, which is all of `data`. Returns how many could not be read."""
     left: int = _I32.unpack_from(data, 0)[0]
     position = 4
     if left > NOTIFICATIONS_MAX:
         raise DecodeError(f"{left} values in one notification")
     while left > 0:
-        length, count = _uniform_run(data, position, left)
-        if count >= RUN_MIN:
-            _unpack_run(data, position, length, count, changes)
-            position += length * count
-            left -= count
-            continue
-        for _ in range(max(1, count)):
-            (handle,) = _U32.unpack_from(data, position)
-            try:
-                change, position = _item(data, position, decode_other)
-            except _MALFORMED:
-                changes.append(Change(handle, None, quality.BAD_DECODING_ERROR, 0, 0))
-                return left - 1
-            changes.append(change)
-            left -= 1
+        count, position = _numbers(data, position, left, changes)
+        left -= count
+        if left <= 0:
+            break
+        (handle,) = _U32.unpack_from(data, position)
+        try:
+            change, position = _item(data, position, reader, is_element=handle in elements)
+        except _MALFORMED:
+            changes.append(Change(handle, None, quality.BAD_DECODING_ERROR, 0, 0))
+            return left - 1
+        changes.append(change)
+        left -= 1
     return 0
+
+
+def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[int, int]:
+    """Append the numbers that follow each other from here with one mask; (how many they are, position after them)."""
+    mask = data[position + 4] if position + 6 <= len(data) else 0
+    if not mask & 1 or data[position + 5] not in _SCALARS:
+        return 0, position
+    shapes = _shapes(mask & 0x3F)
+    rows: list[tuple[Any, ...]] = []
+    try:
+        while len(rows) < left and data[position + 4] == mask:
+            length, count = _uniform_run(data, position, left - len(rows))
+            if count >= RUN_MIN:
+                rows += shapes[data[position + 5]].iter_unpack(data[position : position + length * count])
+                position += length * count
+                continue
+            for _ in range(min(left - len(rows), RUN_EVERY)):
+                shape = shapes[data[position + 5]]
+                if data[position + 4] != mask:
+                    break
+                rows.append(shape.unpack_from(data, position))
+                position += shape.size
+    except (KeyError, IndexError, struct.error):
+        pass  # no number of this form, or cut short: the caller looks at the item at `position`
+    _append_rows(rows, mask & 0x3F, changes)
+    return len(rows), position
+
+
+@lru_cache(maxsize=64)
+def _shapes(mask: int) -> dict[int, struct.Struct]:
+    """For each type of number the form of an item with this mask."""
+    return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in _SCALARS.items()}
+
+
+@lru_cache(maxsize=64)
+def _tail_format(mask: int) -> str:
+    """The fields after the value: status, source time and its picoseconds, server time and its picoseconds."""
+    return "".join(letter for bit, letter in _TAIL if mask & bit)
+
+
+def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -> None:
+    """Append items of one mask, each as it was unpacked."""
+    if not rows:
+        return
+    # Not zip(*rows): an iterator for each row would run the garbage collector once for every few hundred values.
+    flat = list(chain.from_iterable(rows))
+    fields = {bit: place for place, bit in enumerate((bit for bit, _ in _TAIL if mask & bit), 2)}
+    columns = {bit: flat[place :: 2 + len(fields)] for bit, place in fields.items()}
+    changes.handles += flat[0 :: 2 + len(fields)]
+    changes.values += flat[1 :: 2 + len(fields)]
+    changes.qualities += columns.get(2) or [quality.GOOD] * len(rows)
+    changes.source_times_ns += _times_ns(columns.get(4), columns.get(16), len(rows))
+    changes.server_times_ns += _times_ns(columns.get(8), columns.get(32), len(rows))
+
+
+def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, count: int) -> list[int]:
+    """A column of DateTimes as ns since 1970, as `filetime_ns` has each."""
+    if filetimes is None:
+        return [0] * count
+    least, greatest = min(filetimes), max(filetimes)
+    if not FILETIME_MIN < least <= greatest < FILETIME_MAX:
+        return list(map(filetime_ns, filetimes, picoseconds_10 or [0] * count))
+    if least == greatest:
+        found = [filetime_ns(least)] * count
+    else:
+        epoch = FILETIME_EPOCH
+        found = [(filetime - epoch) * 100 for filetime in filetimes]
+    if picoseconds_10 is None or not any(picoseconds_10):
+        return found
+    return list(map(add, found, [one // 100 for one in picoseconds_10]))
 
 
 def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
@@ -156,52 +300,16 @@ def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
     If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal
     bytes at equal strides prove the whole run.
     """
-    if position + 6 > len(data):
-        return 0, 0
     mask, kind = data[position + 4], data[position + 5]
-    if not mask & 1 or kind not in _SCALARS:
-        return 0, 0
-    length = 6 + _SIZES[kind] + _tail_size(mask)
-    window = min(left, RUN_WINDOW, (len(data) - position) // length)
-    stop = position + window * length
+    length = _shapes(mask & 0x3F)[kind].size
+    stop = position + min(left, RUN_WINDOW, (len(data) - position) // length) * length
     masks = data[position + 4 : stop : length]
     kinds = data[position + 5 : stop : length]
     same = len(masks) - len(masks.lstrip(bytes([mask])))
     return length, min(same, len(kinds) - len(kinds.lstrip(bytes([kind]))))
 
 
-def _tail_size(mask: int) -> int:
-    """Bytes after the value: status, source time and its picoseconds, server time and its picoseconds."""
-    return 4 * (mask >> 1 & 1) + 8 * (mask >> 2 & 1) + 2 * (mask >> 4 & 1) + 8 * (mask >> 3 & 1) + 2 * (mask >> 5 & 1)
-
-
-def _unpack_run(data: bytes, position: int, length: int, count: int, changes: list[Change]) -> None:
-    mask, kind = data[position + 4], data[position + 5]
-    tail = "".join(letter for bit, letter in ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H")) if mask & bit)
-    items = struct.Struct(f"<I2x{_SCALARS[kind]}{tail}").iter_unpack(data[position : position + length * count])
-    if mask & 0x3F == 0x0F:  # what servers send: value, status, both times
-        low, high, epoch = FILETIME_MIN, FILETIME_MAX, FILETIME_EPOCH  # as filetime_ns, without a call for each value
-        changes += [
-            Change(h, v, q, (s - epoch) * 100 if low < s < high else 0, (t - epoch) * 100 if low < t < high else 0)
-            for h, v, q, s, t in items
-        ]
-        return
-    for handle, value, *rest in items:
-        changes.append(Change(handle, value, *_tail_columns(mask, rest)))
-
-
-def _tail_columns(mask: int, rest: Sequence[int]) -> tuple[int, int, int]:
-    """(quality, source time, server time) from the fields that follow a value, in the order of the wire."""
-    fields = iter(rest)
-    status = next(fields) if mask & 2 else quality.GOOD
-    source = next(fields) if mask & 4 else 0
-    source_pico = next(fields) if mask & 16 else 0
-    server = next(fields) if mask & 8 else 0
-    server_pico = next(fields) if mask & 32 else 0
-    return status, filetime_ns(source, source_pico), filetime_ns(server, server_pico)
-
-
-def _item(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Change, int]:
+def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tuple[Change, int]:
     (handle,) = _U32.unpack_from(data, position)
     mask = data[position + 4]
     position += 5
@@ -209,14 +317,15 @@ def _item(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Change
     too_long = False
     if mask & 1:
         start = position
-        value, position = _variant(data, position, decode_other)
+        value, position = reader.element(data, position) if is_element else _variant(data, position, reader)
         too_long = position - start > LONG_BYTES_MIN and _is_too_long(value)
-    tail = "".join(letter for bit, letter in ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H")) if mask & bit)
-    columns = _tail_columns(mask, struct.unpack_from(f"<{tail}", data, position))
-    position += _tail_size(mask)
+    tail = "<" + _tail_format(mask & 0x3F)
+    given = dict(zip((bit for bit, _ in _TAIL if mask & bit), struct.unpack_from(tail, data, position), strict=True))
+    times_ns = filetime_ns(given.get(4, 0), given.get(16, 0)), filetime_ns(given.get(8, 0), given.get(32, 0))
+    position += struct.calcsize(tail)
     if too_long:
-        return Change(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *columns[1:]), position
-    return Change(handle, value, *columns), position
+        return Change(handle, None, quality.BAD_ENCODING_LIMITS_EXCEEDED, *times_ns), position
+    return Change(handle, value, given.get(2, quality.GOOD), *times_ns), position
 
 
 def _is_too_long(value: Value) -> bool:
@@ -227,14 +336,14 @@ def _is_too_long(value: Value) -> bool:
     return isinstance(value, bytes) and len(value) > VALUE_BYTES_MAX
 
 
-def _variant(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Value, int]:
+def _variant(data: bytes, position: int, reader: Reader) -> tuple[Value, int]:
     encoding = data[position]
     if encoding in _SCALARS:
         (value,) = struct.unpack_from(f"<{_SCALARS[encoding]}", data, position + 1)
         return value, position + 1 + _SIZES[encoding]
     if encoding == STRING:
         return _text(data, position + 1)
-    return decode_other(data, position)
+    return reader(data, position)
 
 
 def _text(data: bytes, position: int) -> tuple[Value, int]:
@@ -261,8 +370,9 @@ def time_text_of(filetime: int) -> str:
     return time_text((filetime - FILETIME_EPOCH) * 100)
 
 
-def decode_read_values(data: bytes, decode_other: DecodeOther) -> list[Change]:
-    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2); handles count from 0 in their order."""
+def decode_read_values(data: bytes, reader: Reader, elements: Container[int] = ()) -> list[Change]:
+    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2); handles count from 0 in their order. Those
+    in `elements` are single elements of arrays."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         if count > NOTIFICATIONS_MAX:
@@ -270,7 +380,7 @@ def decode_read_values(data: bytes, decode_other: DecodeOther) -> list[Change]:
         changes, position = [], 4
         for handle in range(count):
             # A value without a handle; the four bytes before it are read as one and replaced.
-            change, position = _item(data, position - 4, decode_other)
+            change, position = _item(data, position - 4, reader, is_element=handle in elements)
             changes.append(change._replace(handle=handle))
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"the answer to a Read is cut short or malformed: {error}") from error

@@ -17,7 +17,7 @@ from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading, element_of
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.session import CallTooLarge, Session, open_session
@@ -107,7 +107,7 @@ class OpcuaPollSource:
                 raise SourceLost(f"{self._settings.url} gave an answer that cannot be read: {error}") from error
             del tags[: len(part)]
             self._see_clock(found[0])
-            await self._deliver(part, readings[1:], found[1:])
+            await self._deliver(part, found[1:])
 
     def _reading(self, tag: int) -> Reading:
         readings = self._delivery.points[tag].readings
@@ -119,19 +119,18 @@ class OpcuaPollSource:
             self._clock.see(server_ns, time.time_ns())
         self.alive_s, self.alive_ns = time.monotonic(), self.now_ns()
 
-    async def _deliver(self, tags: Sequence[int], readings: Sequence[Reading], found: Sequence[Change]) -> None:
+    async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
         """Good values as samples. A bad one is recorded once, until it is good or bad for another reason."""
         now_ns = self.now_ns()
         samples: list[Sample] = []
         bad: dict[int, int] = {}
-        for tag, reading, (_, value, status, source_ns, server_ns) in zip(tags, readings, found, strict=True):
+        for tag, (_, value, status, source_ns, server_ns) in zip(tags, found, strict=True):
             if quality.is_bad(status):
                 bad[tag] = status
                 if status & quality.CODE_BITS in quality.GONE and len(self._delivery.points[tag].readings) > 1:
                     self._turns[tag] = self._turns.get(tag, 0) + 1
             else:
-                kept = element_of(value) if reading.is_element else value
-                samples.append(Sample(tag, source_ns or server_ns or now_ns, kept, status))
+                samples.append(Sample(tag, source_ns or server_ns or now_ns, value, status))
         await self._delivery.deliver(samples, now_ns)
         log_parked(self._delivery, {tag: status for tag, status in bad.items() if self._bad.get(tag) != status})
         for tag in tags:

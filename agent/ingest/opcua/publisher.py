@@ -11,6 +11,7 @@ routes a subscription of his own.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -65,9 +66,11 @@ class Publisher:
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
 
-    def leftover(self) -> list[Arrived]:
-        """At the end of the session: what arrived and could not be handed on, of the values only."""
-        return [one for one in self._sequencer.leftover() if one.header.subscription_id not in self._routes]
+    def leftover(self) -> list[Arrived | Missing]:
+        """At the end of the session: what arrived and could not be handed on, and what is missing between, of the values
+        only."""
+        found = self._sequencer.leftover()
+        return [one for one in found if isinstance(one, Missing) or one.header.subscription_id not in self._routes]
 
     async def run(self) -> None:
         """Publish until the session is lost: raises SourceLost."""
@@ -97,13 +100,13 @@ class Publisher:
                 continue
             except DecodeError as error:
                 raise SourceLost(f"a publication cannot be read: {error}") from error
-            self._sequencer.answered(request, header, content)
+            self._sequencer.answered(request, header, content, time.monotonic())
             async with self._handing_on:
                 await self._hand_on()
 
     async def _hand_on(self) -> None:
         """Everything whose turn it is. A cancellation leaves what was not taken in the sequencer (`leftover`)."""
-        while (step := self._sequencer.next()) is not None:
+        while (step := self._sequencer.next(time.monotonic())) is not None:
             if isinstance(step, Missing):
                 await self._recover(step)
                 continue

@@ -2,8 +2,8 @@
 
 Each subscription numbers its notifications. They are handed on in that order; an answer that comes early is held until
 those before it are here. A server gives its answers to the requests in the order in which these came: when no request
-older than the one that showed the break is open any more, the notifications between are *missing*. The caller asks for
-them again (Republish) or writes down that they are lost.
+older than the one that showed the break is open any more, or has not been answered for a second, the notifications
+between are *missing*. The caller asks for them again (Republish) or writes down that they are lost.
 
 A notification is to be acknowledged when it has been handed on, no earlier. A keep-alive has the number of the next
 notification and is not acknowledged; it shows a break as well. Core: knows numbers, not what is in a notification.
@@ -20,6 +20,7 @@ from agent.ingest.opcua.decode import DecodeError, filetime_ns
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again: OPC 10000-4, 7.9
 DUPLICATES_BACK_MAX = 1_000  # a number so little behind was seen before; one further behind is a new count
 FIRST_NUMBER_MAX = 100  # a subscription that begins beyond counts from elsewhere; below, its first ones may be missing
+OVERTAKEN_S = 1.0  # an answer that a later one has overtaken comes soon, or was lost on its way
 ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; what is left goes with the next Publish
 
 _START, _MESSAGE = struct.Struct("<Ii"), struct.Struct("<Iqi")
@@ -60,6 +61,11 @@ def read_header(data: bytes, position: int) -> Header:
     return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0)
 
 
+def subscription_of(data: bytes) -> int:
+    """The subscription that PublishResponse parameters, whose header could be read, are of."""
+    return _START.unpack_from(data)[0]  # type: ignore[no-any-return] # a struct gives anything
+
+
 class _Order:
     """What is known of one subscription."""
 
@@ -68,8 +74,8 @@ class _Order:
     def __init__(self) -> None:
         self.expected = 1
         self.is_new = True  # no notification handed on yet
-        self.held: dict[int, tuple[int, Arrived]] = {}  # by number; a break in the numbers stands before each
-        self.shown: tuple[int, int] | None = None  # (request, number) of a keep-alive that shows a break
+        self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, when it came, what it was
+        self.shown: tuple[int, float, int] | None = None  # request, time and number of a keep-alive that shows a break
 
     def ahead(self, number: int) -> int:
         """How far a number lies ahead of the expected one; negative if behind."""
@@ -105,7 +111,7 @@ class Sequencer:
         self._orders.pop(subscription_id, None)
         self._forgotten.add(subscription_id)
 
-    def answered(self, request: int, header: Header, content: Any) -> None:
+    def answered(self, request: int, header: Header, content: Any, now_s: float = 0.0) -> None:
         """Take in the answer to a Publish."""
         self._open.discard(request)
         if header.subscription_id in self._forgotten:
@@ -115,7 +121,7 @@ class Sequencer:
         if not header.has_data:
             self._ready.append(arrived)
             if order.ahead(number) > 0 and not order.is_new:
-                order.shown = request, number
+                order.shown = request, now_s, number
             return
         if order.is_new and not 1 <= number <= FIRST_NUMBER_MAX and not order.held:
             order.expected = number
@@ -125,16 +131,16 @@ class Sequencer:
             return
         if behind > 0:  # the server counts anew
             order.expected = number
-        order.held[number] = request, arrived
+        order.held[number] = request, now_s, arrived
 
-    def next(self) -> Arrived | Missing | None:
+    def next(self, now_s: float = 0.0) -> Arrived | Missing | None:
         """What to deal with now; `done`, `settle` or `give_up` follows."""
         if self._ready:
             return self._ready[0]
         for subscription_id, order in self._orders.items():
             if order.expected in order.held:
-                return order.held[order.expected][1]
-            if missing := self._missing(subscription_id, order):
+                return order.held[order.expected][2]
+            if missing := self._missing(subscription_id, order, now_s):
                 return missing
         return None
 
@@ -155,7 +161,7 @@ class Sequencer:
         """The first of the missing notifications was received after all."""
         order = self._orders.get(header.subscription_id)
         if order is not None and order.expected == header.sequence_number:
-            order.held[header.sequence_number] = 0, Arrived(header, content)
+            order.held[header.sequence_number] = 0, 0.0, Arrived(header, content)
 
     def give_up(self, missing: Missing) -> None:
         """These notifications are lost."""
@@ -163,22 +169,29 @@ class Sequencer:
         if order is not None and order.expected == missing.first:
             order.expected, order.is_new = missing.last % NUMBERS + 1, False
 
-    def leftover(self) -> list[Arrived]:
-        """At the end of a session: what arrived and was not handed on, in order. Missing ones are passed over."""
-        found = list(self._ready)
-        for order in self._orders.values():
-            found += [order.held[number][1] for number in sorted(order.held, key=order.ahead)]
+    def leftover(self) -> list[Arrived | Missing]:
+        """At the end of a session: what arrived and was not handed on, in order, and what is missing between."""
+        found: list[Arrived | Missing] = list(self._ready)
+        for subscription_id, order in self._orders.items():
+            for number in sorted(order.held, key=order.ahead):
+                if number != order.expected:
+                    found.append(Missing(subscription_id, order.expected, (number - 2) % NUMBERS + 1))
+                found.append(order.held[number][2])
+                order.expected = number % NUMBERS + 1
         self._ready.clear()
         self._orders.clear()
         return found
 
-    def _missing(self, subscription_id: int, order: _Order) -> Missing | None:
+    def _missing(self, subscription_id: int, order: _Order, now_s: float) -> Missing | None:
         """The break before what is held, once no older request can fill it."""
-        if order.shown is not None and order.ahead(order.shown[1]) <= 0:
+        if order.shown is not None and order.ahead(order.shown[2]) <= 0:
             order.shown = None
-        signs = [(request, number) for number, (request, _) in order.held.items()]
+        signs = [(request, came_s, number) for number, (request, came_s, _) in order.held.items()]
         signs += [] if order.shown is None else [order.shown]
-        if not signs or min(self._open, default=self._request + 1) < min(request for request, _ in signs):
+        if not signs:
             return None
-        first_known = min(order.ahead(number) for _, number in signs)
+        may_come = min(self._open, default=self._request + 1) < min(request for request, _, _ in signs)
+        if may_come and now_s - min(came_s for _, came_s, _ in signs) < OVERTAKEN_S:
+            return None
+        first_known = min(order.ahead(number) for _, _, number in signs)
         return Missing(subscription_id, order.expected, (order.expected + first_known - 2) % NUMBERS + 1)

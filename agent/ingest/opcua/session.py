@@ -1,4 +1,4 @@
-"""One session with an OPC UA server, through asyncua. This module, `security` and `type_reader` are all that know asyncua.
+"""One session with an OPC UA server, through asyncua. This module, `security` and `type_reader` are all that know it.
 
 Uses the library's connection, security and service calls, and none of its conveniences: no auto_reconnect (it can end
 connected and mute), no Subscription objects (a task for each value, or a queue that drops silently), no publish loop
@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from asyncua import ua
 from asyncua.client.client import Client
@@ -31,15 +31,17 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.address import NodeAddress, Reading
-from agent.ingest.opcua.decode import Change, Publication, decode_read_values
+from agent.ingest.opcua.decode import Change, Publication, decode_publication, decode_read_values
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.security import secure
-from agent.ingest.opcua.type_reader import decode_learning
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.type_reader import learn_missing
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.status_codes import status_name
+
+ResultT = TypeVar("ResultT")
 
 HEARTBEAT_HANDLE = 2**31 - 1
 """The item on the server's own clock. The other handles are the tags' numbers, which the store counts up from 1: they
@@ -48,6 +50,7 @@ that keeps it in a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
+LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
 LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
 
@@ -126,7 +129,7 @@ class Session:
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in _new_client"
         self._session = session
-        self.reader = ValueReader()  # of the values that are published to this session
+        self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
 
     def note_loss(self, why: str) -> None:
@@ -216,9 +219,19 @@ class Session:
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} ended publishing: {_text(error)}") from error
 
-    async def decode(self, body: bytes) -> Publication:
-        """The values in the parameters of a PublishResponse. Raises DecodeError."""
-        return await decode_learning(body, self.reader, self._session)
+    async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
+        """The values in the parameters of a PublishResponse; those of the handles in `elements` are single elements of
+        arrays. Data types that are met the first time are asked for. Raises DecodeError."""
+        return await self._decoded(lambda: decode_publication(body, 0, self.reader, elements))
+
+    async def _decoded(self, decode: Callable[[], ResultT]) -> ResultT:
+        """What bytes hold, with the types that have to be learnt for it."""
+        found = decode()
+        for _ in range(LEARN_ROUNDS_MAX):
+            if not await learn_missing(self.reader.types, self._session):
+                break
+            found = decode()
+        return found
 
     async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
         """A request that is made with the library's session, for what works beside the values. The library's errors
@@ -251,7 +264,9 @@ class Session:
             if reading.index_range:
                 wanted.IndexRange = reading.index_range
             request.Parameters.NodesToRead.append(wanted)
-        found = decode_read_values(await self._call(self._body_of(self._session.send(request))), self.reader)
+        body = await self._call(self._body_of(self._session.send(request)))
+        elements = {place for place, reading in enumerate(readings) if reading.is_element}
+        found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
             raise SourceLost(f"{self._settings.url} answered {len(found)} values for {len(readings)} nodes")
         return found

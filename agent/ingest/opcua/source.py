@@ -18,19 +18,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
+from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import NOTIFICATIONS_MISSING, SERVER_QUEUE_OVERFLOW, SUBSCRIPTION_LOST, TagGap
-from agent.ingest.opcua.address import element_of
+from agent.ingest.gap import (
+    NOTIFICATIONS_MISSING,
+    SERVER_QUEUE_OVERFLOW,
+    SUBSCRIPTION_LOST,
+    VALUES_UNREADABLE,
+    TagGap,
+)
 from agent.ingest.opcua.decode import Change, Publication
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Header, Missing, subscription_of
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
@@ -39,7 +46,6 @@ from agent.ingest.opcua.session import (
 )
 from agent.ingest.opcua.subscription import Subscription, log_parked
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.message import Sample
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
@@ -127,7 +133,7 @@ class OpcuaSource:
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(session.decode, self._take)
+        values = Route(partial(self._decode, session), self._take)
         self._publisher = Publisher(
             *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
         )
@@ -138,6 +144,9 @@ class OpcuaSource:
         while not self._buffer.empty():
             await self._deliver(self._buffer.get_nowait())
         for arrived in late:
+            if isinstance(arrived, Missing):
+                await self._note_missing(arrived)
+                continue
             self._see(arrived.header, arrived.content)
             await self._deliver(arrived.content)
         await self._deliver_due()
@@ -145,10 +154,15 @@ class OpcuaSource:
         for companion in self._companions:
             await companion.finish()
 
+    async def _decode(self, session: Session, body: bytes) -> Publication:
+        """The values of a publication."""
+        subscription = self._by_id.get(subscription_of(body))
+        return await session.decode(body, () if subscription is None else subscription.elements)
+
     async def _take(self, header: Header, publication: Publication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
         self._see(header, publication)
-        if publication.changes:
+        if publication.changes or publication.values_lost:
             await self._buffer.put(publication)
 
     def _see(self, header: Header, publication: Publication) -> None:
@@ -157,10 +171,11 @@ class OpcuaSource:
         if subscription is None:
             return
         values, clock_moved = len(publication.changes), False
-        for change in publication.changes:
-            if change.handle == HEARTBEAT_HANDLE:
-                values -= 1
-                clock_moved |= self._see_clock(subscription, change)
+        if HEARTBEAT_HANDLE in publication.changes.handles:
+            for change in publication.changes:
+                if change.handle == HEARTBEAT_HANDLE:
+                    values -= 1
+                    clock_moved |= self._see_clock(subscription, change)
         sent_ns = self._clock.proof_time_ns(header.publish_time_ns, time.time_ns())
         subscription.liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
         status = publication.status_change
@@ -206,25 +221,30 @@ class OpcuaSource:
 
     async def _deliver(self, publication: Publication) -> None:
         now_ns = self.now_ns()
-        wanted = self._delivery.points  # the heartbeat is not among them, nor is what was on its way from a removed tag
-        changes = [change for change in publication.changes if change.handle in wanted]
-        marked = [change for change in changes if change.quality]
+        changes = publication.changes
+        if not self._delivery.points.keys() >= set(changes.handles):
+            # The heartbeat is not wanted, nor is what was on its way from a removed tag.
+            changes = changes.of_handles(self._delivery.points)
+        marked = [change for change in changes if change.quality] if any(changes.qualities) else []
         subscription = self._by_id.get(publication.subscription_id)
         if subscription is not None and marked:
             self._note_overflow(subscription, marked, changes)
-        elements = () if subscription is None else subscription.elements
-        samples = [
-            Sample(
-                handle,
-                source or server or now_ns,
-                element_of(value) if elements and handle in elements else value,
-                status,
-            )
-            for handle, value, status, source, server in changes
-        ]
-        await self._delivery.deliver(samples, now_ns, None if subscription is None else subscription.created_ns)
+        samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
+        created_ns = None if subscription is None else subscription.created_ns
+        await self._delivery.deliver_columns(samples, now_ns, created_ns)
+        if publication.values_lost:
+            self._note_unreadable(subscription, publication, now_ns)
         if subscription is not None and marked:
             self._note_gone(subscription, marked)
+
+    def _note_unreadable(self, subscription: Subscription | None, publication: Publication, now_ns: int) -> None:
+        """Values behind a malformed one: whose they are is not known, nor when they were; some of the subscription."""
+        tags = [] if subscription is None else sorted(subscription.plan.live)
+        times_ns = [time_ns for time_ns in publication.changes.times_ns(now_ns) if time_ns] or [now_ns]
+        first_ns, last_ns = min(times_ns), max(*times_ns, now_ns)
+        self._delivery.add_gap(VALUES_UNREADABLE, first_ns, last_ns, publication.values_lost, tags, exact=True)
+        extra = {"action": "values_unreadable", "source": self._settings.name, "count": publication.values_lost}
+        log.warning("the server sent a malformed value; the values behind it cannot be read", extra=extra)
 
     async def _deliver_due(self) -> None:
         now_ns = self.now_ns()

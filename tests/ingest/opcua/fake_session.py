@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, Publication, decod
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, PublishRefused
-from agent.ingest.opcua.variant import decode_other
+from agent.ingest.opcua.values.variant import ValueReader
 
 
 def answer(
@@ -23,12 +23,20 @@ def answer(
 ) -> bytes:
     """PublishResponse parameters: doubles as (handle, value, source time in ns), or a keep-alive without any."""
     filetime = publish_ns // 100 + FILETIME_EPOCH if publish_ns else 0
-    head = struct.pack("<IiBIq", subscription_id, 0, 0, number, filetime)
     if not values:
-        return head + struct.pack("<i", 0)
+        return struct.pack("<IiBIqi", subscription_id, 0, 0, number, filetime, 0)
+    variants = [(handle, struct.pack("<Bd", 11, value), time_ns) for handle, value, time_ns in values]
+    return answer_of(subscription_id, number, *variants, filetime=filetime, quality=quality)
+
+
+def answer_of(
+    subscription_id: int, number: int, *values: tuple[int, bytes, int], filetime: int = 0, quality: int = 0
+) -> bytes:
+    """The same of Variants as their bytes: (handle, Variant, source time in ns)."""
+    head = struct.pack("<IiBIq", subscription_id, 0, 0, number, filetime)
     items = b"".join(
-        struct.pack("<IBBdIq", handle, 0x07, 11, value, quality, time_ns // 100 + FILETIME_EPOCH)
-        for handle, value, time_ns in values
+        struct.pack("<IB", handle, 0x07) + variant + struct.pack("<Iq", quality, time_ns // 100 + FILETIME_EPOCH)
+        for handle, variant, time_ns in values
     )
     return head + part(811, struct.pack("<i", len(values)) + items + struct.pack("<i", 0))
 
@@ -113,8 +121,8 @@ class FakeSession:
             raise found
         return found
 
-    async def decode(self, body: bytes) -> Publication:
-        return decode_publication(body, 0, decode_other)
+    async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
+        return decode_publication(body, 0, ValueReader(), elements)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))

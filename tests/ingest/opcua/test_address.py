@@ -6,11 +6,9 @@ from agent.ingest.opcua.address import (
     STANDARD_URI,
     NodeAddress,
     Reading,
-    element_of,
     parse_node_address,
     parse_readings,
 )
-from agent.message import Json, Value
 
 
 @pytest.mark.parametrize(
@@ -83,27 +81,3 @@ def test_an_index_that_goes_backwards_is_refused() -> None:
     """With what is wrong; the server would refuse it later and with a code."""
     with pytest.raises(ValueError, match="3:3, whose end is not above"):
         parse_readings("nsu=urn:x;i=1[3:3]")
-
-
-@pytest.mark.parametrize(
-    "sent, value",
-    [
-        (Json.of([1.5]), 1.5),
-        (Json.of([[7]]), 7),
-        (Json.of(["NaN"]), None),
-        (Json.of(["text"]), "text"),
-        (Json.of([True]), True),
-        (Json.of([1, 2]), Json.of([1, 2])),
-        (Json.of([{"a": 1}]), Json.of({"a": 1})),
-        (None, None),
-    ],
-)
-def test_one_element_is_a_value_and_no_array(sent: Value, value: Value) -> None:
-    """The server sends an array of one; what is more than one stays as it is."""
-    found = element_of(sent)
-    if sent == Json.of(["NaN"]):
-        assert isinstance(found, float)
-        assert found != found  # noqa: PLR0124 only NaN differs from itself
-    else:
-        assert found == value
-        assert type(found) is type(value)

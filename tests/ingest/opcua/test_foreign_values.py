@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.ingest.opcua.decode import NOTIFICATIONS_MAX, Change, DecodeError, decode_publication
-from agent.ingest.opcua.structures import EnumType, StructureType, TypeKey, Types, learn
-from agent.ingest.opcua.type_reader import described_type, type_key
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.structures import EnumType, StructureType, TypeKey, Types, learn
+from agent.ingest.opcua.values.type_reader import described_type, type_key
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.message import Json, canonical_json, check_value, json_value
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors/opcua/values.json").read_text())

@@ -122,8 +122,20 @@ def test_what_was_not_handed_on_is_left_over() -> None:
     request, acks = one.sent()
     one.failed(request, acks)
     assert one.sent()[1] == [(1, 1)]
-    assert [arrived.content for arrived in one.leftover()] == ["c"]
+    missing, late = one.leftover()
+    assert missing == Missing(1, 2, 2)
+    assert isinstance(late, Arrived)
+    assert late.content == "c"
     assert one.leftover() == []
+
+
+def test_an_answer_that_was_lost_on_its_way_is_not_awaited_for_ever() -> None:
+    """Its request stays open, older than the break; after a second what it would have brought is missing."""
+    one = Sequencer()
+    one.sent()
+    one.answered(one.sent()[0], data(2), "b", now_s=10.0)
+    assert one.next(now_s=10.9) is None
+    assert one.next(now_s=11.0) == Missing(1, 1, 1)
 
 
 @given(st.integers(1, 60), st.integers(1, 6), st.integers(0, 2**32), st.sets(st.integers(1, 60), max_size=5))

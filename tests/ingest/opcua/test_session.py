@@ -12,16 +12,23 @@ from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import in_loop
 from tests.ingest.opcua.fake_session import FakeSession
 
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
+
+
+def decode_values(body: bytes) -> Publication:
+    """The values of a publication, as a source reads them."""
+    return decode_publication(body, 0, ValueReader())
 
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:

@@ -1,6 +1,8 @@
 import asyncio
 import json
 import logging
+import math
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +15,7 @@ from agent.ingest.gap import SUBSCRIPTION_LOST, TagGap
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua import subscription as subscription_module
 from agent.ingest.opcua.address import NodeAddress, TagPoint, parse_readings
-from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.decode import Change, Changes, Publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
@@ -22,7 +24,12 @@ from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
-from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_OUT_OF_SERVICE, BAD_TOO_MANY_MONITORED_ITEMS
+from agent.ingest.quality import (
+    BAD_DECODING_ERROR,
+    BAD_NODE_ID_UNKNOWN,
+    BAD_OUT_OF_SERVICE,
+    BAD_TOO_MANY_MONITORED_ITEMS,
+)
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import OpcuaSourceSettings
@@ -34,6 +41,7 @@ from tests.ingest.opcua.fake_session import (
     TOO_MANY_REQUESTS,
     FakeSession,
     answer,
+    answer_of,
     opening,
     status_change,
 )
@@ -67,7 +75,7 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
 
 def publication(*changes: Change) -> Publication:
     """One message with these values."""
-    return Publication(1, 1, has_data=True, changes=changes)
+    return Publication(1, 1, has_data=True, changes=Changes.of(changes))
 
 
 @asynccontextmanager
@@ -335,6 +343,25 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
 
 
 @in_loop
+async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is a bad sample; those behind it become a gap fact, since nobody knows where they begin. The session goes on."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        good, endless = struct.pack("<Bd", 11, 1.5), struct.pack("<Bi", 12, 1_000_000)
+        session.answers.put_nowait(answer_of(1, 1, (1, good, S), (2, endless, S), (1, good, 2 * S), (1, good, 3 * S)))
+        session.answers.put_nowait(answer(1, 2, (1, 2.5, 4 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "the value after it")
+    await recorder.drain()
+    assert [sample.value for sample in store.of("a/1")] == [1.5, 2.5]
+    assert [(sample.value, sample.quality) for sample in store.of("a/2")] == [(None, BAD_DECODING_ERROR)]
+    (fact,) = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    assert (fact["reason"], fact["count"], fact["count_exact"]) == ("values_unreadable", 2, True)
+    assert fact["tags"] == ["tag:a/1", "tag:a/2"]
+
+
+@in_loop
 async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of that very name wins. Where there is none the array is read, and its one element is the value; where
     there is neither, the tag is bad."""
@@ -349,11 +376,15 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
         assert store.of("a/3")[0].quality == BAD_NODE_ID_UNKNOWN
         asked = {(item.address.identifier, item.index_range) for item in session.items[1].values()}
         assert asked == {("node[3]", ""), ("array", "3")}
-        changes = [Change(n, Json.of([n + 0.5]), 0, S, S) for n in (1, 2)]
-        await source._buffer.put(publication(*changes))
-        await wait_until_async(lambda: store.of("a/2"), "values")
+        double, int64, text = struct.Struct("<Bid").pack, struct.Struct("<Biq").pack, struct.Struct("<Bii3s").pack
+        arrays = (double(0x8B, 1, 1.5), double(0x8B, 1, math.nan), int64(0x88, 1, 2**60), text(0x8C, 1, 3, b"NaN"))
+        values = [(1 if n == 0 else 2, array, S + n) for n, array in enumerate(arrays)]
+        last = [(2, double(0x8B, 1, 2.5), 2 * S), (2, struct.pack("<Bi2s", 12, 2, b"xy"), 3 * S)]
+        session.answers.put_nowait(answer_of(1, 1, *values, *last))
+        await wait_until_async(lambda: len(store.of("a/2")) == 5, "values")
     assert store.of("a/1")[0].value == Json.of([1.5])
-    assert store.of("a/2")[0].value == 2.5
+    assert [sample.value for sample in store.of("a/2")][1:] == [2**60, "NaN", 2.5, "x"]
+    assert str(store.of("a/2")[0].value) == "nan"
 
 
 @in_loop

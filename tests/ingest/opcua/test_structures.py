@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 from asyncua import ua
 
-from agent.ingest.opcua.structures import FIELDS_MAX, EnumType, Field, Shape, StructureType, TypeKey, Types, learn
-from agent.ingest.opcua.type_reader import described_type, enum_property
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.structures import (
+    FIELDS_MAX,
+    EnumType,
+    Field,
+    Shape,
+    StructureType,
+    TypeKey,
+    Types,
+    learn,
+)
+from agent.ingest.opcua.values.type_reader import described_type, enum_property
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.message import Json
 
 ENCODING, TYPE = (1, 100), (1, 1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import DecodeError, DecodeOther, extension_object, filetime_ns
+from agent.ingest.opcua.decode import DecodeError, Reader, extension_object, filetime_ns
 from agent.message import Json, parse_json
 
 EVENTS, STATUS_CHANGE = 916, 820  # node ids of the binary encodings, namespace 0
@@ -121,16 +121,16 @@ class EventPublication:
     unreadable: int = 0
 
 
-def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther) -> EventPublication:
+def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
     """The PublishResponse parameters in `data` (OPC 10000-4, 5.14.5). `fields_of` has the fields that each handle was
     asked for; events of other handles are left out."""
     try:
-        return _publication(data, fields_of, decode_other)
+        return _publication(data, fields_of, reader)
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"events are cut short or malformed: {error}") from error
 
 
-def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther) -> EventPublication:
+def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
     _, available = _START.unpack_from(data, 0)
     position = _START.size + 4 * max(0, available)
     more = data[position] != 0
@@ -141,15 +141,13 @@ def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_o
     for _ in range(max(0, parts)):
         kind, body, position = extension_object(data, position)
         if kind == EVENTS:
-            unreadable += _event_list(data[body:position], fields_of, decode_other, events)
+            unreadable += _event_list(data[body:position], fields_of, reader, events)
         elif kind == STATUS_CHANGE:
             (status_change,) = _U32.unpack_from(data, body)
     return EventPublication(events, more, status_change, unreadable)
 
 
-def _event_list(
-    data: bytes, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther, events: list[Event]
-) -> int:
+def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:
     """Append the events of an EventNotificationList, which is all of `data`. Returns how many could not be read."""
     (count,) = _I32.unpack_from(data, 0)
     if count > EVENTS_MAX:
@@ -157,7 +155,7 @@ def _event_list(
     position = 4
     for left in range(count, 0, -1):
         try:
-            event, position = _event(data, position, fields_of, decode_other)
+            event, position = _event(data, position, fields_of, reader)
         except (DecodeError, struct.error, IndexError, OverflowError):
             return left  # the next one has no known beginning
         if event is not None:
@@ -166,7 +164,7 @@ def _event_list(
 
 
 def _event(
-    data: bytes, position: int, fields_of: Mapping[int, Sequence[Field]], decode_other: DecodeOther
+    data: bytes, position: int, fields_of: Mapping[int, Sequence[Field]], reader: Reader
 ) -> tuple[Event | None, int]:
     handle, length = _LIST.unpack_from(data, position)
     position += _LIST.size
@@ -174,18 +172,18 @@ def _event(
     found: dict[str, Any] = {}
     for index in range(max(0, length)):
         variant_type = data[position]
-        value, position = _value(data, position, decode_other)
+        value, position = _value(data, position, reader)
         if index < len(asked) and (fitting := _fitting(asked[index].kind, variant_type, value)) is not None:
             found[asked[index].name] = fitting
     time_ns, receive_time_ns = found.pop("time", 0), found.pop("receive_time", 0)
     return (Event(handle, found, time_ns, receive_time_ns) if asked else None), position
 
 
-def _value(data: bytes, position: int, decode_other: DecodeOther) -> tuple[Any, int]:
+def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:
     if data[position] == DATE_TIME:
         (filetime,) = _I64.unpack_from(data, position + 1)
         return filetime_ns(filetime), position + 1 + _I64.size
-    return decode_other(data, position)
+    return reader(data, position)
 
 
 def _fitting(kind: Kind, variant_type: int, value: Any) -> Any:

@@ -17,7 +17,7 @@ from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
 from agent.ingest.opcua.publisher import Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.recorder import Recorder
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore, in_loop

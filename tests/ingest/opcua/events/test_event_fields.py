@@ -6,7 +6,7 @@ from asyncua import ua
 
 from agent.ingest.opcua.decode import FILETIME_EPOCH, DecodeError
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Text, decode_events
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.variant import ValueReader
 from tests.ingest.opcua.events.events import notification, publication
 
 READER = ValueReader(["http://opcfoundation.org/UA/", "urn:x"])

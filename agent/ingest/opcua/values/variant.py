@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from agent.ingest.opcua.decode import DecodeError, time_text_of
-from agent.ingest.opcua.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
+from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported
@@ -39,13 +39,20 @@ class ValueReader:
 
     def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
         """The value of the Variant at `position`, and the position after it."""
+        return self._read(data, position, lambda found: found)
+
+    def _read(self, data: bytes, position: int, pick: Callable[[Any], Any]) -> tuple[Value, int]:
         wire = _Wire(self, data, position)
         try:
-            found = wire.variant()
+            found = pick(wire.variant())
             value = found if found is None or type(found) in _AS_THEY_ARE else Json.of(_json(found))
         except _MALFORMED as error:
             raise DecodeError(f"a value of variant type {data[position] & 0x3F} cannot be read: {error}") from error
         return value, wire.position
+
+    def element(self, data: bytes, position: int) -> tuple[Value, int]:
+        """As a call, for an array of one element in each dimension: the element, in its own type."""
+        return self._read(data, position, _only)
 
     def node_id_text(self, key: TypeKey) -> str:
         """A node id with the URI of its namespace; with the index where the server has no such namespace."""
@@ -350,6 +357,15 @@ _READERS: dict[int, Callable[[_Wire], Any]] = {
 }
 
 
+def _only(found: Any) -> Any:
+    """What lies in lists of one. A range of a text that is no list is its character."""
+    if isinstance(found, str):
+        return found[:1]
+    while isinstance(found, list) and len(found) == 1:
+        found = found[0]
+    return found
+
+
 def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None:
     """The values as lists of lists; as they came where the dimensions do not fit them."""
     if values is None or len(dimensions) < 2 or min(dimensions) < 1 or math.prod(dimensions) != len(values):
@@ -387,7 +403,3 @@ def _json(value: Any) -> Any:
     if isinstance(value, int) and abs(value) > JSON_INTEGER_MAX:
         return str(value)
     return value
-
-
-decode_other = ValueReader()
-"""Reads values where namespaces and types do not matter."""

@@ -18,35 +18,36 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
-from agent.ingest.opcua.decode import Publication, decode_publication
-from agent.ingest.opcua.structures import FIELDS_MAX, EnumType, Field, Shape, StructureType, TypeKey, learn
-from agent.ingest.opcua.variant import ValueReader
+from agent.ingest.opcua.values.structures import (
+    FIELDS_MAX,
+    EnumType,
+    Field,
+    Shape,
+    StructureType,
+    TypeKey,
+    Types,
+    learn,
+)
 
 REFERENCES_MAX = 100  # of one data type: a property with names is among the first few
 LEARN_S = 10.0  # for all that one publication needs; meanwhile no other is taken
-LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 _NO_ANSWER = (  # what the library raises at a refusal, a lost connection, or bytes it does not understand
     *(UaError, OSError, TimeoutError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError),
     *(OverflowError, RecursionError),
 )
 
 
-async def decode_learning(data: bytes, reader: ValueReader, session: UaSession) -> Publication:
-    """`decode_publication`, with the types of its structures asked for where they are met the first time.
-
-    Raises DecodeError. A server that does not answer in time costs the names of the fields: values keep their bytes.
-    """
-    publication = decode_publication(data, 0, reader)
-    for _ in range(LEARN_ROUNDS_MAX):
-        if not reader.types.missing:
-            break
-        try:
-            async with asyncio.timeout(LEARN_S):
-                await learn(reader.types, TypeReader(session))
-        except TimeoutError:
-            reader.types.give_up()
-        publication = decode_publication(data, 0, reader)
-    return publication
+async def learn_missing(types: Types, session: UaSession) -> bool:
+    """Ask for the types that were met and are not known. True if there were any: what was decoded without them is to be
+    decoded again. What a server does not answer in time costs the names of fields: such values keep their bytes."""
+    if not types.missing:
+        return False
+    try:
+        async with asyncio.timeout(LEARN_S):
+            await learn(types, TypeReader(session))
+    except TimeoutError:
+        types.give_up()
+    return True
 
 
 class TypeReader:

@@ -1,0 +1,165 @@
+"""The clients of `ingest`, each a process of its own: the product, and asyncua in the two ways it offers.
+
+The product is a source as a node runs it: session, decoding, sampling, recorder, and a real store that commits. What
+counts is what is committed. The library's clients only count their values: its handler is called for each, and its
+batch callback gets a whole notification decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from asyncua import ua
+from asyncua.client.client import Client
+from asyncua.common.node import Node
+from asyncua.ua.attribute_ids import AttributeIds
+
+from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
+from agent.ingest import Ingest, OpcuaSourceSettings, load_tag_maps
+from bench.common.measuring import files_bytes, peak_rss_mib
+from bench.common.testbed import SERVING
+from bench.common.worker_io import Options, emit
+
+NAMESPACE = "urn:bsfg:bench"
+STREAM = "facts.telemetry"
+WARM_S = 1.5  # after the first value: caches filled, the first commits made
+START_S = 60.0
+EDGE_S = 0.01  # how often a count is looked at where a measurement begins and ends
+SOAK_S = 5.0  # how often memory is looked at in a long run
+CALL_ITEMS = 1_000
+
+
+def agent(options: Options) -> None:
+    """The product."""
+    logging.disable(logging.ERROR)
+    asyncio.run(_agent(options))
+
+
+async def _agent(options: Options) -> None:
+    folder = Path(options["into"])
+    tags = folder / "tags.csv"
+    rows = (f"bench/item-{n},nsu={NAMESPACE};i={n}\n" for n in range(1, options["items"] + 1))
+    tags.write_text("tag,address\n" + "".join(rows))
+    settings = OpcuaSourceSettings("bench", options["url"], tags, **_security(options))
+    assert not list(settings.problems()), list(settings.problems())
+    emit("READY")
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
+        ingest = Ingest(SERVING, (settings,), load_tag_maps((settings,)), store.appends, (StoreBusy, StoreFull))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ingest.run(), name="ingest")
+            found = await _measured(lambda: store.end_offset(STREAM), options)
+            ingest.stop()
+        facts = store.end_offset(STREAM)
+    emit("RESULT", {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0})
+
+
+def _security(options: Options) -> dict[str, Any]:
+    if not options.get("certificate_file"):
+        return {"security_policy": "None", "security_mode": "None", "insecure": True}
+    names = ("certificate_file", "private_key_file", "server_certificate_file")
+    return {name: Path(options[name]) for name in names}
+
+
+def handler(options: Options) -> None:
+    """asyncua with a handler that counts."""
+    asyncio.run(_library(options, "handler"))
+
+
+def batch(options: Options) -> None:
+    """asyncua with the callback of its session, which gets each PublishResponse decoded, and counts."""
+    asyncio.run(_library(options, "batch"))
+
+
+class _Counter:
+    """A subscription handler as asyncua's documentation shows it, or a callback for whole responses."""
+
+    def __init__(self) -> None:
+        self.values = 0
+
+    def datachange_notification(self, _node: Node, _value: Any, _data: Any) -> None:
+        self.values += 1
+
+    def take(self, result: Any) -> None:
+        for notification in result.NotificationMessage.NotificationData or ():
+            for item in notification.MonitoredItems:
+                if item.Value.Value is not None:
+                    self.values += 1
+
+
+async def _library(options: Options, way: str) -> None:
+    logging.disable(logging.ERROR)
+    counter = _Counter()
+    emit("READY")
+    async with Client(options["url"]) as client:
+        index = await client.get_namespace_index(NAMESPACE)
+        nodes = [ua.NodeId(number, index) for number in range(1, options["items"] + 1)]  # type: ignore[arg-type]
+        if way == "handler":
+            subscription = await client.create_subscription(500, counter)
+            for cut in range(0, len(nodes), CALL_ITEMS):
+                await subscription.subscribe_data_change(
+                    [client.get_node(node) for node in nodes[cut : cut + CALL_ITEMS]]
+                )
+        else:
+            await _monitor(client, nodes, counter.take)
+        emit("RESULT", await _measured(lambda: counter.values, options))
+
+
+async def _monitor(client: Client, nodes: list[ua.NodeId], take: Callable[[Any], None]) -> None:
+    """Items in a subscription whose responses go to a callback."""
+    session = client.uaclient.session
+    asked = ua.CreateSubscriptionParameters(RequestedPublishingInterval=500, RequestedLifetimeCount=1000)
+    created = await session.create_subscription(asked, take)
+    for cut in range(0, len(nodes), CALL_ITEMS):
+        items = [
+            ua.MonitoredItemCreateRequest(
+                ItemToMonitor=ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value),
+                RequestedParameters=ua.MonitoringParameters(ClientHandle=cut + place, QueueSize=10),
+            )
+            for place, node in enumerate(nodes[cut : cut + CALL_ITEMS], 1)
+        ]
+        parameters = ua.CreateMonitoredItemsParameters(SubscriptionId=created.SubscriptionId, ItemsToCreate=items)
+        await session.create_monitored_items(parameters)
+
+
+async def _measured(count: Callable[[], int], options: Options) -> dict[str, Any]:
+    """Values and processor time between two moments at which the count moved, `seconds` apart; memory meanwhile."""
+    await asyncio.wait_for(_moved(count), START_S)
+    await asyncio.sleep(min(WARM_S, options["seconds"]))
+    await _moved(count)
+    start_s, start_cpu_ns, start = time.monotonic(), time.process_time_ns(), count()
+    rss: list[float] = []
+    while (left_s := start_s + options["seconds"] - time.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, SOAK_S))
+        rss.append(_rss_mib())
+    await _moved(count)
+    values, took_s = count() - start, time.monotonic() - start_s
+    cpu_ns = time.process_time_ns() - start_cpu_ns
+    return {
+        "values": values,
+        "values_per_s": values / took_s,
+        "cpu_us_per_value": cpu_ns / values / 1000,
+        "cpu_share": cpu_ns / took_s / 1e9,
+        "peak_rss_mib": peak_rss_mib(),
+        "rss_mib": rss,
+    }
+
+
+async def _moved(count: Callable[[], int]) -> None:
+    """Until the count moves: a commit, or a notification."""
+    before = count()
+    while count() == before:  # noqa: ASYNC110 there is no event
+        await asyncio.sleep(EDGE_S)  # the store counts in another thread, and the library's clients in callbacks
+
+
+def _rss_mib() -> float:
+    """Resident memory now."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return round(int(line.split()[1]) / 1024, 1)
+    raise AssertionError("/proc/self/status without VmRSS")
