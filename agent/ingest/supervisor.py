@@ -146,6 +146,8 @@ class SourceSupervisor:
             async with asyncio.timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
+                    if self._outage is not None:  # its gap is declared up to here: this process sees no end of it
+                        self._declare(self._outage, self._source.now_ns(), is_over=False)
                 await self._recorder.drain()
         except TimeoutError:
             extra = {"action": "source_not_drained", "source": self.settings.name}
@@ -284,10 +286,7 @@ class SourceSupervisor:
         await source.finish()
         now_ns = source.now_ns()
         if outage.first_ns is None:  # only now, for what `finish` delivers are signs of life too
-            outage.first_ns = min(source.alive_ns, now_ns)
-            if outage.first_ns:
-                tags = delivery.points
-                delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, tags, exact=False, is_over=False)
+            self._declare(outage, now_ns, is_over=False)
         await delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, since_ns=outage.first_ns or None)
         await self._recorder.flush_gaps(at_once=True)
 
@@ -311,8 +310,16 @@ class SourceSupervisor:
         outage, self._outage = self._outage, None
         assert outage is not None, "only what was away returns"
         log.info("source returned", extra={"action": "source_returned", "source": self.settings.name})
-        if outage.first_ns and self._delivery is not None:
-            self._delivery.add_gap(SOURCE_LOST, outage.first_ns, now_ns, 0, self._delivery.points, exact=False)
+        self._declare(outage, now_ns, is_over=True)
+
+    def _declare(self, outage: Outage, now_ns: int, *, is_over: bool) -> None:
+        """Note the gap of an outage, unless there was no sign of life before it."""
+        source, delivery = self._source, self._delivery
+        assert source is not None, "a source that was never made has no signs of life"
+        if outage.first_ns is None:
+            outage.first_ns = min(source.alive_ns, now_ns)
+        if outage.first_ns and delivery is not None:
+            delivery.add_gap(*(SOURCE_LOST, outage.first_ns, now_ns, 0, delivery.points), exact=False, is_over=is_over)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """One line for each reason of an outage."""

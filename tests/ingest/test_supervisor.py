@@ -192,3 +192,17 @@ async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert run.ingest.retry("meter") is State.WAITING
         await run.wait_good("plant/x", 1)
         assert run.ingest.retry("meter") is State.CONNECTED
+
+
+@in_loop
+async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """This process does not see the end of the outage: what it could not read up to its own end is in the gap."""
+    lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
+    hour = {"reconnect_delay_ms": 60_000, "reconnect_delay_max_ms": 3_600_000}
+    async with ingesting(modbus(1, tmp_path, TAG, **hour)) as run:
+        await wait_until_async(lambda: gaps(run.store), "the gap of the loss")
+    first, second = gaps(run.store)
+    assert first[0] == second[0] == "1970-01-01T00:00:01Z"
+    assert second[1] > first[1]
