@@ -32,21 +32,13 @@ MESSAGE_BYTES_A_SAMPLE = 100  # a message counts as so many samples more within 
 
 
 class _Flight:
-    """Facts that are not known to be committed. Without a future they have to be appended (again). `weight` is what
-    they take of IN_FLIGHT_SAMPLES_MAX; `last_ns` the time of the last one."""
+    """Facts that are not known to be committed, and their times. Without a future they have to be appended (again).
+    `weight` is what they take of IN_FLIGHT_SAMPLES_MAX."""
 
-    __slots__ = ("append", "count", "failures", "future", "last_ns", "span_ns", "weight")
+    __slots__ = ("append", "count", "failures", "future", "times_ns", "weight")
 
-    def __init__(
-        self,
-        append: Callable[[], Future[Any]],
-        count: int,
-        weight: int,
-        last_ns: int,
-        span_ns: Callable[[], tuple[int, int]],
-    ) -> None:
-        self.append, self.count, self.weight = append, count, weight
-        self.last_ns, self.span_ns = last_ns, span_ns
+    def __init__(self, append: Callable[[], Future[Any]], count: int, weight: int, times_ns: Sequence[int]) -> None:
+        self.append, self.count, self.weight, self.times_ns = append, count, weight, times_ns
         self.future: Future[Any] | None = None
         self.failures = 0
 
@@ -93,15 +85,14 @@ class Recorder:
         """Take samples over without waiting: a caller that is cancelled afterwards loses none. The caller then awaits
         `settle`."""
         if columns.tags:
-            append, times_ns = partial(self._store.append_columns, stream, columns), columns.source_times_ns
-            count = len(times_ns)
-            self._take_over(_Flight(append, count, count, times_ns[-1], lambda: (min(times_ns), max(times_ns))))
+            append = partial(self._store.append_columns, stream, columns)
+            self._take_over(_Flight(append, len(columns.tags), len(columns.tags), columns.source_times_ns))
 
     def hand_in_message(self, stream: str, message: Message, time_ns: int) -> None:
         """As `hand_in`, for a message about something at this time."""
         append = partial(self._store.append_message, stream, message)
         weight = 1 + len(message.fact.object_json) // MESSAGE_BYTES_A_SAMPLE
-        self._take_over(_Flight(append, 1, weight, time_ns, lambda: (time_ns, time_ns)))
+        self._take_over(_Flight(append, 1, weight, [time_ns]))
 
     def _take_over(self, flight: _Flight) -> None:
         self._flights.append(flight)
@@ -173,7 +164,8 @@ class Recorder:
             return
         self._flights.remove(flight)
         self._in_flight -= flight.weight
-        self.add_gap(Gap(self.source, STORE_REJECTED, *flight.span_ns(), flight.count, count_exact=True))
+        first_ns, last_ns = min(flight.times_ns), max(flight.times_ns)
+        self.add_gap(Gap(self.source, STORE_REJECTED, first_ns, last_ns, flight.count, count_exact=True))
 
     async def _settle_done(self) -> None:
         while self._flights and self._flights[0].future is not None and self._flights[0].future.done():
@@ -200,7 +192,7 @@ class Recorder:
         self._flights.popleft()
         self._in_flight -= flight.weight
         self.samples_total += flight.count
-        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.last_ns // 1_000_000)
+        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.times_ns[-1] // 1_000_000)
 
     async def _insist(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S

@@ -8,7 +8,7 @@ import pytest
 
 from agent.ingest.opcua.events import event_service
 from agent.message import Message
-from tests.foreign.plant import facts, opcua, storing
+from tests.foreign.plant import facts, opcua, running_node, storing
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
@@ -217,3 +217,25 @@ async def test_a_node_that_is_refused_costs_nothing_else(
         assert run.source("plc").connects_total == 1
     refused = [record.why for record in caplog.records if getattr(record, "action", "") == "events_refused"]  # type: ignore[attr-defined]
     assert refused == [f"{ghost}: BadNodeIdUnknown"]
+
+
+@in_loop
+async def test_a_node_records_events_as_its_users_ask_for_them(server: ForeignServer, tmp_path: Path) -> None:
+    """From node.toml to SQL, with the stream that nobody has declared."""
+    statement = "select subject, object_json ->> 'message' as message from facts where stream = 'events'"
+    async with running_node(server, tmp_path, "count", events=["Server"], events_severity_min=10) as node:
+
+        async def asked() -> str:
+            _, answer = await node.bsfg("sql", "--json", statement)
+            return answer
+
+        async def refreshed() -> bool:
+            return "source:plc" in await asked()
+
+        await wait_until_async(refreshed, "the fact about the refresh")
+        await server.raise_event("door open")
+
+        async def recorded() -> bool:
+            return '"message":"door open"' in (await asked()).replace(": ", ":")
+
+        await wait_until_async(recorded, "the event")
