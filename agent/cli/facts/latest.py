@@ -17,7 +17,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.local_node import answer_s_option
-from agent.cli.store_file import file_option, open_reader, report_holes
+from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
 from agent.config import load
 from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.store_file import file_option, open_reader, report_holes
+from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
 from agent.query.sql import SqlSession
 

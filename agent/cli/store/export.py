@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.store_file import ProgressLine, file_option, open_reader, report_holes
+from agent.cli.store.store_file import ProgressLine, file_option, open_reader, report_holes
 from agent.message import INT64_MIN
 from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.store_file import file_option
+from agent.cli.store.store_file import file_option
 from agent.config import load
 from agent.fact_store import FILES, check_known, connect_reader, migrate_store
 

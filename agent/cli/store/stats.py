@@ -13,7 +13,7 @@ import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option
-from agent.cli.store_file import file_option, open_reader
+from agent.cli.store.store_file import file_option, open_reader
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 

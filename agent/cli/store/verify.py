@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.store_file import ProgressLine, file_option
+from agent.cli.store.store_file import ProgressLine, file_option
 from agent.config import load
 from agent.fact_store import Damage, VerifyCounts, verify_store
 
