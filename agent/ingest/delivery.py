@@ -3,7 +3,7 @@
 A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler must
 know what was recorded last when the source returns. It keeps no sample that it has passed on.
 
-A new tag map waits here (`want`) until the source takes it over (`retag`) in the one task that records, behind
+A new tag map waits here (`offer_map`) until the source takes it over (`retag`) in the one task that records, behind
 everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
 ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
 value would look current for ever.
@@ -56,11 +56,11 @@ class Delivery:
             self.sampler.seed(number, sample, good_ns)
 
     @property
-    def is_wanted_new(self) -> bool:
+    def has_pending_map(self) -> bool:
         """Whether a new tag map waits to be taken over."""
         return self._wanted is not None
 
-    def want(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
+    def offer_map(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
         """Leave a new tag map for the source. It replaces one that still waits."""
         self._wanted = _numbered(tags, numbers)
 

@@ -37,7 +37,7 @@ from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
-NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; what it refuses for now is insisted on anyway
+NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; temporary refusals are retried in any case
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +352,7 @@ class SourceSupervisor:
         offered = self._tags
         numbers = await self._recorder.define([tag.definition for tag in offered.tags])
         if self._delivery is not None and offered is self._tags:
-            self._delivery.want(offered.tags, numbers)
+            self._delivery.offer_map(offered.tags, numbers)
 
     async def _mend(self, outage: Outage) -> None:
         """After a life: deliver what it left, then record that no tag has a value since the last sign of life."""

@@ -25,7 +25,7 @@ async def made(store: FakeStore, *tags: Tag) -> Delivery:
 
 async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     """These tags instead."""
-    delivery.want(tags, await delivery.recorder.define([one.definition for one in tags]))
+    delivery.offer_map(tags, await delivery.recorder.define([one.definition for one in tags]))
     assert delivery.retag(now_ns)
     await delivery.settle()
     assert not delivery.retag(now_ns)
@@ -91,8 +91,8 @@ async def test_only_the_newest_map_that_waits_counts() -> None:
     """Two edits before the source had a moment: the first never was."""
     store = FakeStore()
     delivery = await made(store, tag("a"))
-    delivery.want([tag("b")], [2])
-    delivery.want([tag("a"), tag("c")], [1, 3])
+    delivery.offer_map([tag("b")], [2])
+    delivery.offer_map([tag("a"), tag("c")], [1, 3])
     assert delivery.retag(S)
     await delivery.settle()
     assert delivery.points == {1: "a", 3: "c"}

@@ -218,7 +218,7 @@ class OpcuaSource:
 
     async def _retag(self) -> None:
         """Take over a new tag map, behind all that has arrived under the old one."""
-        if not self._delivery.is_wanted_new:
+        if not self._delivery.has_pending_map:
             return
         await self._deliver_buffered()
         if self._delivery.retag(self.now_ns()):

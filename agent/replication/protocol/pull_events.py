@@ -78,7 +78,7 @@ class ReceiverSettings:
     """Between two tries of what an operator must repair."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
-    show_after_ms: int = 1_000
+    history_claim_after_ms: int = 1_000
     """A request shows what is held of the peer unless the last answered one was sent within this time: no store is
     stopped, restored from an old copy, started and filled again in less."""
     page_bytes_max: int = BYTES_MAX

@@ -52,7 +52,7 @@ PAGES_AHEAD_MAX = 2
 DEFINITION_PAGES_MAX = 64
 """Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
 
-SHOWN_IN_VAIN_MAX = 8
+CLAIMS_REFUSED_MAX = 8
 """Requests, over some 20 s, to a peer that was found to be an old copy; by then it has a new epoch, or waits for an
 operator."""
 
@@ -113,7 +113,7 @@ class Receiver(Generic[Content]):
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
-        self._shown_in_vain = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
+        self._claims_refused = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
         self._handled_ms = 0
         self._was_linked = False
         self._returning_until_ms = 0
@@ -199,17 +199,17 @@ class Receiver(Generic[Content]):
                 self._page_bytes(),
                 self.lease,
                 None if self.lease else self._lease_after,
-                *self._shown(now_ms),
+                *self._history_claim(now_ms),
             )
         )
         self._to(Asking.WAITING)
 
-    def _shown(self, now_ms: int) -> tuple[bool, LastBatch | None]:
+    def _history_claim(self, now_ms: int) -> tuple[bool, LastBatch | None]:
         """Whether to show the peer what is held of it, which is not needed while its answers come one after the other;
         and the last batch taken, always, so that of two machines that serve under one name each notices at once that
         the other has answered (0041)."""
         asked_ms = self._asked_ms
-        is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.show_after_ms
+        is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.history_claim_after_ms
         must_show = is_due and self.epoch is not None
         return must_show, self._last_batch() if self.epoch is not None else None
 
@@ -345,10 +345,10 @@ class Receiver(Generic[Content]):
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
-        elif event.code == "history_differs" and self._shown_in_vain >= SHOWN_IN_VAIN_MAX:
+        elif event.code == "history_differs" and self._claims_refused >= CLAIMS_REFUSED_MAX:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it does not begin a new epoch by itself
         elif event.is_retryable:
-            self._shown_in_vain += event.code == "history_differs"
+            self._claims_refused += event.code == "history_differs"
             self._back_off(event.code, event.reason, now_ms, jitter)
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
@@ -367,7 +367,7 @@ class Receiver(Generic[Content]):
             while len(self._left) > EPOCHS_LEFT_MAX:
                 del self._left[next(iter(self._left))]
         self.epoch = epoch
-        self._shown_in_vain = 0
+        self._claims_refused = 0
         self.stored_offset, self._last_batch_stored = back or _Left(0, None)
         self.frontier = 0
         pending = self._appending

@@ -122,7 +122,7 @@ class ConsumerCore:
         consumer = yield from self._find_own(request.consumer_name)
         if isinstance(consumer, Refuse):
             return consumer
-        now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
+        now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         answer = CursorAnswer(
             **self._own,
             consumer_name=request.consumer_name,
@@ -148,7 +148,7 @@ class ConsumerCore:
         self, request: FetchFacts | ConfirmReceipt, stream: str, after_offset: int | None, confirm: Confirm | None
     ) -> _Some[Refuse | None]:
         """Why the offsets of a request cannot be of this log."""
-        now = yield from effects.LookAtStream(stream, self.caller.zone)
+        now = yield from effects.GetStreamState(stream, self.caller.zone)
         refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
         # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store
         # decides.
@@ -196,7 +196,7 @@ class ConsumerCore:
 
     def _name_lease(self, request: FetchFacts, consumer: Consumer, lease: Lease) -> _Some[Reply]:
         """An answer with nothing but the lease in force: the caller asked for the one after another (0036)."""
-        now = yield from effects.LookAtStream(consumer.stream, self.caller.zone)
+        now = yield from effects.GetStreamState(consumer.stream, self.caller.zone)
         position = consumer.frontier if request.after_offset is None else request.after_offset
         answer = FetchAnswer(
             **self._own,
@@ -214,7 +214,7 @@ class ConsumerCore:
         """The page once there is one or the wait is over, and the time waited, in ns."""
         zone, waited_ns = self.caller.zone, 0
         while True:
-            now = yield from effects.LookAtStream(stream, zone)
+            now = yield from effects.GetStreamState(stream, zone)
             due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
                 return due, waited_ns

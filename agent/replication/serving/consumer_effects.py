@@ -46,7 +46,7 @@ class Confirming(Protocol):
     def __await__(self) -> Generator[Any, Any, int]: ...
 
 
-class StreamNow(NamedTuple):
+class StreamState(NamedTuple):
     """A stream at one moment: its end, how many fetches of the zone are parked, and the monotonic clock in ms."""
 
     end_offset: int
@@ -76,7 +76,7 @@ class CountConsumers(Effect[int]):
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtStream(Effect[StreamNow]):
+class GetStreamState(Effect[StreamState]):
     """Look at a stream and at the parked fetches of a zone. From memory."""
 
     stream: str

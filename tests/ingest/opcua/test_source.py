@@ -164,7 +164,7 @@ def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  
         store = FakeStore()
         source, recorder = await made(store)
         await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
-        source._delivery.want(TAGS[1:], [2])
+        source._delivery.offer_map(TAGS[1:], [2])
         await (source._retag() if connected else source.finish())
         await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
         source._refused[1] = 0x8034_0000
@@ -248,7 +248,7 @@ async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPat
         assert store.of("a/5")[0].quality == BAD_TOO_MANY_MONITORED_ITEMS
         assert [session.handles(one) for one in session.subscriptions] == [{1, 2}, {3, 4}]
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        source._delivery.want([tag(n) for n in (2, 3, 4, 5)], [2, 3, 4, 5])
+        source._delivery.offer_map([tag(n) for n in (2, 3, 4, 5)], [2, 3, 4, 5])
         await wait_until_async(lambda: session.handles(1) == {2, 5}, "the new map")
         assert session.handles(session.subscriptions[1]) == {3, 4}
         assert [item.handle for item in session.asked] == [1, 2, 3, 4, 5]
@@ -335,7 +335,7 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
         assert [(item.handle, item.queue_size) for item in session.resized] == [(2, 526)]
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
         other = TagPoint(own.readings, Monitoring(deadband=0.5))
-        source._delivery.want([tag(1, other), tag(2)], [1, 2])
+        source._delivery.offer_map([tag(1, other), tag(2)], [1, 2])
         await wait_until_async(lambda: len(session.asked) == 3, "the item created anew")
         assert session.asked[2].monitoring.deadband == 0.5
         assert session.handles(1) == {1, 2}

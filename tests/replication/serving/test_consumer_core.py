@@ -31,9 +31,9 @@ from agent.replication.serving.consumer_effects import (
     Effect,
     ExplainNeverServed,
     FindConsumer,
+    GetStreamState,
     HasServed,
     HoldLease,
-    LookAtStream,
     Park,
     Parked,
     ReadPage,
@@ -42,7 +42,7 @@ from agent.replication.serving.consumer_effects import (
     ReportPeerAhead,
     StartConfirm,
     Steps,
-    StreamNow,
+    StreamState,
 )
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
 from agent.replication.serving.page import ReadPlan
@@ -55,7 +55,7 @@ PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], [], 20, 30)
 EMPTY = PageRead([], [], [], [], [], 30, 30)
 CONFIRMING: Any = object()
 """What a confirmation on its way is to the core."""
-MEMORY = (FindConsumer, CountConsumers, LookAtStream)
+MEMORY = (FindConsumer, CountConsumers, GetStreamState)
 """Effects that look into memory and change nothing: left out of what is compared."""
 
 
@@ -89,8 +89,8 @@ class Shell:
                 return self.consumer
             case CountConsumers():
                 return 0
-            case LookAtStream():
-                return StreamNow(self.end_offset, 0, self.now_ms)
+            case GetStreamState():
+                return StreamState(self.end_offset, 0, self.now_ms)
             case RegisterConsumer():
                 self.consumer = Registered(effect.zone, effect.stream, 0)
                 return self.consumer

@@ -344,8 +344,8 @@ class World:
                 return Registered("idmz", STREAM, log.frontier, log.lease)
             case effects.CountConsumers():
                 return 0
-            case effects.LookAtStream():
-                return effects.StreamNow(log.end_offset, int(self.parked is not None), self.now_ms)
+            case effects.GetStreamState():
+                return effects.StreamState(log.end_offset, int(self.parked is not None), self.now_ms)
             case effects.HasServed():
                 return True
             case effects.HoldLease(_, shown):

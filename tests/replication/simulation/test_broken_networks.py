@@ -30,7 +30,7 @@ from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import consumer_core, reading
 from agent.replication.serving.admission import decide_fetch
-from agent.replication.serving.consumer_effects import Effect, LookAtStream, Park, RecordServed
+from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, RecordServed
 from agent.replication.serving.operations import context
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
@@ -71,7 +71,7 @@ def server_continues_after_what_it_sent(patch: pytest.MonkeyPatch) -> None:
 
     async def from_there(self: Consumers, effect: Effect[Any]) -> Any:
         match effect:
-            case LookAtStream(_, zone):
+            case GetStreamState(_, zone):
                 patch.setattr(consumer_core, "decide_fetch", partial(decide, (id(self), zone)))
             case Park(_, zone):
                 effect = replace(effect, after_offset=max(effect.after_offset, sent.get((id(self), zone), 0)))

@@ -158,8 +158,8 @@ class World:
             match effect:
                 case effects.FindConsumer():
                     result = Registered("idmz", STREAM, 10, self.lease)
-                case effects.LookAtStream():
-                    result = effects.StreamNow(10, 0, self.now_ms)
+                case effects.GetStreamState():
+                    result = effects.StreamState(10, 0, self.now_ms)
                 case effects.HoldLease(_, shown):
                     self._writing.append((shown, partial(self._decided, one)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)

@@ -19,7 +19,7 @@ from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetC
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
-from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamNow
+from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.reading import PageQuery
@@ -88,9 +88,9 @@ class Consumers:
                 return store.consumers.get(name)
             case effects.CountConsumers(zone):
                 return sum(1 for each in store.consumers.all() if each.zone == zone)
-            case effects.LookAtStream(stream, zone):
+            case effects.GetStreamState(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
-                return StreamNow(store.end_offset(stream), self._waiters.count(zone), now_ms)
+                return StreamState(store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReportPeerAhead(zone, why):
                 return store.peer_is_ahead(zone, why)
             case effects.ExplainNeverServed(stream, zone, offset):
