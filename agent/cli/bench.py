@@ -145,14 +145,14 @@ def ingest(
     items: tuple[int, ...],
     seconds: float,
     minutes: float,
-    folder: Path | None,
+    below: Path | None,
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Values of a source from the socket to the committed store, beside the library that receives them."""
     from bench.ingest import opcua as benchmark
 
     assert source == "opcua", "click allows no other"
-    _print(benchmark.run(items, seconds, minutes, folder), as_json=as_json)
+    _print(benchmark.run(items, seconds, minutes, below), as_json=as_json)
 
 
 def _print(report: Report, *, as_json: bool) -> None:
