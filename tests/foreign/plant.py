@@ -13,9 +13,10 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent.columns import SampleColumns
 from agent.fact_store import FactStore, StoreReader
 from agent.ingest.settings import OpcuaSourceSettings
-from agent.message import Message, Sample, TagDefinition
+from agent.message import Message, TagDefinition
 from agent.node.stored_samples import StoredSamples
 from agent.pages import Hole
 from agent.query.scan import fact_messages
@@ -71,10 +72,10 @@ class TappedStore(FakeStore):
             self.definitions[number - 1] = definition
         return real
 
-    def append_samples(self, stream: str, rows: Sequence[Sample]) -> Future[Any]:
-        real = self._appends.append_samples(stream, rows)
-        super().append_samples(stream, rows)
-        self._good.update(row.tag for row in rows if row.quality == 0)
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        real = self._appends.append_columns(stream, columns)
+        super().append_columns(stream, columns)
+        self._good.update(row.tag for row in columns.rows() if row.quality == 0)
         return real
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
