@@ -1,5 +1,6 @@
 """The end of a scene: the plant falls silent, the zones level, the nodes stop in order."""
 
+import re
 import time
 
 from agent.demo import layout
@@ -8,28 +9,40 @@ from agent.demo.scenario import RunningZones
 from tests.waiting import wait_until
 
 LIMIT_S = 60.0
+SOURCE_SECTION = re.compile(r"^\[\[(?:opcua|modbus)\]\]\n(?:(?!\[).*\n?)*", re.MULTILINE)
 SETTLED_S = 2.0  # several times commit_interval_ms
 
 
 def fall_silent(stage: RunningZones) -> int:
-    """Stop the plant, wait until every zone holds what the plant holds, stop the nodes; the number of samples."""
+    """Stop the plant, wait until every zone holds what the plant holds, stop the nodes; the number of samples.
+
+    A node that stops while a source is away declares the outage up to its stop, a fact that its peers get when it runs
+    again. So the plant's node is started once more without its sources.
+    """
     for child in stage.plant:
         child.stop()
+    wait_until(lambda: _all_lost(stage), "the loss of every source", LIMIT_S)
+    plant, config = stage.nodes[layout.PLANT], stage.configs[layout.PLANT]
+    assert plant.stop() == 0, plant.log_tail()
+    config.write_text(SOURCE_SECTION.sub("", config.read_text()))
+    plant.start()
 
     last, since = (0, 0), time.monotonic()
 
     def level() -> bool:
-        """Equal everywhere, and nothing new for a while: a source's last word, that its tags are bad, ripens in the
-        queue."""
+        """Equal everywhere, and nothing new for a while: what was recorded last waits in the queue for its commit."""
         nonlocal last, since
         counts = {tuple(stage.facts(zone, stream) for stream in layout.STREAMS) for zone in layout.ZONES}
         if counts != {last}:
             last, since = max(counts), time.monotonic()
-        status = stage.status(layout.PLANT)
-        silent = status is not None and not any(source["connected"] for source in status["sources"])
-        return silent and time.monotonic() - since > SETTLED_S
+        return stage.status(layout.PLANT) is not None and time.monotonic() - since > SETTLED_S
 
     wait_until(level, "the zones level", LIMIT_S)
     for node in stage.nodes.values():
         assert node.stop() == 0, node.log_tail()
     return stage.facts(layout.PLANT, TELEMETRY)
+
+
+def _all_lost(stage: RunningZones) -> bool:
+    status = stage.status(layout.PLANT)
+    return status is not None and not any(source["connected"] for source in status["sources"])
