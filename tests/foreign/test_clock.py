@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent.ingest.lifecycle import State
 from tests.foreign.account import account
 from tests.foreign.plant import bsfg_command, opcua, storing
 from tests.foreign.server import ForeignServer
@@ -46,7 +47,7 @@ async def test_the_newest_value_after_a_clock_jump(server: ForeignServer, tmp_pa
         await wait_value(run, "f/mode", 2)
     ahead = await latest(tmp_path, "f/mode")
     async with storing(opcua(server, tmp_path, "mode"), tmp_path) as run:
-        await wait_value(run, "f/mode", 2)
+        await run.wait_state("plc", State.CONNECTED)  # the value that stands is in the store already
         await server.shift_clock(0)
         await server.set("mode", 3)
         await wait_value(run, "f/mode", 3)

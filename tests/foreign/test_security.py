@@ -65,7 +65,9 @@ async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert own.sha1.lower() in rejected.name
         await server.trust(tmp_path / "own.der")
         await run.wait_good("f/count", 3)
-        assert [r.action for r in caplog.records if getattr(r, "source", "")][-1] == "source_returned"
+        await wait_until_async(
+            lambda: [r.action for r in caplog.records if getattr(r, "source", "")][-1] == "source_returned", "the return"
+        )
 
 
 @in_loop
