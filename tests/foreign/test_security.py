@@ -66,7 +66,8 @@ async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         await server.trust(tmp_path / "own.der")
         await run.wait_good("f/count", 3)
         await wait_until_async(
-            lambda: [r.action for r in caplog.records if getattr(r, "source", "")][-1] == "source_returned", "the return"
+            lambda: [r.action for r in caplog.records if getattr(r, "source", "")][-1] == "source_returned",
+            "the return",
         )
 
 
