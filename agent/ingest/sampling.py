@@ -310,6 +310,11 @@ class Sampler:
         """Note each return of a tag from now on, for `take_returns`."""
         self._returns = []
 
+    @property
+    def has_returns(self) -> bool:
+        """Whether `take_returns` would return any."""
+        return bool(self._returns)
+
     def take_returns(self) -> list[tuple[int, Return]]:
         """The tags that have returned since the last call, in order."""
         found, self._returns = self._returns or [], []

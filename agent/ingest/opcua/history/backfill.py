@@ -115,6 +115,7 @@ class HistoryBackfill:
         self._has_returned = False
         self._outages: list[int] = []  # bounded by what one settling time holds
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
+        self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
         self._sampler = Sampler(())
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
@@ -126,7 +127,8 @@ class HistoryBackfill:
     @property
     def gaps_open(self) -> int:
         """Gaps that are known and not filled."""
-        return len(self._jobs) + bool(self._returns) + (self._hole is not None)
+        returned = bool(self._returns) or self._delivery.sampler.has_returns
+        return len(self._jobs) + returned + bool(self._gone) + (self._hole is not None)
 
     @property
     def values_total(self) -> int:
@@ -222,13 +224,19 @@ class HistoryBackfill:
             began_ns = self._stopped.pop(tag, 0)
             if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
                 windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
+        again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
+        if again:  # before the gap that ended now: the values of a tag are recorded in the order of time
+            self._add_windows(again, ())
         if windows:
             outages, self._outages = tuple(self._outages), []
-            first_ns = min(one.lost_ns for one in windows.values())
-            last_ns = max(one.before_ns for one in windows.values())
-            fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
-            self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
+            self._add_windows(windows, outages)
+
+    def _add_windows(self, windows: Mapping[int, Window], outages: tuple[int, ...]) -> None:
+        first_ns = min(one.lost_ns for one in windows.values())
+        last_ns = max(one.before_ns for one in windows.values())
+        fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
+        self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
@@ -281,7 +289,7 @@ class HistoryBackfill:
                     nodes[asked] = readings[0].address, index
         found = await session.read_history(list(nodes), list(nodes.values()), values_max) if nodes else []
         pages = dict(zip(nodes, found, strict=True))
-        return [pages.get(asked, HistoryPage(quality.BAD_NODE_ID_UNKNOWN)) for asked in call]
+        return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 
     async def _slice_fill(self, slices: deque[_Slice]) -> GapFill | None:
         """The next slice, with what the store has of it; None if it had to be halved."""
@@ -327,6 +335,10 @@ class HistoryBackfill:
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
+        for tag, outcome in fill.outcomes.items():
+            if outcome is Outcome.NODE_GONE:
+                known, missing = self._gone.get(tag), fill.windows[tag]
+                self._gone[tag] = missing if known is None else known._replace(before_ns=missing.before_ns)
         short = (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED)
         job.not_filled += [tag for tag in short if tag not in job.not_filled][: TAGS_NAMED_MAX - len(job.not_filled)]
 
@@ -365,7 +377,7 @@ class HistoryBackfill:
 
     async def _conclude(self, job: _Job) -> None:
         """Say what became of a gap, as a fact and in the log."""
-        filled, none, failed = (job.outcomes[one] for one in Outcome)
+        filled, none, failed, gone = (job.outcomes[one] for one in Outcome)
         content = {
             "cause": job.cause,
             "first_time": time_text(job.first_ns),
@@ -375,6 +387,7 @@ class HistoryBackfill:
             "tags_filled": filled,
             "tags_without_history": none,
             "tags_failed": failed,
+            "tags_gone": gone,
             "tags": [self._delivery.tags[tag].definition.subject for tag in self._named(job)],
         }
         await self._recorder.append_fact(self._message(job, canonical_json(content)))

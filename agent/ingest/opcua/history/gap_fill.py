@@ -72,10 +72,11 @@ class Outcome(Enum):
     FILLED = "filled"
     NO_HISTORY = "no_history"
     FAILED = "failed"
+    NODE_GONE = "node_gone"  # its history may be there when the node is again
 
 
 # Status codes (OPC 10000-6, Annex A.2) of nodes without history, or whose history we may not read: asking again changes
-# nothing. Unknown and invalid nodes are among them; their values are parked, and read when they exist again.
+# nothing.
 _NO_HISTORY = frozenset(
     {
         0x8072_0000,  # BadHistoryOperationUnsupported
@@ -84,8 +85,6 @@ _NO_HISTORY = frozenset(
         0x803A_0000,  # BadNotReadable
         0x801F_0000,  # BadUserAccessDenied
         quality.BAD_NOT_SUPPORTED,
-        quality.BAD_NODE_ID_UNKNOWN,
-        quality.BAD_NODE_ID_INVALID,
     }
 )
 _NO_DATA = frozenset({0x809B_0000, 0x80D7_0000})  # BadNoData, BadBoundNotFound: the answer is complete and empty
@@ -118,6 +117,7 @@ class GapFill:
             for tag, window in windows.items()
             if window.before_ns - window.after_ns > 1
         }
+        self.windows = windows
         self.outcomes = dict.fromkeys((tag for tag in windows if tag not in self._open), Outcome.FILLED)
         self._nodes_max, self.values_max = nodes_max, values_max
         self._stored = stored or {}
@@ -209,7 +209,9 @@ class GapFill:
     def _refused(self, tag: int, cursor: _Cursor, status: int) -> None:
         cursor.continuation_point = None  # lost or refused with the rest: read on from the last value
         cursor.failures += 1
-        if status & quality.CODE_BITS in _NO_HISTORY:
+        if status & quality.CODE_BITS in quality.GONE:
+            self._end(tag, Outcome.NODE_GONE)
+        elif status & quality.CODE_BITS in _NO_HISTORY:
             self._end(tag, Outcome.NO_HISTORY)
         elif cursor.failures >= READS_PER_TAG_FAILED_MAX:
             self._end(tag, Outcome.FAILED)

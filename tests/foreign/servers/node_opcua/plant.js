@@ -25,6 +25,7 @@ class Plant {
             nodeId: "s=plant",
             browseName: "Plant",
         });
+        this.recordFile = recordFile;
         this.earlier = recordFile && fs.existsSync(recordFile) ? readRecord(recordFile) : new Map();
         this.record = recordFile ? fs.openSync(recordFile, "a") : null;
     }
@@ -124,6 +125,9 @@ class Plant {
         const variable = this.variables.get(name);
         if (variable === undefined || variable.node !== null) throw new Error(`${name} was not deleted`);
         this.makeNode(variable);
+        if (variable.history && this.recordFile) {
+            this.restoreHistory(variable, readRecord(this.recordFile).get(name) ?? []); // kept by node id, as historians do
+        }
         if (variable.period_ms) this.change(variable);
         else this.set(name, {});
     }

@@ -66,6 +66,7 @@ class FakeHistory:
     def __init__(self, refusal: HistoryRefused | None = None, times: int = 1_000_000) -> None:
         self.refusal, self.refusals_left = refusal, times if refusal else 0
         self.calls: list[tuple[int, int]] = []
+        self.is_gone = False
 
     async def namespaces(self) -> list[str]:
         return [STANDARD_URI]
@@ -79,6 +80,8 @@ class FakeHistory:
         if self.refusal is not None and self.refusals_left:
             self.refusals_left -= 1
             raise self.refusal
+        if self.is_gone:
+            return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
         times = range(-(-start // S) * S, end, S)[:values_max]
         return [HistoryPage(quality.GOOD, [HistoryValue(t, t // S, 0) for t in times]) for _ in ranges]
@@ -173,6 +176,25 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z"])
     # From the seam before the outage to the seam before now, without what the store has.
     assert times(store, "a") == [t for t in range(103, 990) if t != 200] + [995]
+
+
+@in_loop
+async def test_a_node_that_is_gone_is_filled_when_it_is_back() -> None:
+    """Its outage cannot be read while the node is away; both gaps are read when it has a value again."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    history = FakeHistory()
+    async with filling(delivery, store, history, FakeStored()):
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        history.is_gone = True
+        await lose_and_return(delivery, 101, 110)
+        await wait_until_async(lambda: fills(store), "the first attempt")
+        assert (fills(store)[0]["tags_gone"], fills(store)[0]["tags"]) == (1, ["tag:a"])
+        history.is_gone = False
+        await delivery.lose(quality.BAD_NODE_ID_UNKNOWN, 112 * S, [1])
+        await delivery.deliver([Sample(1, 115 * S, 115)], 115 * S)
+        await wait_until_async(lambda: len(fills(store)) == 3, "both gaps")
+    assert times(store, "a") == list(range(100, 116))
 
 
 @in_loop
