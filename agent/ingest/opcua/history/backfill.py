@@ -95,7 +95,8 @@ class _Job:
     first_ns: int
     last_ns: int
     outages: tuple[int, ...] = ()  # their first times; the fact that closes this job closes them
-    slices: deque[_Slice] = field(default_factory=deque)  # bounded by tags and time
+    slices: Iterator[_Slice] = field(default_factory=lambda: iter(()))
+    halves: list[_Slice] = field(default_factory=list)  # of slices with too many times; taken first
     fill: GapFill | None = None
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
@@ -241,7 +242,7 @@ class HistoryBackfill:
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
         tags = [tag for tag in self._delivery.tags if wanted is None or tag in wanted]
-        slices = deque(  # bounded by tags and time
+        slices = (
             _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
             for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
             for at in range(0, len(tags), SLICE_TAGS)
@@ -259,21 +260,27 @@ class HistoryBackfill:
     async def _step(self, job: _Job, session: HistorySession) -> int:
         """One call of a job, or its end. Returns how many values were read."""
         if job.fill is None:
-            if not job.slices:
+            piece = job.halves.pop() if job.halves else next(job.slices, None)
+            if piece is None:
                 await self._conclude(job)
                 return 0
-            job.fill = await self._slice_fill(job.slices)
+            job.halves.append(piece)  # until its times are known: the session may end meanwhile
+            job.fill = await self._slice_fill(piece)
+            job.halves.pop()
             if job.fill is None:
+                job.halves += _halved(piece)
                 return 0
         call = job.fill.next_call()
         if not call:
             self._count(job, job.fill)
             job.fill = None
             return 0
+        await self._history_numbers([asked.tag for asked in call if asked.tag in self._delivery.tags])
         pages = await self._read(session, call, job.fill.values_max)
         missing = job.fill.answered(call, pages)
-        await self._record(missing)
+        self._hand_in(missing)  # nothing is awaited since the answer: a session that ends now loses no value
         job.values += len(missing)
+        await self._recorder.drain()
         return sum(len(page.values) for page in pages)
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
@@ -291,9 +298,8 @@ class HistoryBackfill:
         pages = dict(zip(nodes, found, strict=True))
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 
-    async def _slice_fill(self, slices: deque[_Slice]) -> GapFill | None:
-        """The next slice, with what the store has of it; None if it had to be halved."""
-        piece = slices[0]
+    async def _slice_fill(self, piece: _Slice) -> GapFill | None:
+        """A slice, with what the store has of it; None if that is too much at once."""
         live = [tag for tag in piece.tags if tag in self._delivery.tags]
         windows, stored = {}, dict[int, set[int]]()
         for stream, tags in self._by_stream(live).items():
@@ -301,17 +307,11 @@ class HistoryBackfill:
             found = await asyncio.to_thread(
                 self._stored.sample_times, stream, list(numbers), piece.first_ns, piece.last_ns, STORED_TIMES_MAX
             )
-            if found is None and len(piece.tags) > 1:
-                slices.popleft()
-                half = len(piece.tags) // 2
-                slices.extendleft(
-                    _Slice(part, piece.first_ns, piece.last_ns) for part in (piece.tags[half:], piece.tags[:half])
-                )
+            if found is None:
                 return None
-            for number, times in (found or {}).items():
+            for number, times in found.items():
                 stored.setdefault(numbers[number], set()).update(times)
             windows.update({tag: Window(piece.first_ns - 1, piece.first_ns, piece.last_ns) for tag in tags})
-        slices.popleft()
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
@@ -331,7 +331,7 @@ class HistoryBackfill:
         job.fill.give_up(outcome)
         self._count(job, job.fill)
         job.fill = None
-        job.slices.clear()
+        job.slices, job.halves = iter(()), []
 
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
@@ -342,24 +342,19 @@ class HistoryBackfill:
         short = (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED)
         job.not_filled += [tag for tag in short if tag not in job.not_filled][: TAGS_NAMED_MAX - len(job.not_filled)]
 
-    async def _record(self, samples: Sequence[Sample]) -> None:
-        """Record what the rules of the tags let through; committed when this returns."""
+    def _hand_in(self, samples: Sequence[Sample]) -> None:
+        """Hand what the rules of the tags let through to the recorder. The numbers of the tags are known."""
         tags = self._delivery.tags
-        wanted = [sample for sample in samples if sample.tag in tags]
-        if not wanted:
-            return
-        asked = list(dict.fromkeys(sample.tag for sample in wanted))
-        numbers = dict(zip(asked, await self._history_numbers(asked), strict=True))
+        wanted = [sample for sample in samples if sample.tag in tags and sample.tag in self._numbers]
         if tags is not self._ruled:
             self._ruled = tags
             self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
         by_stream: dict[str, list[Sample]] = {}
         for kept in self._sampler.select(wanted, self.now_ns()):
-            row = kept._replace(tag=numbers[kept.tag])
+            row = kept._replace(tag=self._numbers[kept.tag])
             by_stream.setdefault(tags[kept.tag].stream, []).append(row)
         for stream, rows in by_stream.items():
             self._recorder.hand_in(stream, SampleColumns.of(rows))
-        await self._recorder.drain()
 
     async def _history_numbers(self, tags: Sequence[int]) -> list[int]:
         """The numbers under which values from history are recorded, in the order of these tags."""
@@ -408,3 +403,12 @@ class HistoryBackfill:
 
     def _named(self, job: _Job) -> Iterator[int]:
         return (tag for tag in job.not_filled if tag in self._delivery.tags)
+
+
+def _halved(piece: _Slice) -> list[_Slice]:
+    """A slice in two: of its tags, or where there is one, of its time. The later half comes first."""
+    if len(piece.tags) > 1:
+        half = len(piece.tags) // 2
+        return [replace(piece, tags=piece.tags[half:]), replace(piece, tags=piece.tags[:half])]
+    middle_ns = (piece.first_ns + piece.last_ns) // 2
+    return [replace(piece, first_ns=middle_ns), replace(piece, last_ns=middle_ns)]

@@ -251,6 +251,28 @@ async def test_a_passing_failure_costs_nothing() -> None:
 
 
 @in_loop
+async def test_a_session_that_ends_amid_a_page_loses_no_value() -> None:
+    """The store refuses what was read, and the session ends: the next one finishes."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    history = FakeHistory()
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    fill = HistoryBackfill(delivery, recorder, FakeStored(), 1_000_000)
+    await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+    await lose_and_return(delivery, 101, 110)
+    for refusing in (True, False):
+        store.refusing = refusing
+        async with asyncio.TaskGroup() as group:
+            session = group.create_task(fill.run(history, None))
+            if refusing:
+                await wait_until_async(lambda: recorder.refused_total, "a refusal")
+            else:
+                await wait_until_async(lambda: fills(store), "a filled gap")
+            session.cancel()
+    assert times(store, "a") == list(range(100, 111))
+
+
+@in_loop
 async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tags and hours are taken in pieces whose times fit into memory; a piece with too many times is halved."""
     monkeypatch.setattr(backfill, "SLICE_TAGS", 2)
@@ -258,11 +280,12 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     monkeypatch.setattr(backfill, "STORED_TIMES_MAX", 150)
     store = FakeStore()
     delivery = await made(store, tag("a"), tag("b"), tag("c"))
-    stored = FakeStored({n: {t * S for t in range(100, 260)} for n in (1, 2)})
+    stored = FakeStored({1: {t * S for t in range(100, 260)}, 2: {t * S + n for t in range(100, 260) for n in (0, 1)}})
     async with filling(delivery, store, FakeHistory(), stored) as fill:
         fill.request(100 * S, 400 * S)
         await wait_until_async(lambda: fills(store), "a filled gap")
     assert times(store, "a") == list(range(260, 400))
+    assert times(store, "b") == list(range(260, 400))
     assert times(store, "c") == list(range(100, 400))
     assert max(numbers for numbers, _, _ in stored.asked) == 4
     assert min(numbers for numbers, _, _ in stored.asked) == 2
