@@ -2,8 +2,8 @@
 
 A gap is filled in four cases. After an outage, of the source or of this process: for each tag, the time between its
 last value before and its first one after. When values are missing between others: the time of the gap fact. After a
-restart: every outage that was declared and not filled before the process ended. By hand: any time. In the last three
-cases the store says which values it has.
+restart: every outage that was declared and not filled before the process ended. By hand: any time. The store says which
+values of the time it has.
 
 One call is on its way at a time, and its values are committed before the next call: a backfill of hours holds one page
 in memory, and live values never queue behind it. What is read is recorded under definitions of its own, marked as
@@ -80,11 +80,17 @@ class HistorySession(Protocol):
 
 @dataclass(slots=True)
 class _Slice:
-    """Some tags for some time whose stored values are not known yet."""
+    """Some tags for some time whose stored values are not known yet. Where a tag has a window, only that is missing."""
 
     tags: Sequence[int]
     first_ns: int
     last_ns: int
+    windows: Mapping[int, Window] = field(default_factory=dict)
+
+    def window(self, tag: int) -> Window:
+        """What is missing of a tag in the time of this slice."""
+        own = self.windows.get(tag, Window(self.first_ns - 1, self.first_ns, self.last_ns))
+        return Window(max(own.after_ns, self.first_ns - 1), own.lost_ns, min(own.before_ns, self.last_ns))
 
 
 @dataclass(slots=True)
@@ -234,10 +240,15 @@ class HistoryBackfill:
             self._add_windows(windows, outages)
 
     def _add_windows(self, windows: Mapping[int, Window], outages: tuple[int, ...]) -> None:
-        first_ns = min(one.lost_ns for one in windows.values())
+        """A job for these windows. The store is asked here too: a clock that was set back brings the same times again,
+        live and in the history of an earlier gap."""
+        first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
         last_ns = max(one.before_ns for one in windows.values())
-        fill = GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX)
-        self._add(_Job("outage", first_ns, last_ns, outages, fill=fill))
+        tags = list(windows)
+        slices = (
+            _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
+        )
+        self._add(_Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices))
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
@@ -311,7 +322,7 @@ class HistoryBackfill:
                 return None
             for number, times in found.items():
                 stored.setdefault(numbers[number], set()).update(times)
-            windows.update({tag: Window(piece.first_ns - 1, piece.first_ns, piece.last_ns) for tag in tags})
+            windows.update({tag: piece.window(tag) for tag in tags})
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
