@@ -5,6 +5,7 @@ What only a process of its own can show (options of the interpreter, signals, me
 """
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,10 @@ def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, under an interpreter with the options `python`."""
+    """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode, in
+    which a busy machine makes it write of slow callbacks."""
     command = [sys.executable, *python, "-m", "agent.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )

@@ -111,9 +111,14 @@ class OpcuaSource:
     @property
     def alive_ns(self) -> int:
         """Up to when everything is known that happened at the server, on its clock: the last proof of life of the
-        subscription that has been silent for longest; 0: never."""
+        subscription that has been silent for longest; 0: never.
+
+        A publication does not hold what was sampled just before it was sent: one publishing interval is taken off.
+        """
         times = [one.liveness.alive_ns for one in self._subscriptions if one.liveness.alive_ns]
-        return min(times, default=self._alive_before_ns)
+        if not times:
+            return self._alive_before_ns
+        return max(1, min(times) - self._settings.publishing_interval_ms * 1_000_000)
 
     def retry(self) -> None:
         """Ask for the parked nodes at once."""
