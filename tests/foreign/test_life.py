@@ -62,6 +62,12 @@ async def test_a_mute_connection_is_given_up(server: ForeignServer, tmp_path: Pa
 # --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------
 
 
+async def values_pass(server: ForeignServer) -> None:
+    """Until the server has set some values that nobody was there to receive."""
+    before = len(server.record("count"))
+    await wait_until_async(lambda: len(server.record("count")) > before + 5, "values at the server")
+
+
 async def hold(server: ForeignServer, run: Running) -> None:
     """The connection stands and delivers nothing, while values change at the server."""
     await server.publish("hold")
@@ -88,6 +94,7 @@ async def kill_sessions(server: ForeignServer, run: Running) -> None:
     await server.listen(on=False)
     await server.kill_sessions()
     await run.wait_state("plc", State.WAITING)
+    await values_pass(server)
     await server.listen(on=True)
 
 
@@ -96,7 +103,7 @@ async def cut(server: ForeignServer, run: Running) -> None:
     await server.listen(on=False)
     await server.cut()
     await run.wait_state("plc", State.WAITING)
-    await live_on(run, 0)
+    await values_pass(server)
     await server.listen(on=True)
 
 
