@@ -13,7 +13,7 @@ stays free of the protocol libraries, because reading a tag file needs none.
 The package drops no value without a fact that says so. It never writes to a device.
 """
 
-from agent.ingest.errors import IngestError, SourceError, TagMapError
+from agent.ingest.errors import IngestError, SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
@@ -47,6 +47,7 @@ __all__ = [
     "SourceStatistics",
     "State",
     "StoredFacts",
+    "StoredUnreadable",
     "TagMap",
     "TagMapError",
     "load_tag_map",

@@ -6,6 +6,7 @@
       UnknownSource             a command names a source that is not configured (for the operator)
       NoHistory                 a command asks for the history of a source that has none to read (for the operator)
       HistoryRefused            a server does not answer a HistoryRead as a whole; its session goes on
+      StoredUnreadable          the store cannot be read for what it holds already; live values go on
       SourceError               one life of a source has ended; the supervisor builds it anew after a pause
         SourceLost              the connection broke, fell silent or was never established
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
@@ -78,6 +79,10 @@ class HistoryRefused(IngestError):
     def __init__(self, why: str, *, is_final: bool) -> None:
         super().__init__(why)
         self.is_final = is_final  # it has no history service, so asking again changes nothing
+
+
+class StoredUnreadable(IngestError):
+    """The store cannot be read for what it holds already."""
 
 
 class SourceRefused(SourceError):

@@ -39,7 +39,8 @@ class Newest(NamedTuple):
 
 class StoredFacts(Protocol):
     """What the store holds already, for what fills gaps. Each call reads the store, in any thread, and may take
-    seconds. Times in ns of source time since 1970."""
+    seconds. Times in ns of source time since 1970. Where the store cannot be read, the searches at the start of a source
+    find nothing."""
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each of these tag numbers, where one is found near the end of the stream."""
@@ -48,7 +49,7 @@ class StoredFacts(Protocol):
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
     ) -> Mapping[int, Collection[int]] | None:
         """The times of all samples of these tag numbers from `first_ns` to `last_ns`; None if there are more than
-        `times_max`."""
+        `times_max`. Raises StoredUnreadable."""
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of outages of a source that were declared and whose history was not filled."""

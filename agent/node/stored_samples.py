@@ -1,20 +1,25 @@
 """Answers what ingest asks of the store when it fills gaps: what was recorded last, at which times, and which outages
 are open. `ingest` and `query` do not import each other; here they meet.
 
-Only facts of this zone's present epoch count: an earlier epoch numbered its tags differently. Searches are bounded, so
-that a source is not held up by a store of hundreds of millions of facts; what lies deeper is as if it were not there.
+Only facts of this zone's present epoch count: an earlier epoch numbered its tags differently. The searches at the start
+of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts does not delay it; what
+lies deeper is as if it were not there. Nor does a store that cannot be read: the source then starts as a new one.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from agent.batch import Kind, Origin
-from agent.fact_store import StoreReader
-from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest
+from agent.fact_store import StoreError, StoreReader
+from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, StoredUnreadable
 from agent.message import Sample
-from agent.query.scan import Bounds, Dictionary, Facts, Scanner, parse_moment_ns
+from agent.query.scan import Bounds, Dictionary, Facts, Scanner, parse_time_ns
+
+log = logging.getLogger(__name__)
 
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
@@ -31,20 +36,22 @@ class StoredSamples:
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each tag by the order of recording, and the time of its newest good one."""
         wanted, found = set(numbers), dict[int, Newest]()
-        seen = 0
-        for facts in self._samples(Bounds(frozenset({stream}), numbers=frozenset(numbers)), newest_first=True):
-            for sample in reversed(_rows(facts)):
-                known = found.get(sample.tag)
-                good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
-                if known is None:
-                    found[sample.tag] = Newest(sample, good_ns)
-                elif not known.good_ns and good_ns:
-                    found[sample.tag] = known._replace(good_ns=good_ns)
-                if found[sample.tag].good_ns:
-                    wanted.discard(sample.tag)
-            seen += facts.batch.header.count
-            if not wanted or seen > NEWEST_DEPTH_FACTS:
-                break
+        bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers))
+        try:
+            for facts in self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS):
+                for sample in reversed(_rows(facts)):
+                    known = found.get(sample.tag)
+                    good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
+                    if known is None:
+                        found[sample.tag] = Newest(sample, good_ns)
+                    elif not known.good_ns and good_ns:
+                        found[sample.tag] = known._replace(good_ns=good_ns)
+                    if found[sample.tag].good_ns:
+                        wanted.discard(sample.tag)
+                if not wanted:
+                    break
+        except StoreError as error:
+            _log_unreadable(stream, error)
         return found
 
     def sample_times(
@@ -53,45 +60,51 @@ class StoredSamples:
         """The times of all samples of these tags in a range; None if there are more than `times_max`."""
         bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers), time_min_ns=first_ns, time_max_ns=last_ns)
         found, count = dict[int, set[int]](), 0
-        for facts in self._samples(bounds):
-            for tag, time_ns in zip(facts.column("tag"), facts.column("source_time_ns"), strict=True):
-                found.setdefault(tag, set()).add(time_ns)
-            count += len(facts.places)
-            if count > times_max:
-                return None
+        try:
+            for facts in self._samples(bounds):
+                for tag, time_ns in zip(facts.column("tag"), facts.column("source_time_ns"), strict=True):
+                    found.setdefault(tag, set()).add(time_ns)
+                count += len(facts.places)
+                if count > times_max:
+                    return None
+        except StoreError as error:
+            raise StoredUnreadable(f"the store cannot say what it holds of stream {stream}: {error}") from error
         return found
 
     def open_outages(self, source: str) -> Sequence[int]:
         """First times of outages of a source that no later fact calls filled, newest first."""
-        filled, found, seen = set[str](), dict[str, int](), 0
+        filled, found = set[str](), dict[str, int]()
         bounds = Bounds(
             frozenset({self._operational_stream}),
             kinds=frozenset({Kind.MESSAGES.value}),
             subject_tests=(f"source:{source}".__eq__,),
             predicates=frozenset({GAP_PREDICATE, FILL_PREDICATE}),
         )
-        for facts in self._own(bounds, newest_first=True):
-            for predicate, body in reversed(
-                list(zip(facts.column("predicate"), facts.column("object_json"), strict=True))
-            ):
-                content = json.loads(body)
-                if predicate == FILL_PREDICATE:
-                    filled.update(content["outages"])
-                elif content["reason"] in OUTAGE_REASONS and (first := content["first_time"]) not in filled:
-                    found.setdefault(first, parse_moment_ns(first, 0))
-            seen += facts.batch.header.count
-            if seen > OUTAGE_DEPTH_FACTS:
-                break
+        try:
+            for facts in self._own(bounds, depth_facts=OUTAGE_DEPTH_FACTS):
+                bodies = facts.column("object_json")
+                for first, reason, outages in map(_gap_texts, bodies[::-1] if _is_forward(facts) else bodies):
+                    filled.update(outages)
+                    first_ns = parse_time_ns(first) if reason in OUTAGE_REASONS and first not in filled else None
+                    if first_ns is not None:
+                        found.setdefault(first, first_ns)
+        except StoreError as error:
+            _log_unreadable(self._operational_stream, error)
         return list(found.values())
 
-    def _samples(self, bounds: Bounds, *, newest_first: bool = False) -> Iterator[Facts]:
-        return (one for one in self._own(bounds, newest_first=newest_first) if one.samples is not None)
+    def _samples(self, bounds: Bounds, depth_facts: int | None = None) -> Iterator[Facts]:
+        return (one for one in self._own(bounds, depth_facts) if one.samples is not None)
 
-    def _own(self, bounds: Bounds, *, newest_first: bool) -> Iterator[Facts]:
+    def _own(self, bounds: Bounds, depth_facts: int | None) -> Iterator[Facts]:
+        """Facts of this origin in the one stream of the bounds; with a depth, only the last ones, newest first."""
+        assert bounds.streams is not None, "a depth is of one stream"
+        (stream,) = bounds.streams
         scanner = Scanner(self._reader, self._dictionary)
-        if bounds.streams is not None and not bounds.streams <= scanner.ends.keys():
+        if stream not in scanner.ends:
             return  # nothing was ever recorded in it
-        for facts in scanner.scan(bounds, newest_first=newest_first):
+        if depth_facts is not None:
+            bounds = replace(bounds, offset_min=max(1, scanner.ends[stream] - depth_facts + 1))
+        for facts in scanner.scan(bounds, newest_first=depth_facts is not None):
             if facts.batch.header.origin == self._origin:
                 yield facts
 
@@ -100,5 +113,27 @@ def _rows(facts: Facts) -> list[Sample]:
     """The samples of some facts in the order of recording."""
     tags, times_ns, qualities = (facts.column(name) for name in ("tag", "source_time_ns", "quality"))
     rows = [Sample(*row) for row in zip(tags, times_ns, facts.values(), qualities, strict=True)]
-    is_backwards = len(facts.places) > 1 and facts.places[0] > facts.places[-1]
-    return rows[::-1] if is_backwards else rows
+    return rows if _is_forward(facts) else rows[::-1]
+
+
+def _is_forward(facts: Facts) -> bool:
+    return facts.places[0] <= facts.places[-1]
+
+
+def _gap_texts(body: bytes) -> tuple[str, str, list[str]]:
+    """First time, reason and outages of a fact about a gap; empty where it has none. Applications may append facts of
+    these predicates too, with any content."""
+    content = json.loads(body)
+    if not isinstance(content, dict):
+        return "", "", []
+    first, reason, outages = (content.get(name) for name in ("first_time", "reason", "outages"))
+    return (
+        first if isinstance(first, str) else "",
+        reason if isinstance(reason, str) else "",
+        [one for one in outages if isinstance(one, str)] if isinstance(outages, list) else [],
+    )
+
+
+def _log_unreadable(stream: str, error: StoreError) -> None:
+    extra = {"action": "stored_samples_unreadable", "stream": stream, "why": str(error)}
+    log.error("what an earlier process recorded cannot be read; its gap is not filled", extra=extra)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent.fact_store import FactStore
+import pytest
+
+from agent.fact_store import FactStore, StoreDamaged, StoreReader
+from agent.ingest import StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
 from agent.ingest.ports import Newest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json, time_text
+from agent.node import stored_samples
 from agent.node.stored_samples import StoredSamples
 
 S = 1_000_000_000
@@ -31,6 +35,71 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
         }
         assert stored.newest_samples("facts.other", [1]) == {}
+
+
+def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for a tag that was never recorded, and where no batch of the stream names the tags: a source does not wait
+    for a walk through the whole store."""
+    monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 20)
+    monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 5)
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(3)]).result()
+        for t in range(40):
+            number = 2 if t in (5, 30) else 1
+            store.appends.append_samples(STREAM, [Sample(number, t * S, float(t))]).result()
+        store.appends.append_message("facts.operational", outage(10)).result()
+        for n in range(5):
+            other = Message(Envelope(f"other {n}", "plant-a", "*", n), Fact("x:y", "z", b"{}"))
+            store.appends.append_message("facts.operational", other).result()
+        stored = StoredSamples(store.reader, store.origin)
+        assert stored.newest_samples(STREAM, [2, 3]) == {2: Newest(Sample(2, 30 * S, 30.0), 30 * S)}
+        assert stored.open_outages("plc") == []
+        monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
+        assert stored.newest_samples(STREAM, [2]) == {}
+        monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
+        assert stored.open_outages("plc") == [10 * S]
+
+
+def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The searches at a start find nothing, which is logged. What would be filled is refused by name: filling it blindly
+    could store values twice."""
+
+    def damaged(*_: object, **__: object) -> object:
+        raise StoreDamaged("facts.db: a page is broken")
+
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        store.appends.define([TagDefinition("tag:t/a")]).result()
+        store.appends.append_samples(STREAM, [Sample(1, S, 1.0)]).result()
+        stored = StoredSamples(store.reader, store.origin)
+        monkeypatch.setattr(StoreReader, "bounds", damaged)
+        assert stored.newest_samples(STREAM, [1]) == {}
+        assert stored.open_outages("plc") == []
+        with pytest.raises(StoredUnreadable, match="a page is broken"):
+            stored.sample_times(STREAM, [1], 0, S, 10)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"first_time":7,"reason":["source_lost"]}',
+        '{"first_time":"soon","reason":"source_lost"}',
+        '{"outages":[1]}',
+    ],
+)
+def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Path, content: str) -> None:
+    """A local program may append any fact; one that is no gap of ours is passed over and ends nothing."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        store.appends.append_message("facts.operational", outage(10)).result()
+        foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
+        store.appends.append_message("facts.operational", foreign).result()
+        assert StoredSamples(store.reader, store.origin).open_outages("plc") == [10 * S]
+
+
+def outage(first_s: int) -> Message:
+    """The fact of an outage of the source plc."""
+    gap = Gap("plc", SOURCE_LOST, first_s * S, first_s * S + S, 0, count_exact=False)
+    return gap_message(gap, "plant-a", first_s)
 
 
 def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:

@@ -18,14 +18,14 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import HistoryRefused
+from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import (
     FILL_PREDICATE,
     NOTIFICATIONS_MISSING,
@@ -276,7 +276,12 @@ class HistoryBackfill:
                 await self._conclude(job)
                 return 0
             job.halves.append(piece)  # until its times are known: the session may end meanwhile
-            job.fill = await self._slice_fill(piece)
+            try:
+                job.fill = await self._slice_fill(piece)
+            except StoredUnreadable as error:  # filling it could store values twice; the gap fact stands
+                job.halves.pop()
+                self._skip(job, piece, error)
+                return 0
             job.halves.pop()
             if job.fill is None:
                 job.halves += _halved(piece)
@@ -344,14 +349,24 @@ class HistoryBackfill:
         job.fill = None
         job.slices, job.halves = iter(()), []
 
+    def _skip(self, job: _Job, piece: _Slice, error: StoredUnreadable) -> None:
+        """Leave a slice unfilled."""
+        extra = {"action": "history_not_filled", "source": self._delivery.source, "why": str(error)}
+        log.error("a part of a gap is not filled from history", extra=extra)
+        job.outcomes[Outcome.FAILED] += len(piece.tags)
+        self._name_unfilled(job, piece.tags)
+
+    def _name_unfilled(self, job: _Job, tags: Iterable[int]) -> None:
+        new = [tag for tag in tags if tag not in job.not_filled]
+        job.not_filled += new[: TAGS_NAMED_MAX - len(job.not_filled)]
+
     def _count(self, job: _Job, fill: GapFill) -> None:
         job.outcomes.update(fill.outcomes.values())
         for tag, outcome in fill.outcomes.items():
             if outcome is Outcome.NODE_GONE:
                 known, missing = self._gone.get(tag), fill.windows[tag]
                 self._gone[tag] = missing if known is None else known._replace(before_ns=missing.before_ns)
-        short = (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED)
-        job.not_filled += [tag for tag in short if tag not in job.not_filled][: TAGS_NAMED_MAX - len(job.not_filled)]
+        self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED))
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand what the rules of the tags let through to the recorder. The numbers of the tags are known."""

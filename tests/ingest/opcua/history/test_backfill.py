@@ -13,7 +13,7 @@ import pytest
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import HistoryRefused
+from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
@@ -39,6 +39,7 @@ class FakeStored:
 
     def __init__(self, times: Mapping[int, set[int]] | None = None, outages: Sequence[int] = ()) -> None:
         self.times, self.outages = times or {}, outages
+        self.is_readable = True
         self.asked: list[tuple[int, int, int]] = []
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:  # noqa: ARG002
@@ -53,6 +54,8 @@ class FakeStored:
         times_max: int,
     ) -> Mapping[int, Collection[int]] | None:
         self.asked.append((len(numbers), first_ns, last_ns))
+        if not self.is_readable:
+            raise StoredUnreadable("the store is damaged")
         found = {n: {t for t in times if first_ns <= t <= last_ns} for n, times in self.times.items() if n in numbers}
         return found if sum(map(len, found.values())) <= times_max else None
 
@@ -176,6 +179,24 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert (said["cause"], said["outages"]) == ("restart", ["1970-01-01T00:01:40Z"])
     # From the seam before the outage to the seam before now, without what the store has.
     assert times(store, "a") == [t for t in range(103, 990) if t != 200] + [995]
+
+
+@in_loop
+async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> None:
+    """The tags count as failed, the fact names them, nothing is read from the server, and the next gap is filled."""
+    store, stored, history = FakeStore(), FakeStored(), FakeHistory()
+    delivery = await made(store, tag("a"))
+    stored.is_readable = False
+    async with filling(delivery, store, history, stored) as fill:
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await lose_and_return(delivery, 101, 110)
+        await wait_until_async(lambda: fills(store), "the end of the attempt")
+        assert (fills(store)[0]["tags_failed"], fills(store)[0]["tags"]) == (1, ["tag:a"])
+        assert (history.calls, fill.gaps_open) == ([], 0)
+        stored.is_readable = True
+        await lose_and_return(delivery, 112, 115)
+        await wait_until_async(lambda: len(fills(store)) == 2, "the next gap")
+    assert times(store, "a") == [100, *range(110, 116)]
 
 
 @in_loop
