@@ -45,6 +45,9 @@ class StoredFacts(Protocol):
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each of these tag numbers, where one is found near the end of the stream."""
 
+    def stopped_ns(self, stream: str) -> int:
+        """The time of the last sample in a stream that is too large for `newest_samples` to see all of it, else 0."""
+
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
     ) -> Mapping[int, Collection[int]] | None:

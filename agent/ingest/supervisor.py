@@ -331,7 +331,10 @@ class SourceSupervisor:
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
-            stopped_ns = max([stopped_ns, *(found.sample.source_time_ns for found in newest.values())])
+            times_ns = [found.sample.source_time_ns for found in newest.values()]
+            if not times_ns:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
+                times_ns = [await asyncio.to_thread(stored.stopped_ns, stream)]
+            stopped_ns = max(stopped_ns, *times_ns)
         if stopped_ns:
             self._outage = Outage(stopped_ns, AGENT_STOPPED)
             delivery.add_gap(AGENT_STOPPED, stopped_ns, time.time_ns(), 0, delivery.points, exact=False)

@@ -54,6 +54,18 @@ class StoredSamples:
             _log_unreadable(stream, error)
         return found
 
+    def stopped_ns(self, stream: str) -> int:
+        """The time of the last sample in a stream that is too large for `newest_samples` to see all of it, else 0."""
+        try:
+            first, last = self._reader.bounds().get(stream, (1, 0))
+            if first == 1 and last <= NEWEST_DEPTH_FACTS:  # nothing is released: the search has seen every fact
+                return 0
+            for facts in self._samples(Bounds(frozenset({stream})), depth_facts=NEWEST_DEPTH_FACTS):
+                return int(max(facts.column("source_time_ns")))
+        except StoreError as error:
+            _log_unreadable(stream, error)
+        return 0
+
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
     ) -> Mapping[int, Collection[int]] | None:

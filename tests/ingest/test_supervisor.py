@@ -210,21 +210,28 @@ async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
 
 
 @in_loop
-async def test_the_time_without_a_process_is_declared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """From the newest sample in the store: at once, in case this process ends too, and up to the first value."""
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_the_time_without_a_process_is_declared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_found: bool
+) -> None:
+    """From the newest sample in the store, or from the node's last one where those of the source lie too deep: at once,
+    in case this process ends too, and up to the first value."""
     lives(monkeypatch)
     store = FakeStore()
 
     class Stored:
         def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
-            return {number: Newest(Sample(number, 10**9, 1.0), 10**9) for number in numbers}
+            return {n: Newest(Sample(n, 10**9, 1.0), 10**9) for n in numbers} if is_found else {}
+
+        def stopped_ns(self, _: str) -> int:
+            return 2 * 10**9
 
     stored = cast(StoredFacts, Stored())
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:
         await wait_until_async(lambda: len(reasons(store)) == 1, "the gap at the start")
         await run.wait_good("plant/x", 0)
     assert reasons(store) == ["agent_stopped"] * 2
-    assert {first for first, *_ in gaps(store)} == {"1970-01-01T00:00:01Z"}
+    assert {first for first, *_ in gaps(store)} == {f"1970-01-01T00:00:0{1 if is_found else 2}Z"}
 
 
 def reasons(store: FakeStore) -> list[str]:

@@ -56,6 +56,9 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
         assert stored.newest_samples(STREAM, [2]) == {}
+        assert (stored.stopped_ns(STREAM), stored.stopped_ns("facts.other")) == (39 * S, 0)
+        monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 40)
+        assert stored.stopped_ns(STREAM) == 0, "all of the stream was seen, so the tag is new"
         monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
         assert stored.open_outages("plc") == [10 * S]
 

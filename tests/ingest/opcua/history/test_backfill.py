@@ -45,6 +45,9 @@ class FakeStored:
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:  # noqa: ARG002
         return {}
 
+    def stopped_ns(self, stream: str) -> int:  # noqa: ARG002
+        return 0
+
     def sample_times(
         self,
         stream: str,  # noqa: ARG002
