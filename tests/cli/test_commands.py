@@ -10,8 +10,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from agent.fact_store import FactStore
+from agent.cli.facts.fetch import tail
+from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample, TagDefinition
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done
 from tests.query.making import everything
@@ -178,6 +180,18 @@ def test_tail_of_an_unknown_stream_names_the_known_ones(node: Bsfg) -> None:
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
     assert misspelt.stderr == "bsfg: no stream 'facts.operationl' yet; there are: facts.operational\n"
     assert node("tail", "--stream", "facts.operational").stderr == ""
+
+
+def test_tail_ends_where_the_stream_ended_when_it_began(
+    node: Bsfg, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that is written to faster than it is printed gives the facts that were asked for, not all that come."""
+    for number in range(8):
+        assert node("append", f"batch:{number}", "done", "{}").returncode == 0
+    monkeypatch.setattr(StoreReader, "end_offset", lambda *_: 5)  # three facts came after the command had looked
+    arguments = ["--config", str(tmp_path / "node.toml"), "--stream", "facts.operational", "--limit", "2"]
+    printed = CliRunner().invoke(tail, arguments)
+    assert [json.loads(line)["offset"] for line in printed.stdout.splitlines()] == [4, 5]
 
 
 def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:

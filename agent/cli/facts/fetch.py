@@ -85,9 +85,11 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     ):
         if unknown := _unknown_stream(reader, stream):  # not refused: --follow may wait for its first fact
             click.echo(unknown, err=True)
-        after = max(0, reader.end_offset(stream) - limit)
+        end = reader.end_offset(stream)
+        after = max(0, end - limit)
         while True:
-            for one in fact_messages(reader, stream, after, sys.maxsize):
+            # Without --follow it ends at the end that it found: a store that is written to grows while it is read.
+            for one in fact_messages(reader, stream, after, sys.maxsize if follow else end - after):
                 after = _print(one, stream)
             if not follow:
                 return
