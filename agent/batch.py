@@ -45,7 +45,6 @@ from agent.columns import (
     encoded,
     pack,
     unpack,
-    wrong_json,
 )
 from agent.message import (
     LABELS_MAX,
@@ -63,6 +62,7 @@ from agent.message import (
     Fact,
     Message,
     Value,
+    wrong_json,
 )
 
 FORMAT_VERSION = 1

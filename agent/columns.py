@@ -30,7 +30,7 @@ from msgspec import Meta
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from agent.errors import BsfgError
-from agent.message import INT64_MIN, QUALITY_MAX, VALUE_BYTES_MAX, Json, Sample, Value, value_bytes
+from agent.message import INT64_MIN, QUALITY_MAX, VALUE_BYTES_MAX, Json, Sample, Value, value_bytes, wrong_json
 
 assert sys.byteorder == "little", "columns are little-endian, and arrays are used as they lie in memory"
 
@@ -384,16 +384,6 @@ def decoded(decoder: Decoder[Any], content: bytes | memoryview) -> Any:
         raise BatchError(f"content: {error}") from error
 
 
-def wrong_json(texts: Iterable[bytes]) -> str:
-    """Why one of these texts is not JSON; empty where all are. Canonical form is not checked."""
-    try:
-        for text in texts:
-            msgspec.json.decode(text)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        return f"not JSON: {error}"
-    return ""
-
-
 def check_spread(name: str, entries: int, count: int) -> None:
     """Raise BatchError unless a column has one entry for each fact, or one for all facts."""
     if entries != count and not entries == 1 <= count:
@@ -548,8 +538,8 @@ def _wrong_others(others: Sequence[Any], types: set[type]) -> str:
         length = max(value_bytes(value) for value in others if type(value) in (str, bytes, Json))
         if length > VALUE_BYTES_MAX:
             return f"others: one of {length} bytes, the limit is {VALUE_BYTES_MAX}"
-    if Json in types and (wrong := wrong_json(value.data for value in others if type(value) is Json)):
-        return f"others: {wrong}"
+    if Json in types and (wrong := wrong_json([value.data for value in others if type(value) is Json])):
+        return f"others: JSON {wrong}"
     if int in types and (least := min(value for value in others if type(value) is int)) <= INT64_MAX:
         return f"others: {least} belongs to the ints"
     return ""

@@ -16,7 +16,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -45,6 +45,7 @@ OBJECT_BYTES_MAX = 256 * 1024  # a fact must fit into one page together with oth
 VALUE_BYTES_MAX = 64 * 1024  # a string or bytes value of a tag; an array of 8,192 doubles as JSON stays below
 UNIX_MS_MAX = 2**43 - 1  # the year 2248: as nanoseconds inside int64
 JSON_INTEGER_MAX = 2**53 - 1  # RFC 8785 allows only integers that every JSON reader holds exactly
+JSON_DEPTH_MAX = 100  # arrays and objects inside one another; the readers of all languages go deeper
 
 INT64_MIN = -(2**63)
 QUALITY_GOOD = 0  # OPC UA StatusCode, also for Modbus
@@ -175,21 +176,24 @@ class Message:
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53 and non-JSON
-    types."""
+    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53, non-JSON types and
+    structures deeper than JSON_DEPTH_MAX."""
     try:
-        return rfc8785.dumps(value)
+        data = rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
         raise MessageError("object_json", f"has no canonical form: {error}") from error
+    _check_depth("object_json", data)
+    return data
 
 
 def parse_json(name: str, data: bytes) -> Any:
-    """A JSON value from UTF-8 bytes. Raises MessageError, also for duplicate keys, NaN and infinities, which have no
-    canonical form.
+    """A JSON value from UTF-8 bytes. Raises MessageError, also for what has no canonical form: duplicate keys, NaN and
+    infinities, integers that a double would change, structures deeper than JSON_DEPTH_MAX.
 
-    A number without fraction beyond 2**53 is read as a double, as every JSON reader does: RFC 8785 writes 1e16 as
-    10000000000000000, and its output must be readable again.
+    A number without fraction beyond 2**53 is read as a double if its digits are those of a double: RFC 8785 writes 1e16
+    as 10000000000000000, and its output must be readable again.
     """
+    _check_depth(name, data)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -202,7 +206,12 @@ def parse_json(name: str, data: bytes) -> Any:
 
     def number(digits: str) -> int | float:
         exact = int(digits) if len(digits) <= 17 else JSON_INTEGER_MAX + 1
-        return exact if abs(exact) <= JSON_INTEGER_MAX else float(digits)
+        if abs(exact) <= JSON_INTEGER_MAX:
+            return exact
+        double = float(digits)
+        if canonical_json(double) != digits.encode():
+            raise MessageError(name, f"{digits[:40]} is beyond 2^53 and would be rounded; write it as a text")
+        return double
 
     try:
         return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse, parse_int=number)
@@ -352,6 +361,17 @@ def _check_labels(labels: object) -> None:
         check_text(f"labels.{name}", text, TEXT_BYTES_MAX)
 
 
+def wrong_json(texts: Sequence[bytes]) -> str:
+    """Why one of these texts is not canonical JSON; empty where all are."""
+    if not _are_plainly_canonical(texts):
+        for text in texts:
+            try:
+                _check_canonical(text)
+            except MessageError as error:
+                return error.why
+    return ""
+
+
 def _check_object(object_json: object) -> None:
     if not isinstance(object_json, bytes):
         raise MessageError("object_json", "must be bytes of canonical JSON")
@@ -359,33 +379,62 @@ def _check_object(object_json: object) -> None:
         raise MessageError(
             "object_json", f"is longer than {OBJECT_BYTES_MAX} bytes; store it as an artifact and refer to it"
         )
-    if not _is_plainly_canonical(object_json) and canonical_json(parse_json("object_json", object_json)) != object_json:
+    _check_canonical(object_json)
+
+
+def _check_canonical(data: bytes) -> None:
+    if not _are_plainly_canonical([data]) and canonical_json(parse_json("object_json", data)) != data:
         raise MessageError("object_json", "is not canonical JSON (RFC 8785); canonicalise before appending")
 
 
-def _is_plainly_canonical(data: bytes) -> bool:
-    """Whether JSON bytes are canonical, by a check with msgspec that takes a tenth of the time. False means that the
-    full check decides.
+def _check_depth(name: str, data: bytes) -> None:
+    """Raise MessageError for JSON that is nested too deeply, before a parser recurses into it."""
+    if _is_flat(data):
+        return
+    depth = 0
+    for bracket in _STRING.sub(b"", data).translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > JSON_DEPTH_MAX:
+            raise MessageError(name, f"is nested deeper than {JSON_DEPTH_MAX} arrays and objects")
+
+
+def _is_flat(data: bytes) -> bool:
+    """Whether JSON is too short, or has too few brackets, to be nested too deeply."""
+    return len(data) <= 2 * JSON_DEPTH_MAX or data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX
+
+
+def _are_plainly_canonical(texts: Sequence[bytes]) -> bool:
+    """Whether JSON texts are canonical, by a check with msgspec of all at once that takes a twentieth of the time. False
+    means that the full check decides.
 
     ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer
     than 16 digits are below 2**53, a duplicate key is written once, and each float is compared with its form by RFC
-    8785.
+    8785. A line holds one text: a text with a line end, or an empty one, is not canonical.
     """
-    if not data.isascii() or b"\\" in data or _LONG_NUMBER.search(data):
+    lines = b"\n".join(texts)
+    has_long_number = _LONG_NUMBER in lines.translate(_DIGITS_AS_0)
+    if has_long_number or not lines.isascii() or b"\\" in lines or lines.count(b"\n") != len(texts) - 1:
         return False
     try:
-        return _SORTED.encode(_PLAIN.decode(data)) == data
+        values = _PLAIN.decode_lines(lines)
+        is_same = len(values) == len(texts) and _SORTED.encode_lines(values) == lines + b"\n"
     except (msgspec.MsgspecError, MessageError, RecursionError):
         return False
+    return is_same and all(map(_is_flat, texts))
 
 
 def _canonical_number(text: str) -> msgspec.Raw:
-    canonical = canonical_json(float(text))
+    number = float(text)
+    if repr(number) == text and "e" not in text and not text.endswith(".0"):
+        return msgspec.Raw(text.encode())  # without exponent Python writes a fraction as ECMAScript does
+    canonical = canonical_json(number)
     if canonical != text.encode():
         raise MessageError("object_json", f"{text} is written {canonical.decode()}")
     return msgspec.Raw(canonical)
 
 
-_LONG_NUMBER = re.compile(rb"[0-9]{16}")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_LONG_NUMBER, _DIGITS_AS_0 = b"0" * 16, bytes.maketrans(b"123456789", b"000000000")  # a pattern takes ten times longer
 _PLAIN = msgspec.json.Decoder(float_hook=_canonical_number)
 _SORTED = msgspec.json.Encoder(order="sorted")

@@ -5,6 +5,7 @@ import math
 import re
 import struct
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +113,44 @@ def test_the_quick_check_accepts_only_canonical_json(text: str, at: int, inserte
     try:
         canonical = canonical_json(message.parse_json("object_json", data))
     except MessageError:
-        assert not message._is_plainly_canonical(data)
+        assert not message._are_plainly_canonical([data])
         return
-    if message._is_plainly_canonical(data):
+    if message._are_plainly_canonical([data]):
         assert canonical == data
     elif canonical == data:
         assert not data.isascii() or b"\\" in data or re.search(rb"[0-9]{16}", data)
+
+
+@given(st.lists(st.sampled_from([b"1", b"", b"2\n3", b"[1", b"2]", b"[1,2]", b'{"a":1}', b"1 ", b"\n", b'"x"', b"-0"])))
+def test_texts_are_canonical_together_only_if_each_is(texts: list[bytes]) -> None:
+    """The check of many texts at once cannot be misled by texts that are valid only together, or that hold several
+    values."""
+    assert bool(message.wrong_json(texts)) == any(message.wrong_json([text]) for text in texts)
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"a":'])
+def test_structures_have_a_depth_that_is_the_same_everywhere(opening: bytes) -> None:
+    """JSON_DEPTH_MAX arrays or objects in one another are read, written and accepted; one more is refused by name, and so
+    is one that would exhaust a parser's stack. Brackets inside texts do not count."""
+    closing = b"]" if opening == b"[" else b"}"
+    for depth, is_good in ((100, True), (101, False), (50_000, False)):
+        data = opening * depth + b"1" + closing * depth
+        assert (message.wrong_json([data]) == "") is is_good
+        if is_good:
+            assert canonical_json(message.parse_json("object_json", data)) == data
+        else:
+            with pytest.raises(MessageError, match="nested deeper than 100"):
+                message.parse_json("object_json", data)
+    with pytest.raises(MessageError, match="nested deeper than 100"):
+        canonical_json(reduce(lambda inner, _: [inner], range(101), 1))
+    assert message.wrong_json([b'["' + b"[{" * 500 + b'\\"[",1]', b"[" + b",".join([b"[]"] * 500) + b"]"]) == ""
+
+
+@pytest.mark.parametrize("digits", ["9007199254740993", "-9007199254740993", "1152921504606846976", "1" * 400])
+def test_an_integer_that_would_be_rounded_is_refused(digits: str) -> None:
+    """An application that sends one is told so by AppendFact and `bsfg append`, which make its JSON canonical."""
+    with pytest.raises(MessageError, match=r"beyond 2\^53|canonical"):
+        message.parse_json("object_json", b'{"a":%s}' % digits.encode())
 
 
 @pytest.mark.parametrize("value", [2**53, -(2**53), b"x", {1: 2}, {"a": {1}}, "\ud800", {"\ud800": 1}, object()])

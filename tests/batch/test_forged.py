@@ -156,7 +156,9 @@ CONTENTS: dict[str, tuple[Any, str]] = {
     "timestamp extension": (others(dt.datetime.now(dt.UTC), "b", "c"), "extension type -1"),
     "JSON that is none": (others(Ext(1, b"{"), "b", "c"), "not JSON"),
     "JSON that is empty": (others(Ext(1, b""), "b", "c"), "not JSON"),
-    "JSON deeper than the stack": (others(Ext(1, b"[" * 60_000), "b", "c"), "not JSON"),
+    "JSON deeper than the stack": (others(Ext(1, b"[" * 60_000), "b", "c"), "nested deeper than 100"),
+    "JSON with a key twice": (others(Ext(1, b'{"a":1,"a":2}'), "b", "c"), "JSON has a key twice"),
+    "JSON that is not canonical": (others(Ext(1, b"[1, 2]"), "b", "c"), "not canonical"),
     "text that is no UTF-8": (others("xy", "b", "c"), "content"),  # replaced below
     "text too long": (others("x" * 65537, "b", "c"), "65537"),
     "bytes too long": (others(Ext(2, b"x" * 65537), "b", "c"), "65537"),
@@ -402,3 +404,27 @@ def test_too_large_for_a_batch_has_its_own_error() -> None:
         batch.seal_messages(LINK, [large] * 9 + [Message(large.envelope, Fact("k:1", "p", b"1"))])
     with pytest.raises(batch.BatchTooLarge):
         batch.seal_messages(LINK, [])
+
+
+@pytest.mark.parametrize(
+    "content, why",
+    [
+        (b'{"digest":"sha256:00","digest":1}', "object_json: has a key twice"),
+        (b'{"b":1,"a":2}', "object_json: is not canonical JSON"),
+        (b'{"a":9007199254740993}', "object_json: .*beyond 2"),
+        (b"[" * 101 + b"]" * 101, "object_json: is nested deeper than 100"),
+        (b'{"a":', "object_json: is not JSON"),
+    ],
+)
+def test_a_message_whose_object_is_not_canonical_is_refused(
+    monkeypatch: pytest.MonkeyPatch, content: bytes, why: str
+) -> None:
+    """A zone that seals such a batch is refused where the batch is opened. What reads facts behind that, such as the
+    search for artifact references, relies on it."""
+    hostile = Message(Envelope("m", "plant", "*", 1, object_media_type="text/csv"), Fact("a:b", "c", content))
+    with monkeypatch.context() as patched:
+        patched.setattr(batch, "wrong_json", lambda _: "")
+        sealed = batch.seal_messages(LINK, [hostile])
+    for read in (batch.open_messages, batch.verify):
+        with pytest.raises(batch.BatchError, match=why):
+            read(batch.parse(sealed.sealed))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from agent import batch, columns
 from agent.errors import BsfgError
 from agent.message import Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
-from agent.message import _is_plainly_canonical as is_plainly_canonical
+from agent.message import _are_plainly_canonical as are_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages
@@ -208,7 +208,7 @@ def json_object(payload: bytes) -> bytes:
 def check_object(payload: bytes, canonical: bytes) -> None:
     """The canonical form is canonical, and the quick check accepts nothing else."""
     assert json_object(canonical) == canonical
-    if is_plainly_canonical(payload):
+    if are_plainly_canonical([payload]):
         assert canonical == payload
 
 
