@@ -11,7 +11,7 @@ histories, that is reported.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent import batch as batch_format
 from agent.batch import Batch
@@ -249,6 +249,15 @@ def _note_released(
                 plan.unproven.add(number)
 
 
+def _proof_of_released(transaction: Transaction, stream: int, origin: int, offered: HeldRange) -> HeldRange | None:
+    """What the rows after a batch that is held, and whose own row is gone, say of it: the batch itself, another, or
+    nothing."""
+    if (other := transaction.batch_at(stream, origin, offered.last_sequence)) is not None:
+        return other  # batches are never cut: a row that holds the end of this one, and not its begin, is of another history
+    digest = transaction.digest_before(stream, origin, offered.last_sequence + 1)
+    return None if digest is None else replace(offered, last_digest=digest)
+
+
 def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
     """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
     compare it with. Raises ForkError."""
@@ -264,6 +273,8 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         stored = plan.fresh.get((origin, offered.first_sequence))
         if stored is None and known and number:
             stored = transaction.batch_at(known.id, number, offered.first_sequence)
+        if stored is None and known and number:
+            stored = _proof_of_released(transaction, known.id, number, offered)
         if stored is not None and stored != offered:
             decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
     if isinstance(decision, Insert) and number == catalog.own_origin:

@@ -441,6 +441,39 @@ def test_released_facts_that_a_copy_offers_again_are_reported_as_uncompared(
     assert about["origins"] == [{"zone": "plant", "epoch": EPOCH.hex(), "first_sequence": 1, "last_sequence": 30}]
 
 
+@pytest.mark.parametrize(
+    "facts, refused",
+    [
+        pytest.param(15, (11, 25), id="cut otherwise, and ends within a batch that is held"),
+        pytest.param(10, (11, 20), id="cut alike, and the batch held after it names another before it"),
+        pytest.param(0, None, id="the very batch that was released, as the one after it proves"),
+    ],
+)
+def test_released_facts_are_compared_by_what_is_held_after_them(
+    tmp_path: Path, facts: int, refused: tuple[int, int] | None
+) -> None:
+    """The batch is released here, and the one after it is not: that one tells which history the offered facts are of.
+    Those of another are refused and reported; they must not count as duplicates, for then they would be lost."""
+    streams = [StreamSettings(TELEMETRY, keep_hours=0, bytes_max=100_000, on_full="drop_oldest")]
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=streams) as store:
+        was, copy = Elsewhere(), Elsewhere()
+        copy.sealed = [was.seal(10)]
+        copy.link = was.link
+        was.seal(10)
+        was.put(store, was.sealed, 20)
+        done(store.appends.define([tag(1)]))
+        with closing(sqlite3.connect(tmp_path / "idmz.db")) as outside:
+            while outside.execute("SELECT min(first_offset) FROM batch").fetchone()[0] <= 20:
+                done(store.appends.append_samples(TELEMETRY, [Sample(1, 1, os.urandom(50_000))]))
+        was.put(store, [was.seal(10)], 30)
+        again = copy.seal(facts, 1000) if facts else was.sealed[1]
+        put = offer(store, copy if facts else was, [again], 20 + facts)
+        assert put.refused == ((OriginRange("plant", EPOCH, *refused),) if refused else ())
+        assert (put.duplicate_facts, put.stored_facts) == (0 if facts else 10, 0)
+        if not facts:
+            assert put.uncompared == ()
+
+
 def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Elsewhere]) -> None:
     """As long as nothing says that the plant has left its epoch, what comes again is what was there: from itself, and
     from a relay. When its next epoch comes, what came again until then is named, and once that is known, what comes
