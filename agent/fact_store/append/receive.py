@@ -4,8 +4,8 @@ A page is stored whole or not at all. A batch of the peer's present epoch that c
 without its definitions, refuses the page, and only an incident is recorded. A batch of another epoch that contradicts
 them is passed over and reported (decision 0041). A batch that is held already is compared with the stored one before it
 is skipped: a gateway restored from an old image sends other facts under the same sequences, and taking them for
-duplicates would lose them. What retention has released here can no longer be compared; where the origin may have two
-histories, that is reported.
+duplicates would lose them. What retention has released here is compared by the rows after it. Where those are gone too
+it cannot be compared; where the origin may have two histories, that is reported.
 """
 
 from __future__ import annotations
