@@ -160,5 +160,6 @@ async def source_node(folder: Path, kind: str, *sources: Mapping[str, object]) -
     try:
         yield NodeProcess(folder, config)
     finally:
+        assert process.returncode is None, f"the node ended by itself:\n{(folder / 'node.log').read_text()[-2000:]}"
         process.terminate()
         await process.wait()

@@ -17,6 +17,7 @@ from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
 
+MOMENTARY = (4, 5, 6)  # exceptions that may be about the moment: the read is made once more before it is split
 WITNESS = ("f/witness", 1, "input", 0, "uint16")
 POLLS = 15
 SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
@@ -33,21 +34,22 @@ async def polls_pass(run: Running, count: int = POLLS) -> None:
     await run.wait_good("f/witness", len(run.store.good("f/witness")) + count - 1)
 
 
-def judge(run: Running, tags: list[str]) -> None:
-    """Each of these tags has a value of every poll, once."""
+def judge(run: Running, tags: list[str], marked_max: int = 0) -> None:
+    """Each of these tags has a value of every poll, once; of so many polls it may have a bad sample instead."""
     polls = len(run.store.good("f/witness"))
     for tag in tags:
         values = [sample.value for sample in run.store.good(tag)]
+        marked = len(run.store.of(tag)) - len(values)
         assert sorted(set(values)) == values, f"{tag} has a value twice"
-        assert abs(len(values) - polls) <= 1, f"{tag} has values of {len(values)} of {polls} polls"
-        assert not [sample for sample in run.store.of(tag) if sample.quality], f"{tag} was marked bad"
+        assert marked <= marked_max, f"{tag} was marked bad {marked} times"
+        assert polls - 1 - marked <= len(values) <= polls + 1, f"{tag} has values of {len(values)} of {polls} polls"
 
 
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 5, 6])
 def test_a_refused_register_costs_itself_alone(code: int, tmp_path: Path) -> None:
     """A device that answers an exception for one register of a block, whatever its number: the other 99 have a value in
-    every poll, the first included. The one is marked bad in the first poll, counted, and good again when the device has
-    changed its mind."""
+    every poll, the first included; where the exception may be about the moment, they are marked bad in the first. The
+    one is marked bad in the first poll, counted, and good again when the device has changed its mind."""
 
     @in_loop
     async def story() -> None:
@@ -58,7 +60,7 @@ def test_a_refused_register_costs_itself_alone(code: int, tmp_path: Path) -> Non
             async with ingesting(source(device.port, tmp_path, tags)) as run:
                 await polls_pass(run)
                 good = [f"f/{address}" for address in range(100) if address != 50]
-                judge(run, good)
+                judge(run, good, marked_max=code in MOMENTARY)
                 refused = run.store.of("f/50")
                 assert refused, "the refused tag has no sample"
                 assert all(sample.quality for sample in refused)
@@ -156,8 +158,8 @@ def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_path: P
 
 
 def test_a_register_that_begins_to_refuse_costs_itself_alone(tmp_path: Path) -> None:
-    """Registers that were good are refused from some moment on, one after the other: the others of their block have a
-    value in that very poll too."""
+    """Registers that were good are refused from some moment on, one after the other: each costs the others of its block
+    one poll at most, in which they are marked bad."""
 
     @in_loop
     async def story() -> None:
@@ -171,7 +173,7 @@ def test_a_register_that_begins_to_refuse_costs_itself_alone(tmp_path: Path) -> 
                     device.fault("exception", 4, table="holding", at=(address, address))
                     await run.wait_bad(f"f/{address}", quality.BAD_DEVICE_FAILURE)
                     await polls_pass(run, 3)
-                judge(run, [f"f/{address}" for address in range(250) if address not in bad])
+                judge(run, [f"f/{address}" for address in range(250) if address not in bad], marked_max=len(bad))
                 assert run.source("meter").tags_bad == len(bad)
 
     story()

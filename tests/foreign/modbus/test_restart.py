@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
 
 HOLES = range(20, 300, 40)  # addresses that the device does not have, between those that are asked for
 BAD = (57, 130)  # rows of the map that the device does not have
+PATIENT = {"unit_retry_ms": 60_000, "unit_retry_max_ms": 60_000}  # what was refused is not asked again in a life
 
 
 async def life(device: ModbusDevice, folder: Path) -> list[Asked]:
@@ -23,7 +24,7 @@ async def life(device: ModbusDevice, folder: Path) -> list[Asked]:
     settings = source(device.port, folder, tags)
     told = {"name": "meter", "host": "127.0.0.1", "port": device.port, "tags_file": str(settings.tags_file)}
     before = device.status()["requests"]
-    async with source_node(folder, "modbus", {**told, "address_base": 0, **QUICK, "unit_retry_ms": 60_000}):
+    async with source_node(folder, "modbus", {**told, "address_base": 0, **QUICK, **PATIENT}):
         await wait_until_async(
             lambda: len([one for one in device.asked(before) if one.outcome == "good" and one.address == 0]) > 10,
             "ten polls",

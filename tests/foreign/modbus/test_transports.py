@@ -22,7 +22,6 @@ from tests.foreign.modbus.device import (
 )
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
-from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus"), pytest.mark.foreign("socat")]
 
@@ -87,9 +86,7 @@ async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptur
 @in_loop
 async def test_a_serial_port_that_goes_and_comes(tmp_path: Path) -> None:
     """A serial adapter that is pulled out is a lost source; plugged in again under the same name it is read again."""
-    settings = source(
-        1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(tmp_path / "tty-source")
-    )
+    settings = source(1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(tmp_path / "tty-source"))
     with serial_device(tmp_path):
         ingest = ingesting(settings)
         run = await ingest.__aenter__()
