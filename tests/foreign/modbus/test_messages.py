@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.lifecycle import State
-from tests.foreign.modbus.device import ModbusDevice, modbus_device, source, tag_map, words_map
+from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map, words_map
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
@@ -75,7 +75,7 @@ def test_garbage_is_not_silence(kind: str, tmp_path: Path, caplog: pytest.LogCap
         with modbus_device(tmp_path / "device") as device:
             device.set(1, "holding", 0, *range(1000, 1010))
             device.set(1, "input", 0, *range(2000, 2010))
-            async with ingesting(source(device.port, tmp_path, words_map(0, 10))) as run:
+            async with ingesting(source(device.port, tmp_path, words_map(0, 10), **IMPATIENT)) as run:
                 await run.wait_good("f/9", 3)
                 GARBAGE[kind](device)
                 before = device.status()["requests"]
@@ -103,7 +103,7 @@ def events(caplog: pytest.LogCaptureFixture, *actions: str) -> list[str]:
 async def story_of_a_silent_unit(device: ModbusDevice, folder: Path) -> None:
     """Unit 2 falls silent beside unit 1 for several attempts, and returns."""
     tags = words_map(0, 10) + words_map(0, 10, unit=2, scope="g").partition("\n")[2]
-    async with ingesting(source(device.port, folder, tags)) as run:
+    async with ingesting(source(device.port, folder, tags, **IMPATIENT)) as run:
         await run.wait_good("g/0", 3)
         device.fault("silent", unit=2)
         await wait_until_async(lambda: asked_in_vain(device) >= ATTEMPTS, "attempts")
@@ -128,7 +128,7 @@ def test_a_lost_unit_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 @in_loop
 async def story_of_a_silent_device(device: ModbusDevice, folder: Path) -> None:
     """The only unit of a device falls silent for several attempts, each over a new connection, and returns."""
-    async with ingesting(source(device.port, folder, words_map(0, 10))) as run:
+    async with ingesting(source(device.port, folder, words_map(0, 10), **IMPATIENT)) as run:
         await run.wait_good("f/0", 3)
         device.fault("silent")
         connections = device.status()["accepted"]

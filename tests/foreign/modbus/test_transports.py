@@ -13,6 +13,7 @@ from agent.ingest.lifecycle import State
 from tests.foreign.modbus.device import (
     BAUD_RATE,
     HOST,
+    IMPATIENT,
     ModbusDevice,
     listening_socat,
     modbus_device,
@@ -43,7 +44,7 @@ def serial_device(folder: Path) -> Iterator[tuple[ModbusDevice, Path]]:
 def serial_settings(port: Path) -> dict[str, Any]:
     """A source on a serial line."""
     line = {"serial_port": port, "baud_rate": BAUD_RATE, "parity": "none", "stop_bits": 1}
-    return {"transport": "rtu", "host": "", **line}
+    return {"transport": "rtu", "host": "", **line, **IMPATIENT}
 
 
 async def reads_everything(run: Any) -> None:
@@ -106,7 +107,7 @@ async def test_rtu_over_tcp(tmp_path: Path) -> None:
         listen, line = "TCP-LISTEN:{port},bind=" + HOST + ",reuseaddr,fork", f"FILE:{port},raw,echo=0"
         with listening_socat(listen, line) as tcp_port:
             tags = words_map(0, len(VALUES), unit=UNIT)
-            async with ingesting(source(tcp_port, tmp_path, tags, transport="rtu_over_tcp")) as run:
+            async with ingesting(source(tcp_port, tmp_path, tags, transport="rtu_over_tcp", **IMPATIENT)) as run:
                 await reads_everything(run)
                 for kind in ("garbage", "half", "pieces", "wrong_unit"):
                     device.fault(kind, 30, times=2)
