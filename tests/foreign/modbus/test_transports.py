@@ -2,6 +2,7 @@
 as the cable, the serial-to-Ethernet converter and the end of a TLS connection."""
 
 import logging
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.foreign.modbus.device import (
 )
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
+from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus"), pytest.mark.foreign("socat")]
 
@@ -43,7 +45,7 @@ def serial_device(folder: Path) -> Iterator[tuple[ModbusDevice, Path]]:
 
 def serial_settings(port: Path) -> dict[str, Any]:
     """A source on a serial line."""
-    line = {"serial_port": port, "baud_rate": BAUD_RATE, "parity": "none", "stop_bits": 1}
+    line = {"serial_port": str(port), "baud_rate": BAUD_RATE, "parity": "none", "stop_bits": 1}
     return {"transport": "rtu", "host": "", **line, **IMPATIENT}
 
 
@@ -113,3 +115,86 @@ async def test_rtu_over_tcp(tmp_path: Path) -> None:
                     device.fault(kind, 30, times=2)
                     await run.wait_good("f/299", len(run.store.good("f/299")) + 2)
                 await reads_everything(run)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+DEVICE_NAME = "meter.plant.example"
+
+
+def openssl(*arguments: object) -> None:
+    """Run it; it must succeed."""
+    subprocess.run(["openssl", *map(str, arguments)], capture_output=True, check=True)
+
+
+def make_authority(folder: Path, name: str) -> Path:
+    """A certificate authority; its certificate. The key is beside it."""
+    made = folder / f"{name}.pem"
+    openssl(*REQUEST, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}")
+    return made
+
+
+def issue(authority: Path, name: str, *extensions: str) -> Path:
+    """A certificate by an authority; the key is beside it."""
+    made = authority.with_name(f"{name}.pem")
+    signer = ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
+    added = [word for one in ("basicConstraints=CA:FALSE", *extensions) for word in ("-addext", one)]
+    openssl(*REQUEST, *signer, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}", *added)
+    return made
+
+
+REQUEST = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+
+
+@contextmanager
+def tls_device(folder: Path) -> Iterator[tuple[int, Path]]:
+    """libmodbus behind the end of a TLS connection that asks for a client's certificate; its port, and the authority."""
+    authority = make_authority(folder, "authority")
+    own = issue(authority, "device", f"subjectAltName=DNS:{DEVICE_NAME}")
+    with modbus_device(folder / "device", units=(UNIT,)) as device:
+        device.set(UNIT, "holding", 0, *VALUES)
+        files = f"cert={own},key={own.with_suffix('.key')},cafile={authority},verify=1"
+        listen = "OPENSSL-LISTEN:{port},bind=" + f"{HOST},reuseaddr,fork,{files}"
+        with listening_socat(listen, f"TCP:{HOST}:{device.port}") as port:
+            yield port, authority
+
+
+def tls_settings(authority: Path, client: Path, server_name: str = DEVICE_NAME) -> dict[str, Any]:
+    """A source that shows this certificate."""
+    own = {"cert_file": client, "key_file": client.with_suffix(".key")}
+    return {"transport": "tls", "ca_file": authority, "server_name": server_name, **own}
+
+
+@in_loop
+async def test_modbus_inside_tls(tmp_path: Path) -> None:
+    """Both sides show certificates of the site's authority; every register arrives right."""
+    with tls_device(tmp_path) as (port, authority):
+        settings = tls_settings(authority, issue(authority, "client"))
+        async with ingesting(source(port, tmp_path, words_map(0, len(VALUES), unit=UNIT), **settings)) as run:
+            await reads_everything(run)
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name", "client"])
+def test_a_wrong_certificate_reads_nothing(wrong: str, tmp_path: Path) -> None:
+    """A device of an unknown authority or another name, or one that does not accept our certificate: no value is read,
+    and the source's trouble is said to be the certificate, where TLS lets us see it."""
+
+    @in_loop
+    async def story() -> None:
+        with tls_device(tmp_path) as (port, authority):
+            (tmp_path / "other").mkdir()
+            other = make_authority(tmp_path / "other", "other")
+            settings = tls_settings(
+                other if wrong == "authority" else authority,
+                issue(other if wrong == "client" else authority, "client"),
+                "pump.plant.example" if wrong == "name" else DEVICE_NAME,
+            )
+            tags = words_map(0, 10, unit=UNIT)
+            async with ingesting(source(port, tmp_path, tags, **settings, **IMPATIENT)) as run:
+                await wait_until_async(lambda: run.source("meter").errors_total >= 2, "the refusal")
+                trouble = run.source("meter").last_error
+                assert not run.store.good("f/0")
+            if wrong != "client":
+                assert "certificate" in trouble.lower(), trouble
+
+    story()
