@@ -26,6 +26,7 @@ from agent.ingest.settings import (
     SecurityPolicy,
     SourceSettings,
 )
+from agent.ingest.source_memory import SourceMemory
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
@@ -43,6 +44,7 @@ __all__ = [
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
+    "SourceMemory",
     "SourceSettings",
     "SourceStatistics",
     "State",
