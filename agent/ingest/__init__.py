@@ -20,6 +20,7 @@ from agent.ingest.lifecycle import State
 from agent.ingest.ports import Newest, StoredFacts
 from agent.ingest.settings import (
     APPLICATION_URI,
+    DeviceProfile,
     ModbusSourceSettings,
     OpcuaSourceSettings,
     SecurityMode,
@@ -36,6 +37,7 @@ __all__ = [
     "FILL_PREDICATE",
     "GAP_PREDICATE",
     "OUTAGE_REASONS",
+    "DeviceProfile",
     "Ingest",
     "IngestError",
     "ModbusSourceSettings",
