@@ -37,7 +37,7 @@ def test_awkward_answers_make_no_wrong_value(kind: str, argument: int, tmp_path:
             device.set(1, "holding", 0, *VALUES)
             async with ingesting(source(device.port, tmp_path, words_map(0, WORDS), **IMPATIENT)) as run:
                 await run.wait_good("f/249")
-                for first in (0, 125):
+                for first in (0, 125):  # of both reads
                     device.fault(kind, argument, table="holding", at=(first, first), times=3)
                     asked = device.status()["requests"]
                     await wait_until_async(lambda n=asked: device.status()["requests"] > n + 6, "reads")
