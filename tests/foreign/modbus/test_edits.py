@@ -281,8 +281,10 @@ async def settled(store: Tally, run: Running, files: list[Edited], dying: Modbus
         file.settings.tags_file.write_text(file.text())
     for file in files:
         count = len(file.kept) + len(file.loose)
-        await wait_until_async(lambda f=file, n=count: run.source(f.name).tags == n, f"{file.name} in force")
-        assert not run.source(file.name).tags_problem
+        await wait_until_async(
+            lambda f=file, n=count: run.source(f.name).tags == n and not run.source(f.name).tags_problem,
+            f"{file.name} in force",
+        )
         for row in file.loose.values():
             tag = str(row[0])
             await wait_until_async(lambda tag=tag: store.number(tag) in store.values, tag)
