@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,8 +23,9 @@ import pytest
 from agent.columns import SampleColumns
 from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.watch import WatchTimes
+from agent.message import TagDefinition
 from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map
-from tests.ingest.fakes import FakeStore, in_loop
+from tests.ingest.fakes import FakeStore, done, in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
@@ -46,13 +47,21 @@ Row = tuple[object, ...]
 
 
 class Tally(FakeStore):
-    """Takes in samples and keeps of each tag its values, the places of its bad samples and, of some, the times."""
+    """Takes in samples and keeps of each tag its values, the places of its bad samples and, of some, the times. Quick
+    for thousands of tags."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._numbers: dict[TagDefinition, int] = {}
+        self._newest: dict[str, int] = {}
         self.values: dict[int, array[int]] = {}
         self.bad_at: dict[int, list[int]] = {}  # how many values there were before
         self.times: dict[int, list[int]] = {}
+
+    def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
+        numbers = [self._numbers.setdefault(one, len(self._numbers) + 1) for one in definitions]
+        self._newest |= {one.subject: number for one, number in zip(definitions, numbers, strict=True)}
+        return done(numbers)
 
     def append_columns(self, _stream: str, columns: SampleColumns) -> Future[Any]:
         for sample in columns.rows():
@@ -64,13 +73,11 @@ class Tally(FakeStore):
                 values.append(sample.value)
                 if sample.tag in self.times:
                     self.times[sample.tag].append(sample.source_time_ns)
-        future: Future[Any] = Future()
-        future.set_result(None)
-        return future
+        return done(None)
 
     def number(self, tag: str) -> int:
         """The number of a tag by its scope/id; the newest, if its definition has changed."""
-        return max((i for i, d in enumerate(self.definitions, 1) if d.subject == f"tag:{tag}"), default=0)
+        return self._newest.get(f"tag:{tag}", 0)
 
 
 @dataclass
