@@ -1,14 +1,16 @@
 """Tag files are edited at random while 2,000 tags of three devices are polled: one device is well, one dies and returns,
 one refuses. Tags that nobody edits lose and double nothing. `make sim` makes 300 edits.
 
-The registers of the devices count their reads, so the values of a tag only rise, and a value that comes twice shows. All
-tags of a unit that nobody edits are read in the same polls, so they must have equally many values. How many polls there
-were is in the times of the values: what is missing in the grid is what the source itself counts as missed.
+The registers of the devices count their reads, so the values of a tag only rise, and a value that comes twice shows. A
+poll is from one value of a coil, which is read before all registers, to its next: in each, each tag that nobody edits
+has one value. How many polls there were is in the times of the values: what is missing in the grid is what the
+source itself counts as missed.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -47,8 +49,8 @@ Row = tuple[object, ...]
 
 
 class Tally(FakeStore):
-    """Takes in samples and keeps of each tag its values, the places of its bad samples and, of some, the times. Quick
-    for thousands of tags."""
+    """Takes in samples and keeps of each tag its values, their times, and the places of its bad samples. Quick for
+    thousands of tags."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +58,7 @@ class Tally(FakeStore):
         self._newest: dict[str, int] = {}
         self.values: dict[int, array[int]] = {}
         self.bad_at: dict[int, list[int]] = {}  # how many values there were before
-        self.times: dict[int, list[int]] = {}
+        self.times: dict[int, array[int]] = {}
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         numbers = [self._numbers.setdefault(one, len(self._numbers) + 1) for one in definitions]
@@ -71,8 +73,7 @@ class Tally(FakeStore):
             else:
                 assert isinstance(sample.value, int)
                 values.append(sample.value)
-                if sample.tag in self.times:
-                    self.times[sample.tag].append(sample.source_time_ns)
+                self.times.setdefault(sample.tag, array("q")).append(sample.source_time_ns)
         return done(None)
 
     def number(self, tag: str) -> int:
@@ -94,7 +95,7 @@ class Edited:
     def of(cls, name: str, count: int) -> Edited:
         """A file of so many rows; a tenth of them is edited."""
         addresses = range(count * EDITABLE_EVERY // (EDITABLE_EVERY - 1))
-        made = cls(name, [], [])
+        made = cls(name, [(f"{name}/witness", 1, "coil", 0, "bool")], [])
         for address in addresses:
             if address % EDITABLE_EVERY:
                 made.kept.append(made.row(address))
@@ -203,26 +204,37 @@ def trouble(device: ModbusDevice, chance: random.Random, life: int) -> None:
 # --- the judge --------------------------------------------------------------------------------------------------------
 
 
-def judge(store: Tally, run: Running, files: list[Edited]) -> None:
-    """What must hold of the tags that nobody edited."""
-    for file in files:
-        refused = {address for all_of in REFUSED.values() for address in all_of if file.name == "refusing"}
-        tags = {str(row[0]): store.number(str(row[0])) for row in file.kept if row[3] not in refused and row[1] == 1}
-        counts = [len(store.values[number]) for number in tags.values()]
-        connects, missed = run.source(file.name).connects_total, run.source(file.name).polls_missed_total
-        print(f"{file.name}: {len(tags)} tags, {min(counts)} to {max(counts)} values each, {connects} connections")
-        for tag, number in tags.items():
-            assert all(earlier < later for earlier, later in pairwise(store.values[number])), f"{tag} has a value twice"
+def unedited(store: Tally, file: Edited) -> dict[str, int]:
+    """The good registers that nobody edits, with their numbers."""
+    refused = {address for all_of in REFUSED.values() for address in all_of if file.name == "refusing"}
+    rows = [row for row in file.kept if row[2] == "holding" and row[1] == 1 and row[3] not in refused]
+    return {str(row[0]): store.number(str(row[0])) for row in rows}
+
+
+def judge(store: Tally, run: Running, file: Edited, begin_ns: int) -> None:
+    """What must hold of the tags that nobody edited, from a time on when all of them had been read."""
+    tags = unedited(store, file)
+    counts = [len(store.values[number]) for number in tags.values()]
+    statistics = run.source(file.name)
+    connects, missed = statistics.connects_total, statistics.polls_missed_total
+    print(f"{file.name}: {len(tags)} tags, {min(counts)} to {max(counts)} values each, {connects} connections")
+    for tag, number in tags.items():
+        assert all(earlier < later for earlier, later in pairwise(store.values[number])), f"{tag} has a value twice"
+    if file.name == "dying":
         assert max(counts) - min(counts) <= connects, "a poll that a loss cuts short has values of some; others of all"
-        if file.name == "dying":
-            continue
-        assert connects == 1
-        for tag, number in tags.items():
-            assert not any(store.bad_at.get(number, [])), f"{tag} was marked bad after it had values"
-        times = store.times[store.number(f"{file.name}/1")]
-        slots = round((times[-1] - times[0]) / (INTERVAL_MS * 1e6)) + 1
-        print(f"{file.name}: {len(times)} polls in {slots} slots, {missed} counted as missed")
-        assert slots - len(times) <= missed + 1, "polls are missing that the source does not count"
+        return
+    assert connects == 1
+    polls = [at for at in store.times[store.number(f"{file.name}/witness")] if at >= begin_ns]
+    for tag, number in tags.items():
+        times = [at for at in store.times[number] if polls[0] <= at < polls[-1]]
+        assert len(times) == len(polls) - 1, f"{tag} has {len(times)} values of {len(polls) - 1} polls"
+        assert all(polls[i] <= at < polls[i + 1] for i, at in enumerate(times)), (
+            f"{tag} lacks a poll, and has one twice"
+        )
+        assert not any(store.bad_at.get(number, [])), f"{tag} was marked bad after it had values"
+    slots = round((polls[-1] - polls[0]) / (INTERVAL_MS * 1e6)) + 1
+    print(f"{file.name}: {len(polls)} polls in {slots} slots, {missed} counted as missed")
+    assert slots - len(polls) <= missed + 1, "polls are missing that the source does not count"
 
 
 @pytest.mark.system
@@ -248,7 +260,8 @@ def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
                 file.settings = source(port, tmp_path, text, name=file.name, **limits)
             settings = [file.settings for file in files if file.settings is not None]
             async with ingesting(*settings, store=store, times=SWIFT) as run:
-                witness = await begun(store, files)
+                begin_ns = await begun(store, files)
+                witness = store.number("well/witness")
                 for number in range(edits):
                     file, edit = chance.choice(files), chance.choice(EDITS)
                     print(f"{number} {file.name} {edit.__name__}")
@@ -257,20 +270,19 @@ def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
                         trouble(devices["dying"], chance, life=number + 1)
                     await polls_pass(store, witness, chance.choice([0, 1, 1, 2, 4]))
                 await settled(store, run, files, devices["dying"])
-            judge(store, run, files)
+            for file in files:
+                judge(store, run, file, begin_ns)
 
     story()
 
 
 async def begun(store: Tally, files: list[Edited]) -> int:
-    """Until every file's first tag has values, whose times are kept from then on; the number of the well one's."""
-    numbers = []
+    """Until every good tag that nobody edits has a value; the time of that. What a device refuses is learned by then."""
     for file in files:
-        tag = f"{file.name}/1"
-        await wait_until_async(lambda tag=tag: store.values.get(store.number(tag)), tag)
-        numbers.append(store.number(tag))
-        store.times[numbers[-1]] = []
-    return numbers[0]
+        await wait_until_async(
+            lambda f=file: all(store.values.get(number) for number in unedited(store, f).values()), file.name
+        )
+    return time.time_ns()
 
 
 async def polls_pass(store: Tally, witness: int, count: int) -> None:
