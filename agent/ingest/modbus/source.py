@@ -62,8 +62,9 @@ class ModbusSource:
         self._verb_missing = "answers"  # what the unit that fell silent last does not do
 
     def retry(self) -> None:
-        """Nothing to do while connected: silent units and refused values have pauses of their own, of a minute at
-        most."""
+        """Ask for everything that is refused at the next poll."""
+        for unit in self._units:
+            unit.suspect_parked()
 
     def now_ns(self) -> int:
         """The time of this source's samples: our own, for Modbus carries none."""
@@ -75,6 +76,7 @@ class ModbusSource:
         for unit in self._units:
             unit.answered()  # over a new connection every unit is asked again
             unit.remark()
+            unit.replan()  # the last life may have ended amid a search
         self._silence.clear()
         self._is_missing_told = self._takes_one_line = False
         settings = self._settings
@@ -306,9 +308,7 @@ class ModbusSource:
         except ReadRefused:
             pass  # a refusal is an answer too
         except SourceLost as error:
-            self._takes_one_line = (
-                True  # some devices accept a second connection and hang up: ask on the first from now on
-            )
+            self._takes_one_line = True  # some accept a second connection and hang up: the first is used from now on
             raise UnitSilent(str(error)) from error  # a side line that breaks says nothing about the main one
         unit.answered()
         unit.remark()
