@@ -27,6 +27,10 @@ ROLES = {
     "opcua-agent": "bench.ingest.opcua_clients:agent",
     "opcua-handler": "bench.ingest.opcua_clients:handler",
     "opcua-batch": "bench.ingest.opcua_clients:batch",
+    "modbus-server": "bench.ingest.modbus_server:serve",
+    "modbus-agent": "bench.ingest.modbus_clients:agent",
+    "modbus-fleet": "bench.ingest.modbus_clients:fleet",
+    "modbus-bare": "bench.ingest.modbus_clients:bare",
 }
 
 if __name__ == "__main__":

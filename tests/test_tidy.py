@@ -184,8 +184,15 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/modbus/{name}.py"
         for name in (
             "address",
+            "block",
+            "counters",
             "decode",
+            "lessons",
+            "pace",
             "plan",
+            "refusal",
+            "search",
+            "sweep",
             "units",
         )
     ),

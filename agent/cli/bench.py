@@ -127,14 +127,16 @@ _benchmark(
 
 
 @bench.command()
-@click.option("--source", type=click.Choice(["opcua"]), default="opcua", show_default=True, help="Kind of source.")
+@click.option(
+    "--source", type=click.Choice(["opcua", "modbus"]), default="opcua", show_default=True, help="Kind of source."
+)
 @click.option(
     "--items",
     type=click.IntRange(min=1, max=50_000),
     multiple=True,
     default=(1_000, 5_000, 20_000),
     show_default=True,
-    help="Items of the subscription; may be given more than once.",
+    help="Items of the subscription, or tags of the device; may be given more than once.",
 )
 @_seconds(5.0)
 @click.option("--minutes", type=click.FloatRange(min=0), default=0, help="Then so long at a steady rate, for memory.")
@@ -149,10 +151,7 @@ def ingest(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Values of a source from the socket to the committed store, beside the library that receives them."""
-    from bench.ingest import opcua as benchmark
-
-    assert source == "opcua", "click allows no other"
-    _print(benchmark.run(items, seconds, minutes, below), as_json=as_json)
+    _print(importlib.import_module(f"bench.ingest.{source}").run(items, seconds, minutes, below), as_json=as_json)
 
 
 def _print(report: Report, *, as_json: bool) -> None:

@@ -20,12 +20,14 @@ from agent.ingest.lifecycle import State
 from agent.ingest.ports import Newest, StoredFacts
 from agent.ingest.settings import (
     APPLICATION_URI,
+    DeviceProfile,
     ModbusSourceSettings,
     OpcuaSourceSettings,
     SecurityMode,
     SecurityPolicy,
     SourceSettings,
 )
+from agent.ingest.source_memory import SourceMemory
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
@@ -35,6 +37,7 @@ __all__ = [
     "FILL_PREDICATE",
     "GAP_PREDICATE",
     "OUTAGE_REASONS",
+    "DeviceProfile",
     "Ingest",
     "IngestError",
     "ModbusSourceSettings",
@@ -43,6 +46,7 @@ __all__ = [
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
+    "SourceMemory",
     "SourceSettings",
     "SourceStatistics",
     "State",

@@ -20,12 +20,12 @@ from typing import Any
 from agent.demo.processes import free_port
 from bench.common.measuring import Report, machine, median, rounded
 from bench.common.testbed import Worker, scratch_folder, start_worker
+from bench.ingest.measured import client, figures, growth
 
 ITEMS = (1_000, 5_000, 20_000)
 ENCRYPTED_TURNS = 3  # the difference is small beside what a shared machine does in a few seconds
 SECONDS_MIN = 1.0  # shorter runs only show that it works
 SOAK_ITEMS, SOAK_VALUES_PER_S = 10_000, 20_000.0
-SOAK_WARM_SHARE = 0.2  # of a long run, before memory is compared: caches fill, the store's file grows its first pages
 LIMITS = {"handler": "asyncua's handler, one call a value", "batch": "asyncua's callback, one call a response"}
 HOST = "127.0.0.1"
 
@@ -43,7 +43,7 @@ def run(items: Sequence[int], seconds: float, minutes: float, below: Path | None
     values = {
         "facts_per_s": round(plain["values_per_s"]),
         "cpu_us_per_fact": rounded(plain["cpu_us_per_value"]),
-        "limit": {"what": LIMITS["batch"], **_figures(main["batch"])},
+        "limit": {"what": LIMITS["batch"], **figures(main["batch"])},
         "ratio": rounded(round(plain["values_per_s"]) / round(main["batch"]["values_per_s"])),
         "bytes_per_fact": rounded(plain["bytes_per_fact"]),
         "by_items": [_told(one) for one in rounds],
@@ -62,7 +62,7 @@ def _round(folder: Path, items: int, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"items": items}
     with _server(folder, f"server-{items}") as (server, url):
         for role in ("agent", "handler", "batch"):
-            found[role] = _client(folder, role, server, url=url, items=items, seconds=seconds)
+            found[role] = client(folder, f"opcua-{role}", server, url=url, items=items, seconds=seconds)
     return found
 
 
@@ -79,26 +79,18 @@ def _encrypted(folder: Path, items: int, seconds: float) -> dict[str, Any]:
     plain, encrypted = [], []
     with _server(folder, "server-encrypted", **own) as (server, url):
         for _ in range(ENCRYPTED_TURNS if seconds >= SECONDS_MIN else 1):
-            plain.append(_client(folder, "agent", server, url=url, items=items, seconds=seconds))
-            encrypted.append(_client(folder, "agent", server, url=url, items=items, seconds=seconds, **asked))
+            plain.append(client(folder, "opcua-agent", server, url=url, items=items, seconds=seconds))
+            encrypted.append(client(folder, "opcua-agent", server, url=url, items=items, seconds=seconds, **asked))
     costs = [median([one["cpu_us_per_value"] for one in turns]) for turns in (plain, encrypted)]
     middle = next(one for one in encrypted if one["cpu_us_per_value"] == costs[1])
-    return {**_figures(middle), "cpu_share_of_encryption": rounded(1 - costs[0] / costs[1])}
+    return {**figures(middle), "cpu_share_of_encryption": rounded(1 - costs[0] / costs[1])}
 
 
 def _soak(folder: Path, minutes: float) -> dict[str, Any]:
     """Memory of the product over a long run at a steady rate."""
     with _server(folder, "server-soak", rate=SOAK_VALUES_PER_S) as (server, url):
-        found = _client(folder, "agent", server, url=url, items=SOAK_ITEMS, seconds=60 * minutes)
-    rss: list[float] = found["rss_mib"]
-    flat = rss[int(len(rss) * SOAK_WARM_SHARE) :]
-    fifth = max(1, len(flat) // 5)
-    return {
-        "minutes": minutes,
-        "items": SOAK_ITEMS,
-        **_figures(found),
-        "rss_mib": {"first": max(flat[:fifth]), "last": max(flat[-fifth:]), "peak": found["peak_rss_mib"]},
-    }
+        found = client(folder, "opcua-agent", server, url=url, items=SOAK_ITEMS, seconds=60 * minutes)
+    return {"minutes": minutes, "items": SOAK_ITEMS, **figures(found), "rss_mib": growth(found)}
 
 
 @contextmanager
@@ -109,27 +101,10 @@ def _server(folder: Path, name: str, *, rate: float = 0.0, **options: object) ->
         yield worker, f"opc.tcp://{HOST}:{port}/bench"
 
 
-def _client(folder: Path, role: str, server: Worker, *, seconds: float, **options: Any) -> dict[str, Any]:
-    """What one client measured."""
-    name = f"{role}-{len(list(folder.iterdir()))}"
-    own = folder / name
-    own.mkdir()
-    with start_worker(folder, f"{name}-log", f"opcua-{role}", into=str(own), seconds=seconds, **options) as worker:
-        return worker.result_with(server, 120 + seconds)
-
-
-def _figures(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "facts_per_s": round(found["values_per_s"]),
-        "cpu_us_per_fact": rounded(found["cpu_us_per_value"]),
-        "cpu_share": rounded(found["cpu_share"]),
-    }
-
-
 def _told(one: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "items": one["items"],
-        **{role: _figures(one[role]) for role in ("agent", "handler", "batch")},
+        **{role: figures(one[role]) for role in ("agent", "handler", "batch")},
         "cpu_by_batch": rounded(one["agent"]["cpu_us_per_value"] / one["batch"]["cpu_us_per_value"]),
         "cpu_by_handler": rounded(one["agent"]["cpu_us_per_value"] / one["handler"]["cpu_us_per_value"]),
         "peak_rss_mib": one["agent"]["peak_rss_mib"],

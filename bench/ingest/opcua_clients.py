@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,16 +21,13 @@ from asyncua.ua.attribute_ids import AttributeIds
 
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
 from agent.ingest import Ingest, OpcuaSourceSettings, load_tag_maps
-from bench.common.measuring import files_bytes, peak_rss_mib
+from bench.common.measuring import files_bytes
 from bench.common.testbed import SERVING
 from bench.common.worker_io import Options, emit
+from bench.ingest.measured import measured
 
 NAMESPACE = "urn:bsfg:bench"
 STREAM = "facts.telemetry"
-WARM_S = 1.5  # after the first value: caches filled, the first commits made
-START_S = 60.0
-EDGE_S = 0.01  # how often a count is looked at where a measurement begins and ends
-SOAK_S = 5.0  # how often memory is looked at in a long run
 CALL_ITEMS = 1_000
 
 
@@ -53,7 +49,7 @@ async def _agent(options: Options) -> None:
         ingest = Ingest(SERVING, (settings,), load_tag_maps((settings,)), store.appends, (StoreBusy, StoreFull))
         async with asyncio.TaskGroup() as group:
             group.create_task(ingest.run(), name="ingest")
-            found = await _measured(lambda: store.end_offset(STREAM), options)
+            found = await measured(lambda: store.end_offset(STREAM), options)
             ingest.stop()
         facts = store.end_offset(STREAM)
     emit("RESULT", {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0})
@@ -107,7 +103,7 @@ async def _library(options: Options, way: str) -> None:
                 )
         else:
             await _monitor(client, nodes, counter.take)
-        emit("RESULT", await _measured(lambda: counter.values, options))
+        emit("RESULT", await measured(lambda: counter.values, options))
 
 
 async def _monitor(client: Client, nodes: list[ua.NodeId], take: Callable[[Any], None]) -> None:
@@ -125,41 +121,3 @@ async def _monitor(client: Client, nodes: list[ua.NodeId], take: Callable[[Any],
         ]
         parameters = ua.CreateMonitoredItemsParameters(SubscriptionId=created.SubscriptionId, ItemsToCreate=items)
         await session.create_monitored_items(parameters)
-
-
-async def _measured(count: Callable[[], int], options: Options) -> dict[str, Any]:
-    """Values and processor time between two moments at which the count moved, `seconds` apart; memory meanwhile."""
-    await asyncio.wait_for(_moved(count), START_S)
-    await asyncio.sleep(min(WARM_S, options["seconds"]))
-    await _moved(count)
-    start_s, start_cpu_ns, start = time.monotonic(), time.process_time_ns(), count()
-    rss: list[float] = []
-    while (left_s := start_s + options["seconds"] - time.monotonic()) > 0:
-        await asyncio.sleep(min(left_s, SOAK_S))
-        rss.append(_rss_mib())
-    await _moved(count)
-    values, took_s = count() - start, time.monotonic() - start_s
-    cpu_ns = time.process_time_ns() - start_cpu_ns
-    return {
-        "values": values,
-        "values_per_s": values / took_s,
-        "cpu_us_per_value": cpu_ns / values / 1000,
-        "cpu_share": cpu_ns / took_s / 1e9,
-        "peak_rss_mib": peak_rss_mib(),
-        "rss_mib": rss,
-    }
-
-
-async def _moved(count: Callable[[], int]) -> None:
-    """Until the count moves: a commit, or a notification."""
-    before = count()
-    while count() == before:  # noqa: ASYNC110 there is no event
-        await asyncio.sleep(EDGE_S)  # the store counts in another thread, and the library's clients in callbacks
-
-
-def _rss_mib() -> float:
-    """Resident memory now."""
-    for line in Path("/proc/self/status").read_text("ascii").splitlines():
-        if line.startswith("VmRSS:"):
-            return round(int(line.split()[1]) / 1024, 1)
-    raise AssertionError("/proc/self/status without VmRSS")

@@ -50,7 +50,7 @@ class FakeStore:
             check_definition(definition)
             if definition not in self.definitions:
                 self.definitions.append(definition)
-        return _done([self.definitions.index(definition) + 1 for definition in definitions])
+        return done([self.definitions.index(definition) + 1 for definition in definitions])
 
     def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
         self._check()
@@ -64,7 +64,7 @@ class FakeStore:
             check_sample(row)
             assert row.tag <= len(self.definitions)
         self.samples += [(stream, row) for row in rows]
-        return _done(None)
+        return done(None)
 
     def append_message(self, stream: str, message: Message) -> Future[Any]:
         self._check()
@@ -72,7 +72,7 @@ class FakeStore:
         kept = self.messages if stream == "facts.operational" else self.events
         assert stream in ("facts.operational", "events", "alarms")
         kept.setdefault(message.envelope.message_id, message)
-        return _done(None)
+        return done(None)
 
     def of(self, tag: str) -> list[Sample]:
         """The samples of a tag, by its scope/id."""
@@ -87,7 +87,8 @@ class FakeStore:
             raise Busy("full")
 
 
-def _done(result: Any) -> Future[Any]:
+def done(result: Any) -> Future[Any]:
+    """A future that is."""
     future: Future[Any] = Future()
     future.set_result(result)
     return future

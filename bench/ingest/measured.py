@@ -1,0 +1,85 @@
+"""What the benchmarks of sources share: a client in a process of its own, and what it measures of itself between two
+moments at which its values are counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bench.common.measuring import peak_rss_mib, rounded
+from bench.common.testbed import Worker, start_worker
+from bench.common.worker_io import Options
+
+WARM_S = 1.5  # after the first value: caches filled, the first commits made
+START_S = 60.0
+EDGE_S = 0.01  # how often a count is looked at where a measurement begins and ends
+LOOK_S = 5.0  # how often memory is looked at in a long run
+SOAK_WARM_SHARE = 0.2  # of a long run, before memory is compared: caches fill, the store's file grows its first pages
+
+
+def client(folder: Path, role: str, server: Worker, *, seconds: float, **options: Any) -> dict[str, Any]:
+    """What one client measured."""
+    name = f"{role}-{len(list(folder.iterdir()))}"
+    own = folder / name
+    own.mkdir()
+    with start_worker(folder, f"{name}-log", role, into=str(own), seconds=seconds, **options) as worker:
+        return worker.result_with(server, 120 + seconds)
+
+
+def figures(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of one client, as they are printed."""
+    return {
+        "facts_per_s": round(found["values_per_s"]),
+        "cpu_us_per_fact": rounded(found["cpu_us_per_value"]),
+        "cpu_share": rounded(found["cpu_share"]),
+    }
+
+
+def growth(found: Mapping[str, Any]) -> dict[str, float]:
+    """The most memory in the first and the last fifth of a long run, its beginning left out."""
+    rss: list[float] = found["rss_mib"]
+    flat = rss[int(len(rss) * SOAK_WARM_SHARE) :]
+    fifth = max(1, len(flat) // 5)
+    return {"first": max(flat[:fifth]), "last": max(flat[-fifth:]), "peak": found["peak_rss_mib"]}
+
+
+async def measured(count: Callable[[], int], options: Options) -> dict[str, Any]:
+    """Values and processor time between two moments at which the count moved, `seconds` apart; memory meanwhile."""
+    await asyncio.wait_for(_moved(count), START_S)
+    await asyncio.sleep(min(WARM_S, options["seconds"]))
+    await _moved(count)
+    start_s, start_cpu_ns, start = time.monotonic(), time.process_time_ns(), count()
+    rss: list[float] = []
+    while (left_s := start_s + options["seconds"] - time.monotonic()) > 0:
+        await asyncio.sleep(min(left_s, LOOK_S))
+        rss.append(_rss_mib())
+    await _moved(count)
+    values, took_s = count() - start, time.monotonic() - start_s
+    cpu_ns = time.process_time_ns() - start_cpu_ns
+    return {
+        "values": values,
+        "values_per_s": values / took_s,
+        "cpu_us_per_value": cpu_ns / values / 1000,
+        "cpu_share": cpu_ns / took_s / 1e9,
+        "peak_rss_mib": peak_rss_mib(),
+        "rss_mib": rss,
+    }
+
+
+async def _moved(count: Callable[[], int]) -> None:
+    """Until the count moves: a commit, or values that a library's client received."""
+    before = count()
+    while count() == before:  # noqa: ASYNC110 there is no event
+        await asyncio.sleep(EDGE_S)  # the store counts in another thread, and the library's clients in callbacks
+
+
+def _rss_mib() -> float:
+    """Resident memory now."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return round(int(line.split()[1]) / 1024, 1)
+    raise AssertionError("/proc/self/status without VmRSS")

@@ -1,0 +1,102 @@
+"""The clients of `ingest --source modbus`, each a process of its own: the product with one device or with many, and
+pymodbus alone.
+
+The product is a source as a node runs it: plan, decoding, sampling, recorder, and a real store that commits. What counts
+is what is committed. pymodbus reads the same registers in blocks of 125 and keeps none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pymodbus.client import AsyncModbusTcpClient
+
+from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
+from agent.ingest import Ingest, ModbusSourceSettings, load_tag_maps
+from bench.common.measuring import files_bytes
+from bench.common.testbed import SERVING
+from bench.common.worker_io import Options, emit
+from bench.ingest.measured import measured
+from bench.ingest.modbus_server import places, registers_of
+
+HOST = "127.0.0.1"
+STREAM = "facts.telemetry"
+BLOCK_REGISTERS = 125
+INTERVAL_MS_MIN = 10  # the product's shortest: it polls again as soon as it can
+
+
+def agent(options: Options) -> None:
+    """The product and one device, polled as often as it can."""
+    asyncio.run(_agent(options, devices=1, interval_ms=INTERVAL_MS_MIN))
+
+
+def fleet(options: Options) -> None:
+    """The product and many devices, polled once a second, on one core."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    asyncio.run(_agent(options, devices=options["devices"], interval_ms=1_000))
+
+
+async def _agent(options: Options, *, devices: int, interval_ms: int) -> None:
+    logging.disable(logging.ERROR)
+    folder = Path(options["into"])
+    sources = tuple(_source(folder, f"device-{n}", options, interval_ms) for n in range(devices))
+    emit("READY")
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
+        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ingest.run(), name="ingest")
+            found = await measured(lambda: store.end_offset(STREAM), options)
+            ingest.stop()
+        facts = store.end_offset(STREAM)
+        missed = sum(source.polls_missed_total for source in ingest.statistics())
+    emit("RESULT", {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0, "polls_missed": missed})
+
+
+def _source(folder: Path, name: str, options: Options, interval_ms: int) -> ModbusSourceSettings:
+    tags = folder / f"{name}.csv"
+    rows = [
+        f"{name}/item-{number},{unit},holding,{address},{kind}\n"
+        for number, (unit, address, kind) in enumerate(places(options["tags"], words=options["words"]), 1)
+    ]
+    tags.write_text("tag,unit_id,table,register,type\n" + "".join(rows))
+    given: dict[str, Any] = {"host": HOST, "port": options["port"], "poll_interval_ms": interval_ms}
+    settings = ModbusSourceSettings(name=name, tags_file=tags, address_base=0, **given)
+    assert not list(settings.problems()), list(settings.problems())
+    return settings
+
+
+def bare(options: Options) -> None:
+    """pymodbus, one block after the other."""
+    logging.disable(logging.ERROR)
+    asyncio.run(_bare(options))
+
+
+async def _bare(options: Options) -> None:
+    client = AsyncModbusTcpClient(HOST, port=options["port"])
+    blocks = [
+        (unit, start, min(BLOCK_REGISTERS, count - start))
+        for unit, count in enumerate(registers_of(options["tags"], words=options["words"]), 1)
+        for start in range(0, count, BLOCK_REGISTERS)
+    ]
+    values = 0
+
+    async def read() -> None:
+        nonlocal values
+        while True:
+            for unit, start, count in blocks:
+                answer = await client.read_holding_registers(start, count=count, device_id=unit)
+                assert len(answer.registers) == count, answer
+            values += options["tags"]
+
+    emit("READY")
+    assert await client.connect(), "no connection"
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read(), name="reading")
+        emit("RESULT", await measured(lambda: values, options))
+        reading.cancel()
+    client.close()

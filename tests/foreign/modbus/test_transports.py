@@ -1,0 +1,200 @@
+"""Serial lines, converters and TLS, each made of programs that nobody here wrote: libmodbus on a pseudo terminal, socat
+as the cable, the serial-to-Ethernet converter and the end of a TLS connection."""
+
+import logging
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.ingest.lifecycle import State
+from tests.foreign.modbus.device import (
+    BAUD_RATE,
+    HOST,
+    IMPATIENT,
+    ModbusDevice,
+    listening_socat,
+    modbus_device,
+    serial_line,
+    source,
+    words_map,
+)
+from tests.ingest.fakes import in_loop
+from tests.ingest.plant import ingesting
+from tests.waiting import wait_until_async
+
+pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus"), pytest.mark.foreign("socat")]
+
+VALUES = [(7 * address + 1) % 65_536 for address in range(300)]
+UNIT = 3
+
+
+@contextmanager
+def serial_device(folder: Path) -> Iterator[tuple[ModbusDevice, Path]]:
+    """libmodbus on a serial line, and the other end of the line."""
+    with (
+        serial_line(folder) as (ours, other),
+        modbus_device(folder / "device", units=(UNIT,), serial_port=ours) as device,
+    ):
+        device.set(UNIT, "holding", 0, *VALUES)
+        yield device, other
+
+
+def serial_settings(port: Path) -> dict[str, Any]:
+    """A source on a serial line."""
+    line = {"serial_port": str(port), "baud_rate": BAUD_RATE, "parity": "none", "stop_bits": 1}
+    return {"transport": "rtu", "host": "", **line, **IMPATIENT}
+
+
+async def reads_everything(run: Any) -> None:
+    """Until every register was read, right."""
+    for address, value in enumerate(VALUES):
+        await run.wait_good(f"f/{address}", 1)
+        assert {sample.value for sample in run.store.good(f"f/{address}")} == {value}
+
+
+@in_loop
+async def test_rtu_on_a_serial_line(tmp_path: Path) -> None:
+    """300 registers of a unit on a serial line arrive right, poll after poll."""
+    with serial_device(tmp_path) as (_, port):
+        settings = source(1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(port))
+        async with ingesting(settings) as run:
+            await reads_everything(run)
+
+
+@in_loop
+async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A unit that is not on the line is silent and delays the other by time-outs only; noise, half an answer and answers
+    in pieces or of a wrong unit make no wrong value, and the line recovers from each."""
+    caplog.set_level(logging.INFO, "agent.ingest")
+    with serial_device(tmp_path) as (device, port):
+        tags = words_map(0, len(VALUES), unit=UNIT) + words_map(0, 1, unit=9, scope="absent").partition("\n")[2]
+        async with ingesting(source(1, tmp_path, tags, **serial_settings(port))) as run:
+            await reads_everything(run)
+            for kind in ("garbage", "half", "pieces", "wrong_unit", "silent", "twice"):
+                device.fault(kind, 30, times=2)
+                before = len(run.store.good("f/0"))
+                await run.wait_good("f/0", before + 2)
+                await run.wait_good("f/299", len(run.store.good("f/299")) + 2)
+            for address, value in enumerate(VALUES):
+                assert {sample.value for sample in run.store.good(f"f/{address}")} == {value}
+            assert run.store.of("absent/0")[-1].quality
+    lost = [record for record in caplog.records if getattr(record, "action", "") == "unit_lost"]
+    assert len([record for record in lost if getattr(record, "unit", 0) == 9]) == 1
+
+
+@in_loop
+async def test_a_serial_port_that_goes_and_comes(tmp_path: Path) -> None:
+    """A serial adapter that is pulled out is a lost source; plugged in again under the same name it is read again."""
+    settings = source(1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(tmp_path / "tty-source"))
+    with serial_device(tmp_path):
+        ingest = ingesting(settings)
+        run = await ingest.__aenter__()
+        await reads_everything(run)
+    await run.wait_state("meter", State.WAITING)
+    assert run.store.of("f/0")[-1].quality
+    with serial_device(tmp_path):
+        await run.wait_good("f/0", len(run.store.good("f/0")) + 2)
+        await ingest.__aexit__(None, None, None)
+
+
+@in_loop
+async def test_rtu_over_tcp(tmp_path: Path) -> None:
+    """Frames of a serial line through a converter that knows nothing of Modbus: values are right, and come again when
+    the converter was away."""
+    with serial_device(tmp_path) as (device, port):
+        listen, line = "TCP-LISTEN:{port},bind=" + HOST + ",reuseaddr,fork", f"FILE:{port},raw,echo=0"
+        with listening_socat(listen, line) as tcp_port:
+            tags = words_map(0, len(VALUES), unit=UNIT)
+            async with ingesting(source(tcp_port, tmp_path, tags, transport="rtu_over_tcp", **IMPATIENT)) as run:
+                await reads_everything(run)
+                for kind in ("garbage", "half", "pieces", "wrong_unit"):
+                    device.fault(kind, 30, times=2)
+                    await run.wait_good("f/299", len(run.store.good("f/299")) + 2)
+                await reads_everything(run)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+DEVICE_NAME = "meter.plant.example"
+
+
+def openssl(*arguments: object) -> None:
+    """Run it; it must succeed."""
+    subprocess.run(["openssl", *map(str, arguments)], capture_output=True, check=True)
+
+
+def make_authority(folder: Path, name: str) -> Path:
+    """A certificate authority; its certificate. The key is beside it."""
+    made = folder / f"{name}.pem"
+    openssl(*REQUEST, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}")
+    return made
+
+
+def issue(authority: Path, name: str, *extensions: str) -> Path:
+    """A certificate by an authority; the key is beside it."""
+    made = authority.with_name(f"{name}.pem")
+    signer = ["-CA", authority, "-CAkey", authority.with_suffix(".key")]
+    added = [word for one in ("basicConstraints=CA:FALSE", *extensions) for word in ("-addext", one)]
+    openssl(*REQUEST, *signer, "-keyout", made.with_suffix(".key"), "-out", made, "-subj", f"/CN={name}", *added)
+    return made
+
+
+REQUEST = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+
+
+@contextmanager
+def tls_device(folder: Path) -> Iterator[tuple[int, Path]]:
+    """libmodbus behind the end of a TLS connection that asks for a client's certificate; its port, and the authority."""
+    authority = make_authority(folder, "authority")
+    own = issue(authority, "device", f"subjectAltName=DNS:{DEVICE_NAME}")
+    with modbus_device(folder / "device", units=(UNIT,)) as device:
+        device.set(UNIT, "holding", 0, *VALUES)
+        files = f"cert={own},key={own.with_suffix('.key')},cafile={authority},verify=1"
+        listen = "OPENSSL-LISTEN:{port},bind=" + f"{HOST},reuseaddr,fork,{files}"
+        with listening_socat(listen, f"TCP:{HOST}:{device.port}") as port:
+            yield port, authority
+
+
+def tls_settings(authority: Path, client: Path, server_name: str = DEVICE_NAME) -> dict[str, Any]:
+    """A source that shows this certificate."""
+    own = {"cert_file": client, "key_file": client.with_suffix(".key")}
+    return {"transport": "tls", "ca_file": authority, "server_name": server_name, **own}
+
+
+@in_loop
+async def test_modbus_inside_tls(tmp_path: Path) -> None:
+    """Both sides show certificates of the site's authority; every register arrives right."""
+    with tls_device(tmp_path) as (port, authority):
+        settings = tls_settings(authority, issue(authority, "client"))
+        async with ingesting(source(port, tmp_path, words_map(0, len(VALUES), unit=UNIT), **settings)) as run:
+            await reads_everything(run)
+
+
+@pytest.mark.parametrize("wrong", ["authority", "name", "client"])
+def test_a_wrong_certificate_reads_nothing(wrong: str, tmp_path: Path) -> None:
+    """A device of an unknown authority or another name, or one that does not accept our certificate: no value is read,
+    and the source's trouble is said to be the certificate, where TLS lets us see it."""
+
+    @in_loop
+    async def story() -> None:
+        with tls_device(tmp_path) as (port, authority):
+            (tmp_path / "other").mkdir()
+            other = make_authority(tmp_path / "other", "other")
+            settings = tls_settings(
+                other if wrong == "authority" else authority,
+                issue(other if wrong == "client" else authority, "client"),
+                "pump.plant.example" if wrong == "name" else DEVICE_NAME,
+            )
+            tags = words_map(0, 10, unit=UNIT)
+            async with ingesting(source(port, tmp_path, tags, **settings, **IMPATIENT)) as run:
+                await wait_until_async(lambda: run.source("meter").errors_total >= 2, "the refusal")
+                trouble = run.source("meter").last_error
+                assert not run.store.good("f/0")
+            if wrong != "client":
+                assert "certificate" in trouble.lower(), trouble
+
+    story()
