@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
 from pymodbus.client import AsyncModbusTcpClient
@@ -24,6 +25,7 @@ from agent.ingest import quality
 from agent.ingest.errors import IngestError, SourceLost
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.plan import Read
+from agent.ingest.settings import ModbusSourceSettings
 
 if TYPE_CHECKING:
     from pymodbus.pdu import ModbusPDU
@@ -59,6 +61,13 @@ class ReadRefused(IngestError):
 def quiet_library() -> None:
     """pymodbus logs each unanswered request as an error. The supervisor logs what matters, once."""
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL + 1)
+
+
+@asynccontextmanager
+async def open_line(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
+    """A connection to the device or gateway of a source, for the length of a block. Raises SourceLost."""
+    async with Line(settings.host, settings.port, settings.timeout_ms) as line:
+        yield line
 
 
 class Line:

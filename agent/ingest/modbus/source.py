@@ -23,7 +23,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.decode import DecodeError, decode
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled, open_line
 from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.units import Unit
 from agent.ingest.settings import ModbusSourceSettings
@@ -61,7 +61,7 @@ class ModbusSource:
             unit.answered()  # over a new connection every unit is asked again
         self._silence.clear()
         settings = self._settings
-        async with Line(settings.host, settings.port, settings.timeout_ms) as line:
+        async with open_line(settings) as line:
             await self._poll_all(line)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.host}:{settings.port} accepts connections but none of its units answers")
@@ -186,7 +186,7 @@ class ModbusSource:
         settings = self._settings
         if settings.connections_max > 1:
             try:
-                return await stack.enter_async_context(Line(settings.host, settings.port, settings.timeout_ms))
+                return await stack.enter_async_context(open_line(settings))
             except SourceLost:
                 pass  # the device takes one connection only: ask on that one
         return main
