@@ -42,6 +42,7 @@ _COMMANDS = {
     "peer": "agent.cli.peer:peer",
     "source": "agent.cli.source:source",
     "opcua": "agent.cli.opcua.group:opcua",
+    "modbus": "agent.cli.modbus.group:modbus",
     "hardware": "agent.cli.hardware:hardware",
     "bench": "agent.cli.bench:bench",
     "demo": "agent.cli.demo:demo",

@@ -18,6 +18,7 @@ from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import Newest, StoredFacts
+from agent.ingest.probe_result import ProbeStep, TagReading
 from agent.ingest.settings import (
     APPLICATION_URI,
     ModbusSourceSettings,
@@ -40,6 +41,7 @@ __all__ = [
     "ModbusSourceSettings",
     "Newest",
     "OpcuaSourceSettings",
+    "ProbeStep",
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
@@ -49,6 +51,7 @@ __all__ = [
     "StoredFacts",
     "TagMap",
     "TagMapError",
+    "TagReading",
     "load_tag_map",
     "load_tag_maps",
 ]

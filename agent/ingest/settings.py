@@ -211,6 +211,16 @@ class ModbusSourceSettings:
 SourceSettings = OpcuaSourceSettings | ModbusSourceSettings
 
 
+def toml(value: object) -> str:
+    """A setting as node.toml writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
+
+
 def _name_problems(name: str) -> Iterator[tuple[str, str]]:
     if not NAME.fullmatch(name):
         yield "name", "a source's name is 1 to 64 of a-z, 0-9, . _ and -, beginning with a letter or digit"

@@ -54,6 +54,7 @@ class ReadRefused(IngestError):
     def __init__(self, read: Read, code: int) -> None:
         where = f"unit {read.unit_id} {read.table.value} {read.address}..{read.end - 1} (wire addresses)"
         super().__init__(f"{where} refused with Modbus exception {code}")
+        self.code = code
         self.quality = _QUALITY_OF_EXCEPTION.get(code, quality.BAD_DEVICE_FAILURE)
         self.is_about_address = code not in _BUSY_EXCEPTIONS
 

@@ -1,0 +1,192 @@
+"""An open connection for looking at a device: single reads with pauses, the units behind it, the registers of a table.
+
+A read that is refused is halved down to single values, each with its reason. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.explore.interpretation import ranges_to_try
+from agent.ingest.modbus.explore.register_scan import RegisterScan
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, open_line, quiet_library
+from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.modbus.refusal import SILENT, quality_of, reason
+from agent.ingest.settings import ModbusSourceSettings
+
+UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
+PAUSE_MS = 10  # between two reads: a device has a plant to run beside us
+SILENT_AT_FIRST_MAX = 3  # reads without an answer before a scan takes the unit for absent
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A range that the device does not give, and why."""
+
+    first: int
+    end: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAnswer:
+    """What became of one register: its words, or why there are none."""
+
+    register: Register
+    words: tuple[int, ...] | None
+    quality: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnit:
+    """A unit that answers, and how."""
+
+    unit_id: int
+    how: str
+
+
+class Device:
+    """An open line, used at a pace of its own. Made by `open_device`."""
+
+    def __init__(self, line: Line, pause_s: float) -> None:
+        self._line, self._pause_s = line, pause_s
+        self._is_first = True
+        self.reads_total = 0
+
+    async def read(self, read: Read) -> Sequence[int]:
+        """One read, after the pause. Raises SourceLost, UnitSilent and ReadRefused."""
+        if not self._is_first:
+            await asyncio.sleep(self._pause_s)
+        self._is_first = False
+        self.reads_total += 1
+        return await self._line.read(read)
+
+
+@asynccontextmanager
+async def open_device(settings: ModbusSourceSettings, pause_ms: int = PAUSE_MS) -> AsyncIterator[Device]:
+    """Connect as a source with these settings would, for looking only. Raises SourceLost."""
+    quiet_library()
+    async with open_line(settings) as line:
+        yield Device(line, pause_ms / 1000)
+
+
+async def read_around(
+    device: Device, unit_id: int, table: Table, address: int, count: int
+) -> tuple[dict[int, int], list[Refusal]]:
+    """The words at `count` addresses and around them, as far as the device gives them. Raises SourceLost and
+    UnitSilent."""
+    words: dict[int, int] = {}
+    refused: dict[tuple[int, int], str] = {}
+    for first, length in ranges_to_try(address, count):
+        span = range(first, first + length)
+        if (first, length) in refused or all(place in words for place in span):
+            continue
+        try:
+            found = await device.read(Read(unit_id, table, first, length, ()))
+        except ReadRefused as error:
+            refused[first, length] = reason(error.code)
+        else:
+            words.update(zip(span, found, strict=True))
+    return words, list(_lacking(words, refused))
+
+
+def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -> Iterator[Refusal]:
+    """The addresses that no read gave, neighbours with the same reason as one; that of the shortest read counts."""
+    whys: dict[int, str] = {}
+    for (first, length), why in sorted(refused.items(), key=lambda one: -one[0][1]):
+        whys |= {place: why for place in range(first, first + length) if place not in words}
+    for why, places in groupby(sorted(whys), key=lambda place: whys[place]):
+        found = list(places)
+        yield Refusal(found[0], found[-1] + 1, why)
+
+
+async def find_units(
+    settings: ModbusSourceSettings, unit_ids: Sequence[int], pause_ms: int, progress: Progress
+) -> list[FoundUnit]:
+    """The units that answer. A device that closes the connection for a unit it does not have is connected to again.
+    Raises SourceLost when there is no connection."""
+    found: list[FoundUnit] = []
+    left = list(unit_ids)
+    while left:
+        async with open_device(settings, pause_ms) as device:
+            while left:
+                unit_id = left.pop(0)
+                try:
+                    await device.read(Read(unit_id, *UNITS_ASKED, 1, ()))
+                    found.append(FoundUnit(unit_id, "answers"))
+                except ReadRefused as error:
+                    found.append(
+                        FoundUnit(unit_id, f"answers, and refuses the first holding register ({reason(error.code)})")
+                    )
+                except UnitSilent:
+                    pass
+                except SourceLost:
+                    if device.reads_total == 1:
+                        raise
+                    break
+                finally:
+                    progress("units asked", len(unit_ids) - len(left))
+    return found
+
+
+async def scan_registers(device: Device, unit_id: int, table: Table, scan: RegisterScan, progress: Progress) -> None:
+    """Carry a scan out. Raises SourceLost, and UnitSilent when the unit answers none of the first reads."""
+    answers, silences = 0, 0
+    while (span := scan.next_range()) is not None:
+        first, end = span
+        try:
+            await device.read(Read(unit_id, table, first, end - first, ()))
+        except ReadRefused as error:
+            answers += 1
+            scan.refused(reason(error.code))
+        except UnitSilent:
+            silences += 1
+            if not answers and silences >= SILENT_AT_FIRST_MAX:
+                raise
+            scan.refused(reason(SILENT))  # some devices are silent about addresses that they do not have
+        else:
+            answers += 1
+            scan.answered()
+        progress("addresses to look at", scan.addresses_left)
+
+
+async def read_registers(device: Device, registers: Iterable[Register], limits: Limits) -> list[RegisterAnswer]:
+    """What each register holds. A refused read is halved down to single registers; a unit that does not answer once is
+    not asked again. Raises SourceLost."""
+    answers: list[RegisterAnswer] = []
+    silent: dict[int, str] = {}
+    pending = deque(plan_reads(registers, limits))  # bounded by the registers
+    while pending:
+        read = pending.popleft()
+        if read.unit_id not in silent:
+            try:
+                words = await device.read(read)
+            except UnitSilent as error:
+                silent[read.unit_id] = str(error)
+            except ReadRefused as error:
+                if len(read.registers) > 1:
+                    middle = len(read.registers) // 2
+                    halves = read.registers[:middle], read.registers[middle:]
+                    pending.extendleft(reversed([part for half in halves for part in plan_reads(half, limits)]))
+                else:
+                    why = f"unit {read.unit_id} refuses it: {reason(error.code)}"
+                    answers.append(RegisterAnswer(read.registers[0], None, quality_of(error.code), why))
+            else:
+                answers += [_answer(register, read, words) for register in read.registers]
+        if read.unit_id in silent:
+            answers += [RegisterAnswer(one, None, quality_of(SILENT), silent[read.unit_id]) for one in read.registers]
+    return answers
+
+
+def _answer(register: Register, read: Read, words: Sequence[int]) -> RegisterAnswer:
+    start = register.address - read.address
+    return RegisterAnswer(register, tuple(words[start : start + register.count]))
