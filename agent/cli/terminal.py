@@ -11,6 +11,7 @@ from dataclasses import asdict
 import click
 
 from agent.ingest import ProbeStep
+from agent.message import Value
 
 PROGRESS_S = 0.5
 
@@ -18,6 +19,14 @@ PROGRESS_S = 0.5
 def printable(text: str) -> str:
     """Foreign text without control sequences for a terminal."""
     return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def value_text(value: Value) -> str:
+    """A tag's value on one line."""
+    text = (
+        f"0x{value.hex()}" if isinstance(value, bytes) else f"{value:.9g}" if isinstance(value, float) else str(value)
+    )
+    return "" if value is None else text
 
 
 def print_step(step: ProbeStep, *, as_json: bool) -> None:

@@ -27,9 +27,17 @@ from agent.ingest.settings import (
     SecurityPolicy,
     SourceSettings,
 )
+from agent.ingest.source_probe import (
+    endpoint,
+    judge_readings,
+    probe_source,
+    read_source,
+    some_tags,
+    takes_one_connection,
+)
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest.tags.tag_map import Tag, TagMap
 
 __all__ = [
     "APPLICATION_URI",
@@ -49,9 +57,16 @@ __all__ = [
     "SourceStatistics",
     "State",
     "StoredFacts",
+    "Tag",
     "TagMap",
     "TagMapError",
     "TagReading",
+    "endpoint",
+    "judge_readings",
     "load_tag_map",
     "load_tag_maps",
+    "probe_source",
+    "read_source",
+    "some_tags",
+    "takes_one_connection",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from agent.ingest import quality
+from agent.ingest.tags.tag_map import Tag
 from agent.message import Value
 from agent.status_codes import status_name
 
@@ -55,6 +56,9 @@ class TagReading:
     def is_bad(self) -> bool:
         """Whether the value must not be used."""
         return quality.is_bad(self.quality)
+
+
+ReadTags = Callable[[Sequence[Tag]], Awaitable[list[TagReading]]]
 
 
 def failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) -> ProbeStep:

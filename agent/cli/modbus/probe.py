@@ -16,14 +16,14 @@ import click
 from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
-from agent.cli.terminal import Progress, printable
+from agent.cli.terminal import Progress, printable, value_text
 from agent.errors import BsfgError
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
 from agent.ingest.modbus.explore.place import Place, base_hint, parse_places, register_text
 from agent.ingest.modbus.explore.probe import section
-from agent.message import Value, json_value
+from agent.message import json_value
 
 COUNT_MAX = 32  # registers of one call, each in some forty readings
 
@@ -185,13 +185,13 @@ def _readings(look: _Look, address: int, base: int, marks: dict[tuple[Any, ...],
         yield from lines(("type", *orders), rows, "table")
     for one in interpretation.texts(words, table, look.place.address, look.place.count):
         if address == look.place.address:
-            yield f"{one.kind.name} {one.kind.order_name}: {one.value}"
+            yield f"{one.kind.name} {one.kind.order_name}: {value_text(one.value)}"
     yield ""
 
 
 def _marked(one: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
     """A value, with a star where it meets the panel; `*0.1` where it does in this scale."""
-    text = _number(one.value)
+    text = value_text(one.value)
     scale = marks.get((one.table, one.address, one.kind.name, one.kind.order))
     return text if scale is None else f"{text} *" if scale == 1 else f"{text} *{scale:g}"
 
@@ -206,7 +206,7 @@ def _rows(target: Target, looks: Sequence[_Look], found: Sequence[Candidate]) ->
         register = f"{it.table.value} {register_text(it.table, it.address, target.settings.address_base)}"
         scale = "" if it.kind.scale == 1 else f"{it.kind.scale:g}"
         off = "0" if not one.error else f"{100 * one.error:.2g} %"
-        yield register, it.kind.name, it.kind.order_name, scale, _number(it.value), off, "; ".join(remarks)
+        yield register, it.kind.name, it.kind.order_name, scale, value_text(it.value), off, "; ".join(remarks)
 
 
 def _movement(looks: Sequence[_Look], found: Interpretation) -> str:
@@ -217,7 +217,7 @@ def _movement(looks: Sequence[_Look], found: Interpretation) -> str:
         return f"did not move in {len(values)} looks"
     constant = found.kind.registers - len(changed)
     rest = f", {constant} of its registers did not" if constant else ""
-    return f"moved from {_number(min(numbers))} to {_number(max(numbers))} in {len(values)} looks{rest}"
+    return f"moved from {value_text(min(numbers))} to {value_text(max(numbers))} in {len(values)} looks{rest}"
 
 
 def _to_paste(target: Target, looks: Sequence[_Look], best: Candidate) -> Iterator[str]:
@@ -241,10 +241,6 @@ def _csv(cells: Sequence[str]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="").writerow(cells)
     return text.getvalue()
-
-
-def _number(value: Value) -> str:
-    return f"{value:.7g}" if isinstance(value, float) else f"{value!s}"
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

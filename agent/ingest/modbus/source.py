@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
@@ -23,9 +24,12 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.decode import DecodeError, decode
+from agent.ingest.modbus.explore.device import Device
+from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled, open_line
 from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.modbus.units import Unit
+from agent.ingest.probe_result import ReadTags
 from agent.ingest.settings import ModbusSourceSettings
 from agent.message import Sample
 
@@ -42,6 +46,7 @@ class ModbusSource:
         self._units = self._units_for(delivery.points, [])
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.backfill = None  # a device keeps no records
+        self.read_tags: ReadTags | None = None  # over the open line, for a device that takes no second connection
         self.polls_missed_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
@@ -61,10 +66,13 @@ class ModbusSource:
             unit.answered()  # over a new connection every unit is asked again
         self._silence.clear()
         settings = self._settings
-        async with open_line(settings) as line:
+        async with AsyncExitStack() as stack:
+            line = await stack.enter_async_context(open_line(settings))
             await self._poll_all(line)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.host}:{settings.port} accepts connections but none of its units answers")
+            self.read_tags = partial(read_tags_over, Device(line), settings)
+            stack.callback(setattr, self, "read_tags", None)
             on_up()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll(line), name=f"{settings.name} poll")

@@ -57,8 +57,8 @@ class FoundUnit:
 class Device:
     """An open line, used at a pace of its own. Made by `open_device`."""
 
-    def __init__(self, line: Line, pause_s: float) -> None:
-        self._line, self._pause_s = line, pause_s
+    def __init__(self, line: Line, pause_ms: int = PAUSE_MS) -> None:
+        self._line, self._pause_s = line, pause_ms / 1000
         self._is_first = True
         self.reads_total = 0
 
@@ -76,7 +76,7 @@ async def open_device(settings: ModbusSourceSettings, pause_ms: int = PAUSE_MS) 
     """Connect as a source with these settings would, for looking only. Raises SourceLost."""
     quiet_library()
     async with open_line(settings) as line:
-        yield Device(line, pause_ms / 1000)
+        yield Device(line, pause_ms)
 
 
 async def read_around(

@@ -1,8 +1,8 @@
 """Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is refused
-is halved down to single registers.
+is cut into quarters, down to pairs and single registers.
 
-A refused register costs about two reads and an existing one almost none, so the number of reads has a limit; what is
-left then is said to be unknown, never to be missing. Halves begin at even distances from the first register, because some
+A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads has a limit; what is left
+then is said to be unknown, never to be missing. Parts begin at even distances from the first register, because some
 devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length: from then
 on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
 """
@@ -39,15 +39,17 @@ class RegisterScan:
         assert first < end, "something to look for"
         assert count_max >= 1, "a read has an entry"
         assert reads_max >= 1, "a scan makes a read"
-        self._first, self._reads_max = first, reads_max
+        self._reads_max = reads_max
         self.count_max = count_max  # of one read; it shrinks when the device proves to take less
         # Bounded by the table of 65,536 addresses: chunks, and one half for each level below the present one.
         self._pending: deque[_Range] = deque()
         self._now: _Range | None = None
         self._found: list[Span] = []
+        self.too_long = 0  # a length that the device refused although it has all of the registers; 0: none was met
+        self.why_cut = ""  # what ended the scan early, other than the limit of reads
         self.reads_total = 0
         self.refusals: Counter[str] = Counter()  # of single registers, by reason
-        self._push(_Range(first, end))
+        self._cut(_Range(first, end), self._length)
 
     def next_range(self) -> Span | None:
         """The next range to read; None when all is known or the limit of reads is reached."""
@@ -56,7 +58,7 @@ class RegisterScan:
             return None
         wanted = self._pending.popleft()
         if wanted.count > self.count_max:
-            self._push(wanted)
+            self._cut(wanted, self._length)
             wanted = self._pending.popleft()
         self._now = wanted
         self.reads_total += 1
@@ -78,12 +80,7 @@ class RegisterScan:
             self.refusals[why] += 1
             self._close(done, is_answered=False)
             return
-        half = (done.count + 1) // 2
-        half += (done.first + half - self._first) % 2 if done.count > 2 else 0
-        middle = done.first + half
-        done.open_parts = 2
-        self._pending.appendleft(_Range(middle, done.end, done))
-        self._pending.appendleft(_Range(done.first, middle, done))
+        self._cut(done, _part_of(done.count))
 
     @property
     def found(self) -> list[Span]:
@@ -100,17 +97,20 @@ class RegisterScan:
         """How many addresses are not known yet."""
         return sum(one.count for one in self._pending)
 
+    @property
+    def _length(self) -> int:
+        """Of the reads that a longer range is cut into: even, so that pairs stay whole."""
+        return max(1, self.count_max - self.count_max % 2)
+
     def _take(self) -> _Range:
         assert self._now is not None, "a range was asked for"
         done, self._now = self._now, None
         return done
 
-    def _push(self, wide: _Range) -> None:
-        """Put a range that is longer than one read in front, in reads of an even length."""
-        step = max(1, self.count_max - self.count_max % 2)
-        starts = range(wide.first, wide.end, step)
-        parts = [_Range(start, min(start + step, wide.end), wide) for start in starts]
-        wide.open_parts = len(parts)
+    def _cut(self, whole: _Range, length: int) -> None:
+        """Put the parts of a range in front."""
+        parts = [_Range(at, min(at + length, whole.end), whole) for at in range(whole.first, whole.end, length)]
+        whole.open_parts = len(parts)
         self._pending.extendleft(reversed(parts))
 
     def _close(self, done: _Range, *, is_answered: bool) -> None:
@@ -123,8 +123,13 @@ class RegisterScan:
         if whole.open_parts:
             return
         if whole.is_answered and whole.count <= self.count_max:
-            self.count_max = max(1, (whole.count + 1) // 2)  # refused for its length alone
+            self.count_max, self.too_long = _part_of(whole.count), whole.count  # refused for its length alone
         self._close(whole, is_answered=whole.is_answered)
+
+
+def _part_of(count: int) -> int:
+    """The length of the parts of a refused range: a quarter, even as long as it can be."""
+    return 1 if count <= 2 else -(-count // 8) * 2
 
 
 def _joined(spans: Iterator[Span]) -> Iterator[Span]:

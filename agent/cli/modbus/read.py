@@ -1,0 +1,122 @@
+"""`bsfg modbus read`: the values of single registers, once or until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from agent.cli import json_option
+from agent.cli.modbus.options import Target, device_options, target_of
+from agent.cli.table import lines
+from agent.cli.terminal import printable, value_text
+from agent.ingest.modbus.decode import DecodeError
+from agent.ingest.modbus.explore.device import open_device, read_registers
+from agent.ingest.modbus.explore.place import parse_registers, register_text
+from agent.ingest.modbus.explore.tag_values import value_of
+from agent.ingest.modbus.plan import Limits
+from agent.message import json_value, time_text
+
+if TYPE_CHECKING:
+    from agent.ingest.modbus.address import Register
+    from agent.ingest.modbus.explore.device import RegisterAnswer
+    from agent.message import Value
+
+COLUMNS = ("register", "type", "byte_order", "value", "words")
+
+
+@click.command()
+@device_options
+@click.argument("points", nargs=-1, required=True, metavar="[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]...")
+@click.option("--watch", is_flag=True, help="Read again and again, and print what has changed; ends with Ctrl-C.")
+@click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --watch.")
+@json_option
+def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+    """Read registers of DEVICE: holding:100, holding:100-109, input:16:float32:CDAB, coil:0-7.
+
+    TABLE is coil, discrete, input or holding; with --base 40001 the first digit says it. TYPE and ORDER are those of tag
+    files, uint16 by default. DEVICE is tcp://host:502, or a source of node.toml. Exit status 1 when one has no value.
+    """
+    target = target_of(options)
+    try:
+        registers = [register for text in points for register in parse_registers(text, target.settings)]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        is_whole = asyncio.run(_read(target, list(dict.fromkeys(registers)), interval_s if watch else None, as_json))
+    except KeyboardInterrupt:
+        return
+    if not is_whole:
+        sys.exit(1)
+
+
+async def _read(target: Target, registers: Sequence[Register], every_s: float | None, as_json: bool) -> bool:  # noqa: FBT001 one of two forms
+    """Read once, or every so many seconds for ever. Returns whether each register had a value."""
+    limits = Limits(target.settings.registers_per_read_max, target.settings.hole_max)
+    before: dict[Register, RegisterAnswer] = {}
+    async with open_device(target.settings, target.pause_ms) as device:
+        while True:
+            found = {one.register: one for one in await read_registers(device, registers, limits)}
+            changed = [one for register in registers if (one := found[register]) != before.get(register)]
+            for line in _lines(target, changed, as_json=as_json, is_first=not before, is_watch=every_s is not None):
+                click.echo(printable(line))
+            if every_s is None:
+                return all(one.words is not None for one in found.values())
+            before = found
+            await asyncio.sleep(every_s)
+
+
+def _lines(
+    target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_first: bool, is_watch: bool
+) -> Iterator[str]:
+    now_ns = time.time_ns()
+    base = target.settings.address_base
+    if as_json:
+        for one in answers:
+            value, why = _value(one)
+            at = one.register
+            yield json.dumps(
+                {
+                    "time": time_text(now_ns),
+                    "unit_id": at.unit_id,
+                    "table": at.table.value,
+                    "register": register_text(at.table, at.address, base),
+                    "address": at.address,
+                    "type": at.kind.name,
+                    "byte_order": at.kind.order_name,
+                    "value": json_value(value),
+                    "words": one.words,
+                    "why": why,
+                },
+                ensure_ascii=False,
+            )
+        return
+    rows = [_row(one, base) for one in answers]
+    if is_first or not is_watch:
+        yield from lines(COLUMNS, rows, "table")
+    else:
+        yield from (f"{time_text(now_ns)}  {'  '.join(cell for cell in row if cell)}" for row in rows)
+
+
+def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
+    value, why = _value(one)
+    at = one.register
+    words = "" if one.words is None else " ".join(f"{word:04X}" for word in one.words)
+    order = "" if at.table.is_bits else at.kind.order_name
+    place = f"{at.table.value} {register_text(at.table, at.address, base)}"
+    return place, at.kind.name, order, why or value_text(value), "" if at.table.is_bits else words
+
+
+def _value(one: RegisterAnswer) -> tuple[Value, str]:
+    """The value, or why there is none."""
+    if one.words is None:
+        return None, one.why
+    try:
+        return value_of(one.register, one.words), ""
+    except DecodeError as error:
+        return None, str(error)
