@@ -40,7 +40,7 @@ _COMMANDS = {
     "pki": "agent.cli.pki:pki",
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
-    "source": "agent.cli.source:source",
+    "source": "agent.cli.source.group:source",
     "opcua": "agent.cli.opcua.group:opcua",
     "modbus": "agent.cli.modbus.group:modbus",
     "hardware": "agent.cli.hardware:hardware",

@@ -29,9 +29,10 @@ from agent.ingest.settings import (
 )
 from agent.ingest.source_probe import (
     endpoint,
-    judge_readings,
+    judge_readings_of_node,
     probe_source,
     read_source,
+    readings_of_node,
     some_tags,
     takes_one_connection,
 )
@@ -62,11 +63,12 @@ __all__ = [
     "TagMapError",
     "TagReading",
     "endpoint",
-    "judge_readings",
+    "judge_readings_of_node",
     "load_tag_map",
     "load_tag_maps",
     "probe_source",
     "read_source",
+    "readings_of_node",
     "some_tags",
     "takes_one_connection",
 ]

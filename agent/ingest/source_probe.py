@@ -5,12 +5,14 @@ The adapters are imported when they are needed, as in `supervisor.source_maker`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
+from agent.ingest import quality
 from agent.ingest.errors import SourceError
-from agent.ingest.probe_result import ProbeStep, TagReading, failed, tags_step
+from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.tag_map import Tag
+from agent.message import Value
 
 TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow serial line
 
@@ -58,14 +60,28 @@ async def probe_source(settings: SourceSettings, tags: Sequence[Tag], tags_total
     yield tags_step(readings, tags_total, todo)
 
 
-def judge_readings(
+def readings_of_node(tags: Sequence[Tag], found: Mapping[str, tuple[Value, int, str]]) -> list[TagReading]:
+    """What the running node has read for us, as (value, status, why) by tag, in the order of `tags`."""
+    absent = (None, quality.BAD_NODE_ID_UNKNOWN, "the running node does not read it; bsfg source list says why")
+    readings = []
+    for tag in tags:
+        name, definition = tag.definition.subject.removeprefix("tag:"), tag.definition
+        value, status, why = found.get(name, absent)
+        readings.append(TagReading(name, definition.address, value, status, unit=definition.unit, why=why))
+    return readings
+
+
+def judge_readings_of_node(
     settings: SourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
 ) -> list[ProbeStep]:
     """The steps that follow from values which the running node has read for us."""
     assert isinstance(settings, ModbusSourceSettings), "only these take one connection"
     from agent.ingest.modbus.explore.probe import judged
 
-    return judged(settings, tags, readings, tags_total)
+    what = (
+        f"the running node is connected to {endpoint(settings)}; it was asked, because the device takes no second one"
+    )
+    return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 
 async def read_source(settings: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:

@@ -1,4 +1,5 @@
-"""The group `bsfg modbus`; its commands are imported when they are called."""
+"""The group `bsfg modbus`: a device is looked at with the settings of a source, or with those of the options. The commands
+are imported when they are called."""
 
 import click
 

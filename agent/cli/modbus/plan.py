@@ -16,8 +16,7 @@ from agent.cli.table import lines
 from agent.config import load
 from agent.ingest import ModbusSourceSettings, load_tag_map
 from agent.ingest.modbus.explore.place import register_text
-from agent.ingest.modbus.explore.request_plan import PlannedRead, explained
-from agent.ingest.modbus.plan import Limits, plan_reads
+from agent.ingest.modbus.explore.request_plan import PlannedRead, planned_reads
 
 if TYPE_CHECKING:
     from agent.ingest import TagMap
@@ -50,13 +49,12 @@ def plan(
         config_file, name, tags_file, base, {key: one for key, one in given.items() if one is not None}
     )
     tags = load_tag_map(settings)
-    limits = Limits(settings.registers_per_read_max, settings.hole_max)
-    planned = explained(plan_reads((tag.point for tag in tags.tags), limits), limits)
+    planned = planned_reads(settings, (tag.point for tag in tags.tags))
     if as_json:
         for one in planned:
-            click.echo(json.dumps(_facts(settings, limits, one)))
+            click.echo(json.dumps(_facts(settings, one)))
         return
-    rows = (_row(settings, limits, one) for one in planned)
+    rows = (_row(settings, one) for one in planned)
     for line in lines(COLUMNS, rows, "table"):
         click.echo(line)
     for line in _summary(settings, tags, planned):
@@ -80,13 +78,13 @@ def _settings(
     return replace(found, **given)
 
 
-def _row(settings: ModbusSourceSettings, limits: Limits, one: PlannedRead) -> Sequence[object]:
+def _row(settings: ModbusSourceSettings, one: PlannedRead) -> Sequence[object]:
     first, last = (
         register_text(one.read.table, address, settings.address_base)
         for address in (one.read.address, one.read.end - 1)
     )
     span = f"{one.read.table.value} {first}" + ("" if first == last else f"-{last}")
-    return one.read.unit_id, span, one.read.count, one.used, len(one.read.registers), one.why(limits)
+    return one.read.unit_id, span, one.read.count, one.used, len(one.read.registers), one.why
 
 
 def _summary(settings: ModbusSourceSettings, tags: TagMap, planned: Sequence[PlannedRead]) -> Iterator[str]:
@@ -97,7 +95,7 @@ def _summary(settings: ModbusSourceSettings, tags: TagMap, planned: Sequence[Pla
     )
 
 
-def _facts(settings: ModbusSourceSettings, limits: Limits, one: PlannedRead) -> dict[str, object]:
+def _facts(settings: ModbusSourceSettings, one: PlannedRead) -> dict[str, object]:
     read = one.read
     return {
         "unit_id": read.unit_id,
@@ -109,5 +107,5 @@ def _facts(settings: ModbusSourceSettings, limits: Limits, one: PlannedRead) -> 
         "tags": len(read.registers),
         "cut": one.cut.value,
         "hole": one.hole,
-        "why": one.why(limits),
+        "why": one.why,
     }

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
+from time import time_ns
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,17 +15,12 @@ from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import printable, value_text
-from agent.ingest.modbus.decode import DecodeError
 from agent.ingest.modbus.explore.device import open_device, read_registers
 from agent.ingest.modbus.explore.place import parse_registers, register_text
-from agent.ingest.modbus.explore.tag_values import value_of
-from agent.ingest.modbus.plan import Limits
 from agent.message import json_value, time_text
 
 if TYPE_CHECKING:
-    from agent.ingest.modbus.address import Register
     from agent.ingest.modbus.explore.device import RegisterAnswer
-    from agent.message import Value
 
 COLUMNS = ("register", "type", "byte_order", "value", "words")
 
@@ -44,79 +39,61 @@ def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool,
     """
     target = target_of(options)
     try:
-        registers = [register for text in points for register in parse_registers(text, target.settings)]
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    try:
-        is_whole = asyncio.run(_read(target, list(dict.fromkeys(registers)), interval_s if watch else None, as_json))
+        is_whole = asyncio.run(_read(target, points, interval_s if watch else None, as_json=as_json))
     except KeyboardInterrupt:
         return
     if not is_whole:
         sys.exit(1)
 
 
-async def _read(target: Target, registers: Sequence[Register], every_s: float | None, as_json: bool) -> bool:  # noqa: FBT001 one of two forms
+async def _read(target: Target, points: Sequence[str], every_s: float | None, *, as_json: bool) -> bool:
     """Read once, or every so many seconds for ever. Returns whether each register had a value."""
-    limits = Limits(target.settings.registers_per_read_max, target.settings.hole_max)
-    before: dict[Register, RegisterAnswer] = {}
+    try:
+        registers = list(dict.fromkeys(one for text in points for one in parse_registers(text, target.settings)))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    before: dict[Any, RegisterAnswer] = {}
     async with open_device(target.settings, target.pause_ms) as device:
         while True:
-            found = {one.register: one for one in await read_registers(device, registers, limits)}
+            found = {one.register: one for one in await read_registers(device, target.settings, registers)}
             changed = [one for register in registers if (one := found[register]) != before.get(register)]
-            for line in _lines(target, changed, as_json=as_json, is_first=not before, is_watch=every_s is not None):
+            for line in _lines(target, changed, as_json=as_json, is_table=not before):
                 click.echo(printable(line))
             if every_s is None:
-                return all(one.words is not None for one in found.values())
+                return not any(one.why for one in found.values())
             before = found
             await asyncio.sleep(every_s)
 
 
-def _lines(
-    target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_first: bool, is_watch: bool
-) -> Iterator[str]:
-    now_ns = time.time_ns()
-    base = target.settings.address_base
+def _lines(target: Target, answers: Sequence[RegisterAnswer], *, as_json: bool, is_table: bool) -> Iterator[str]:
+    time, base = time_text(time_ns()), target.settings.address_base
     if as_json:
-        for one in answers:
-            value, why = _value(one)
-            at = one.register
-            yield json.dumps(
-                {
-                    "time": time_text(now_ns),
-                    "unit_id": at.unit_id,
-                    "table": at.table.value,
-                    "register": register_text(at.table, at.address, base),
-                    "address": at.address,
-                    "type": at.kind.name,
-                    "byte_order": at.kind.order_name,
-                    "value": json_value(value),
-                    "words": one.words,
-                    "why": why,
-                },
-                ensure_ascii=False,
-            )
+        yield from (json.dumps({"time": time, **_facts(one, base)}, ensure_ascii=False) for one in answers)
         return
     rows = [_row(one, base) for one in answers]
-    if is_first or not is_watch:
+    if is_table:
         yield from lines(COLUMNS, rows, "table")
     else:
-        yield from (f"{time_text(now_ns)}  {'  '.join(cell for cell in row if cell)}" for row in rows)
+        yield from (f"{time}  {'  '.join(filter(None, row))}" for row in rows)
 
 
 def _row(one: RegisterAnswer, base: int) -> tuple[str, ...]:
-    value, why = _value(one)
-    at = one.register
-    words = "" if one.words is None else " ".join(f"{word:04X}" for word in one.words)
-    order = "" if at.table.is_bits else at.kind.order_name
+    at, is_bits = one.register, one.register.table.is_bits
     place = f"{at.table.value} {register_text(at.table, at.address, base)}"
-    return place, at.kind.name, order, why or value_text(value), "" if at.table.is_bits else words
+    words = "" if is_bits else " ".join(f"{word:04X}" for word in one.words)
+    return place, at.kind.name, "" if is_bits else at.kind.order_name, one.why or value_text(one.value), words
 
 
-def _value(one: RegisterAnswer) -> tuple[Value, str]:
-    """The value, or why there is none."""
-    if one.words is None:
-        return None, one.why
-    try:
-        return value_of(one.register, one.words), ""
-    except DecodeError as error:
-        return None, str(error)
+def _facts(one: RegisterAnswer, base: int) -> dict[str, object]:
+    at = one.register
+    return {
+        "unit_id": at.unit_id,
+        "table": at.table.value,
+        "register": register_text(at.table, at.address, base),
+        "address": at.address,
+        "type": at.kind.name,
+        "byte_order": at.kind.order_name,
+        "value": json_value(one.value),
+        "words": one.words,
+        "why": one.why,
+    }

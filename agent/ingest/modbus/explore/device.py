@@ -12,14 +12,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
+from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.decode import DecodeError, decode
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, open_line, quiet_library
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.ingest.settings import ModbusSourceSettings
+from agent.message import Value
 
 UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
 PAUSE_MS = 10  # between two reads: a device has a plant to run beside us
@@ -38,11 +41,12 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAnswer:
-    """What became of one register: its words, or why there are none."""
+    """What became of one register: its words and its value, or why there is none and the status that a sample gets."""
 
     register: Register
-    words: tuple[int, ...] | None
-    quality: int = 0
+    words: tuple[int, ...] = ()
+    value: Value = None
+    quality: int = quality.GOOD
     why: str = ""
 
 
@@ -159,11 +163,14 @@ async def scan_registers(device: Device, unit_id: int, table: Table, scan: Regis
         progress("addresses to look at", scan.addresses_left)
 
 
-async def read_registers(device: Device, registers: Iterable[Register], limits: Limits) -> list[RegisterAnswer]:
+async def read_registers(
+    device: Device, settings: ModbusSourceSettings, registers: Iterable[Register]
+) -> list[RegisterAnswer]:
     """What each register holds. A refused read is halved down to single registers; a unit that does not answer once is
     not asked again. Raises SourceLost."""
     answers: list[RegisterAnswer] = []
     silent: dict[int, str] = {}
+    limits = Limits(settings.registers_per_read_max, settings.hole_max)
     pending = deque(plan_reads(registers, limits))  # bounded by the registers
     while pending:
         read = pending.popleft()
@@ -179,14 +186,19 @@ async def read_registers(device: Device, registers: Iterable[Register], limits: 
                     pending.extendleft(reversed([part for half in halves for part in plan_reads(half, limits)]))
                 else:
                     why = f"unit {read.unit_id} refuses it: {reason(error.code)}"
-                    answers.append(RegisterAnswer(read.registers[0], None, quality_of(error.code), why))
+                    answers.append(RegisterAnswer(read.registers[0], quality=quality_of(error.code), why=why))
             else:
-                answers += [_answer(register, read, words) for register in read.registers]
+                answers += [_answer(register, words[register.address - read.address :]) for register in read.registers]
         if read.unit_id in silent:
-            answers += [RegisterAnswer(one, None, quality_of(SILENT), silent[read.unit_id]) for one in read.registers]
+            why = silent[read.unit_id]
+            answers += [RegisterAnswer(one, quality=quality_of(SILENT), why=why) for one in read.registers]
     return answers
 
 
-def _answer(register: Register, read: Read, words: Sequence[int]) -> RegisterAnswer:
-    start = register.address - read.address
-    return RegisterAnswer(register, tuple(words[start : start + register.count]))
+def _answer(register: Register, words: Sequence[int]) -> RegisterAnswer:
+    own = tuple(words[: register.count])
+    try:
+        value = bool(own[0]) if register.table.is_bits else decode(register.kind, own)
+    except DecodeError as error:
+        return RegisterAnswer(register, own, quality=quality.BAD_DECODING_ERROR, why=str(error))
+    return RegisterAnswer(register, own, value)

@@ -57,7 +57,7 @@ def judged(
         todo = f"which units are there: bsfg modbus scan {settings.name}; a slow device needs a longer timeout_ms"
         found = [failed("units", what, todo)]
     else:
-        found = [ProbeStep("units", Outcome.OK, f"{answering} answers")]
+        found = [ProbeStep("units", Outcome.OK, f"{answering} answer{'s' * (len(units) == 1)}")]
     todo = f"find the registers with bsfg modbus probe {settings.name} REGISTER, and correct {settings.tags_file}"
     return [*found, tags_step(readings, tags_total, todo)]
 

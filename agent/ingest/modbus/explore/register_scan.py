@@ -41,8 +41,7 @@ class RegisterScan:
         assert reads_max >= 1, "a scan makes a read"
         self._reads_max = reads_max
         self.count_max = count_max  # of one read; it shrinks when the device proves to take less
-        # Bounded by the table of 65,536 addresses: chunks, and one half for each level below the present one.
-        self._pending: deque[_Range] = deque()
+        self._pending: deque[_Range] = deque()  # bounded by the 65,536 addresses of a table
         self._now: _Range | None = None
         self._found: list[Span] = []
         self.too_long = 0  # a length that the device refused although it has all of the registers; 0: none was met

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 
-from agent.ingest.modbus.plan import Limits, Read
+from agent.ingest.modbus.address import Register
+from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.settings import ModbusSourceSettings
 
 
 class Cut(Enum):
@@ -20,41 +23,36 @@ class Cut(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedRead:
-    """One request. `used` of its entries are needed by tags; `hole` are the entries between it and the next one."""
+    """One request. `used` of its entries are needed by tags; `hole` are the entries between it and the next one; `why`
+    is the cut in words."""
 
     read: Read
     used: int
     cut: Cut
-    hole: int = 0
+    hole: int
+    why: str
 
-    def why(self, limits: Limits) -> str:
-        """The cut in words."""
-        match self.cut:
-            case Cut.LAST:
-                return "no tag follows in this table of the unit"
-            case Cut.HOLE:
-                return f"the next tag is {self.hole:,} registers on, and hole_max is {limits.hole_max}"
-            case Cut.LIMIT:
-                return f"the next tag would make it longer than {limits.count_max(self.read.table)}, the longest read"
-            case Cut.REFUSED:
-                return "the device refuses a read that goes on to the next tag"
+
+def planned_reads(settings: ModbusSourceSettings, registers: Iterable[Register]) -> list[PlannedRead]:
+    """The requests for these registers in the order in which they are made, each with the reason for its end."""
+    limits = Limits(settings.registers_per_read_max, settings.hole_max)
+    return explained(plan_reads(registers, limits), limits)
 
 
 def explained(reads: Sequence[Read], limits: Limits) -> list[PlannedRead]:
     """The requests of a plan, in its order, each with the reason for its end."""
-    found = []
-    for place, read in enumerate(reads):
-        used = len({address for one in read.registers for address in range(one.address, one.end)})
-        after = reads[place + 1] if place + 1 < len(reads) else None
-        if after is None or (after.unit_id, after.table) != (read.unit_id, read.table):
-            found.append(PlannedRead(read, used, Cut.LAST))
-            continue
-        hole = max(0, after.address - read.end)
-        if hole > limits.hole_max:
-            cut = Cut.HOLE
-        elif after.registers[0].end - read.address > limits.count_max(read.table):
-            cut = Cut.LIMIT
-        else:
-            cut = Cut.REFUSED  # neither rule of the plan parts them, so what the device taught does
-        found.append(PlannedRead(read, used, cut, hole))
-    return found
+    return [_explained(read, after, limits) for read, after in zip_longest(reads, reads[1:])]
+
+
+def _explained(read: Read, after: Read | None, limits: Limits) -> PlannedRead:
+    used = len({address for one in read.registers for address in range(one.address, one.end)})
+    if after is None or (after.unit_id, after.table) != (read.unit_id, read.table):
+        return PlannedRead(read, used, Cut.LAST, 0, "no tag follows in this table of the unit")
+    hole, count_max = max(0, after.address - read.end), limits.count_max(read.table)
+    if hole > limits.hole_max:
+        cut, why = Cut.HOLE, f"the next tag is {hole:,} registers on, and hole_max is {limits.hole_max}"
+    elif after.registers[0].end - read.address > count_max:
+        cut, why = Cut.LIMIT, f"with the next tag it would be longer than {count_max}, the longest read"
+    else:  # neither rule of the plan parts them, so what the device has taught does
+        cut, why = Cut.REFUSED, "the device refuses a read that goes on to the next tag"
+    return PlannedRead(read, used, cut, hole, why)
