@@ -8,44 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import select
-import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[2]
-SERVERS = Path(__file__).resolve().parent / "servers"
-INSTALLED = ROOT / "build" / "foreign"
-START_S = 60.0  # node-opcua needs two seconds of CPU time, on a machine that may do much else
-ANSWER_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """An implementation of OPC UA: how its server is started, and the variable that names its libraries."""
-
-    name: str
-    command: tuple[str, ...]
-    library_variable: str
-    libraries: Path
-
-    def why_not(self) -> str:
-        """Why it cannot be used here; empty when it can."""
-        if shutil.which(self.command[0]) is None:
-            return f"{self.name}: {self.command[0]} is not installed"
-        if (INSTALLED / f"{self.name}.ready").exists():
-            return ""
-        reason = INSTALLED / f"{self.name}.why_not"
-        return f"{self.name}: {reason.read_text().strip() if reason.exists() else 'tools/setup foreign was not run'}"
-
+from tests.foreign.process import INSTALLED, SERVERS, ServerProcess, Stack
 
 NODE_OPCUA = Stack(
     "node_opcua",
@@ -61,10 +30,6 @@ OPEN62541 = Stack(
 )
 
 
-class Refused(Exception):
-    """The server did not do what it was told."""
-
-
 class Recorded(NamedTuple):
     """A value that the server set, by its own account."""
 
@@ -74,19 +39,17 @@ class Recorded(NamedTuple):
     status: int
 
 
-class ForeignServer:
+class ForeignServer(ServerProcess):
     """One server; started, killed and started again on the same port, with the same keys and the same record."""
 
     def __init__(self, folder: Path, stack: Stack = NODE_OPCUA, **options: Any) -> None:
-        self._stack, self._folder = stack, folder
+        super().__init__(folder, stack)
         self._options: dict[str, Any] = {
             "port": 0,
             "pki": str(folder / "pki"),
             "record": str(folder / "record.jsonl"),
             **options,
         }
-        self._process: subprocess.Popen[bytes] | None = None
-        self._unread = b""
         self.url = self.namespace = ""
         self.port = 0
         self.certificate = Path()
@@ -95,9 +58,8 @@ class ForeignServer:
 
     async def start(self, **options: Any) -> None:
         """Start, or start again after `kill` or `stop`; `options` change what it was made with."""
-        assert self._process is None, "started already"
         self._options |= options
-        ready = await asyncio.to_thread(self._start)
+        ready = await asyncio.to_thread(self._begin, [json.dumps(self._options)])
         self.port, self.url, self.namespace = ready["port"], ready["url"], ready["namespace"]
         self.certificate = Path(ready["certificate"])
         self._options["port"] = self.port
@@ -107,22 +69,9 @@ class ForeignServer:
         await self.command("stop")
         await asyncio.to_thread(self._end)
 
-    def kill(self) -> None:
-        """End as a power cut does."""
-        self._running().kill()
-        self._end()
-
-    def freeze(self) -> None:
-        """Let it stand still with its connections open."""
-        self._running().send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen server go on."""
-        self._running().send_signal(signal.SIGCONT)
-
     async def recover(self) -> None:
         """Running and well: clock right, Publish answered, listening, its variables as first given."""
-        if self._process is None:
+        if not self.is_running:
             await self.start()
         self.thaw()
         await self.command("recover")
@@ -131,7 +80,7 @@ class ForeignServer:
 
     async def command(self, what: str, **fields: Any) -> Any:
         """One command and its answer; raises Refused with the server's reason."""
-        return await asyncio.to_thread(partial(self._exchange, {"do": what, **fields}))
+        return await asyncio.to_thread(self._exchange, json.dumps({"do": what, **fields}), what)
 
     async def add(self, *variables: dict[str, Any]) -> None:
         """Add variables; the fields are in README.md."""
@@ -221,71 +170,6 @@ class ForeignServer:
             for entry in found
             if entry["name"] == name
         ]
-
-    @property
-    def log(self) -> str:
-        """What the server wrote to standard error, over all its starts."""
-        return (self._folder / "log").read_text()
-
-    # --- the process -------------------------------------------------------------------------------------------------
-
-    def _start(self) -> Any:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, self._stack.library_variable: str(self._stack.libraries)}
-        environment.pop("PYTHONASYNCIODEBUG", None)  # the library's affair, not ours
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*self._stack.command, json.dumps(self._options)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=environment,
-            )
-        self._unread = b""
-        try:
-            return self._answer(START_S)["ready"]
-        except BaseException:
-            self.kill()
-            raise
-
-    def _exchange(self, command: dict[str, Any]) -> Any:
-        process = self._running()
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(command).encode() + b"\n")
-        process.stdin.flush()
-        answer = self._answer(ANSWER_S)
-        if "error" in answer:
-            raise Refused(f"{command['do']}: {answer['error']}")
-        return answer["ok"]
-
-    def _answer(self, limit_s: float) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        while b"\n" not in self._unread:
-            readable, _, _ = select.select([descriptor], [], [], limit_s)
-            data = os.read(descriptor, 65536) if readable else b""
-            if not data:
-                what = "ended" if readable else f"did not answer in {limit_s:.0f} s"
-                raise Refused(f"the {self._stack.name} server {what}; it wrote:\n{self.log[-2000:]}")
-            self._unread += data
-        line, _, self._unread = self._unread.partition(b"\n")
-        return dict(json.loads(line))
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        assert self._process is not None, "not started"
-        return self._process
-
-    def _end(self) -> None:
-        """Wait for the end of a process that was told to end, and hang up."""
-        process, self._process = self._running(), None
-        process.communicate(timeout=ANSWER_S)
-
-    def close(self) -> None:
-        """End it whatever its state, at the end of a test."""
-        if self._process is not None:
-            self.thaw()
-            self.kill()
 
 
 @asynccontextmanager

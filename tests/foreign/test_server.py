@@ -6,7 +6,8 @@ import pytest
 
 from agent.ingest.lifecycle import State
 from tests.foreign.plant import opcua
-from tests.foreign.server import ForeignServer, Refused, foreign_server
+from tests.foreign.process import Refused
+from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
