@@ -5,9 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.foreign.modbus.device import LIBMODBUS, MBPOLL, MODBUS_SERIAL, SOCAT
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer
 
-STACKS = {stack.name: stack for stack in (NODE_OPCUA, OPEN62541)}
+STACKS = {stack.name: stack for stack in (NODE_OPCUA, OPEN62541, LIBMODBUS, MODBUS_SERIAL, MBPOLL, SOCAT)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
