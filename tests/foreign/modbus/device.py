@@ -31,15 +31,16 @@ PYMODBUS = Stack("pymodbus", (sys.executable, str(SERVERS / "pymodbus" / "server
 MBPOLL = Stack("mbpoll", ("mbpoll",))
 SOCAT = Stack("socat", ("socat",))
 
+IMPATIENT: dict[str, Any] = {"timeout_ms": 300}  # for devices that do not answer
 WORDS_PER_LINE = 4_000
 BAUD_RATE = 115_200
 HOST = "127.0.0.1"
 ALL = (0, 65_535)
 
-# Quick where the product is patient.
+# Quick where the product is patient. A device that answers has two seconds for it, on a machine that may do much else.
 QUICK: dict[str, Any] = {
     "poll_interval_ms": 100,
-    "timeout_ms": 300,
+    "timeout_ms": 2_000,
     "unit_retry_ms": 100,
     "unit_retry_max_ms": 400,
     "reconnect_delay_ms": 50,
