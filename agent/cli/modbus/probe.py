@@ -152,18 +152,18 @@ def _lines(
     if wanted is None:
         yield "mark what equals the device's panel: --value 231.4"
         return
-    margin = f"{wanted.tolerance:.4g}" if not wanted.is_relative else f"{100 * wanted.tolerance:.4g} %"
+    margin = f"{100 * wanted.tolerance:.4g} %" if wanted.is_relative else f"{wanted.tolerance:.4g}"
     if not found:
         yield f"nothing here or one register off equals {wanted.text} within {margin}, in any power of ten"
         yield "try another TABLE, more registers (100-131), another --unit, or a larger --tolerance"
         return
     yield f"equal to {wanted.text} within {margin}:"
-    yield from lines(
-        ("register", "type", "byte_order", "scale", "value", "off", ""), _rows(target, looks, found), "table"
-    )
+    seen = [f"in {len(looks[0].words)} looks"] if len(looks[0].words) > 1 else []
+    columns = ("register", "type", "byte_order", "scale", "value", "off", *seen, "")
+    yield from lines(columns, _rows(target, looks, found), "table")
     for doubt in doubts:
         yield f"careful: {doubt}"
-    yield from _to_paste(target, looks, found[0])
+    yield from _to_paste(target, found[0])
 
 
 def _readings(look: _Look, address: int, base: int, marks: dict[tuple[Any, ...], float]) -> Iterator[str]:
@@ -199,38 +199,35 @@ def _marked(one: Interpretation, marks: dict[tuple[Any, ...], float]) -> str:
 def _rows(target: Target, looks: Sequence[_Look], found: Sequence[Candidate]) -> Iterator[tuple[Any, ...]]:
     for one in found:
         it = one.found
-        remarks = [] if one.is_asked else ["one register off"]
+        look = next(look for look in looks if look.place.table is it.table)
+        hint = base_hint(look.place.number, target.settings.address_base, it.address)
+        remarks = [] if one.is_asked else [f"one register off {hint}".rstrip()]
         remarks += [f"{', '.join(one.also)} reads the same now"] if one.also else []
-        if len(looks[0].words) > 1:
-            remarks.append(_movement(looks, it))
         register = f"{it.table.value} {register_text(it.table, it.address, target.settings.address_base)}"
         scale = "" if it.kind.scale == 1 else f"{it.kind.scale:g}"
         off = "0" if not one.error else f"{100 * one.error:.2g} %"
-        yield register, it.kind.name, it.kind.order_name, scale, value_text(it.value), off, "; ".join(remarks)
+        seen = [_movement(look, it)] if len(look.words) > 1 else []
+        yield register, it.kind.name, it.kind.order_name, scale, value_text(it.value), off, *seen, "; ".join(remarks)
 
 
-def _movement(looks: Sequence[_Look], found: Interpretation) -> str:
-    look = next(one for one in looks if one.place.table is found.table)
+def _movement(look: _Look, found: Interpretation) -> str:
     values, changed = interpretation.moved(look.words, found)
     numbers = [value for value in values if isinstance(value, int | float)]
     if not changed or not numbers:
-        return f"did not move in {len(values)} looks"
+        return "constant"
     constant = found.kind.registers - len(changed)
-    rest = f", {constant} of its registers did not" if constant else ""
-    return f"moved from {value_text(min(numbers))} to {value_text(max(numbers))} in {len(values)} looks{rest}"
+    rest = f", {constant} of {found.kind.registers} registers constant" if constant else ""
+    return f"{value_text(min(numbers))} to {value_text(max(numbers))}{rest}"
 
 
-def _to_paste(target: Target, looks: Sequence[_Look], best: Candidate) -> Iterator[str]:
-    """The row for the tag file, and how node.toml must count for it."""
+def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
+    """The row for the tag file, and the section for node.toml."""
     settings = target.settings
-    place = next(look.place for look in looks if look.place.table is best.found.table)
     row = interpretation.tag_row(best.found, settings.unit_id, settings.address_base, settings.name)
     yield ""
     yield f"# row for the tag file (address_base = {settings.address_base})"
     yield _csv(list(row))
     yield _csv(list(row.values()))
-    if hint := base_hint(place.number, settings.address_base, best.found.address):
-        yield f"# {hint}"
     if not target.is_source:
         yield ""
         yield "# for node.toml"

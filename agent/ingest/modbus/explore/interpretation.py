@@ -26,6 +26,9 @@ TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; of two that read the s
 WIDEST = 4  # registers of the longest number
 POWERS = (-1, -2, -3, 1, 2, 3, -4, -5, -6)  # of ten: tenths to millionths, and units that are a thousand times smaller
 TOLERANCE = "1%"
+# What few devices use, and what therefore meets a value by chance more often than in truth.
+_RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}
+_RARITY |= {"EFGHABCD": 1, "CDABGHEF": 1}
 _NUMBER_LIKE = re.compile(r"[+-]?[\d.,' ]+")
 
 
@@ -155,12 +158,14 @@ def candidates(words: Mapping[int, int], table: Table, address: int, count: int,
 
 
 def ranked(found: Iterable[Candidate]) -> list[Candidate]:
-    """The best first: as exact as the panel shows it, then where it was looked for, then without a scale, then the
-    nearest."""
+    """The best first: a usual type and order, as exact as the panel shows it, where it was looked for, without a scale,
+    the nearest."""
 
     def key(one: Candidate) -> tuple[object, ...]:
         kind = one.found.kind
-        return not one.is_exact, not one.is_asked, abs(math.log10(kind.scale)), one.error, kind.registers, kind.name
+        rarity = _RARITY.get(kind.name, 0) + _RARITY.get(kind.order_name, 0)
+        scale = abs(math.log10(kind.scale))
+        return rarity > 1, not one.is_exact, not one.is_asked, rarity, scale, one.error, kind.registers, kind.name
 
     return sorted(found, key=key)
 

@@ -62,13 +62,12 @@ def register_text(table: Table, address: int, base: int) -> str:
 
 
 def base_hint(number: int, base: int, address: int) -> str:
-    """What it means that register `number` of a source with this base was found at another wire address; empty where no
-    way of counting explains it."""
-    if base == 0 and address == number - 1:
-        return f"the documentation counts from 1: with address_base = 1 this is register {number}"
-    if base == 1 and address == number:
-        return f"the documentation counts from 0: with address_base = 0 this is register {number}"
-    return ""
+    """Which way of counting would make register `number` of a source with this base the one at another wire address;
+    empty where none does."""
+    other = {(0, -1): 1, (1, 0): 0}.get((base, address - number))
+    if other is None:
+        return ""
+    return f"as if counted from {other} (address_base = {other})"
 
 
 def _parts(text: str) -> tuple[str, str, str, list[str]]:
