@@ -22,8 +22,15 @@ from agent.ingest.modbus.explore.interpretation import (
 )
 
 FORMATS = {
-    "int16": ">h", "uint16": ">H", "int32": ">i", "uint32": ">I", "int64": ">q", "uint64": ">Q",
-    "float16": ">e", "float32": ">f", "float64": ">d",
+    "int16": ">h",
+    "uint16": ">H",
+    "int32": ">i",
+    "uint32": ">I",
+    "int64": ">q",
+    "uint64": ">Q",
+    "float16": ">e",
+    "float32": ">f",
+    "float64": ">d",
 }
 EVERY = [(name, order) for name, form in FORMATS.items() for order in ORDERS[struct.calcsize(form)]]
 
@@ -82,7 +89,12 @@ def test_one_off_with_the_wrong_word_order_is_recognised() -> None:
     assert readings == [(100, "CDAB", False), (101, "ABCD", True)]
     assert 0.0001 < found[1].error < 0.01
     remarks = doubts(found, parse_wanted("231.4"))
-    assert any("share a register" in remark for remark in remarks)
+    assert [remark.partition(" share a register")[0] for remark in remarks if "share a register" in remark] == [
+        "float32 CDAB at wire address 100 and float32 ABCD at wire address 101"
+    ]
+    apart = ranked(candidates(at(0, 0, 2_314), Table.INPUT, 0, 2, parse_wanted("231.4")))
+    assert len(apart) > 1
+    assert not any("share a register" in remark for remark in doubts(apart, parse_wanted("231.4")))
     tight = ranked(candidates(words, Table.INPUT, 101, 1, parse_wanted("231.4", "0.1%")))
     assert [one.found.address for one in tight] == [100]
     assert doubts(tight, parse_wanted("231.4", "0.1%")) == []
@@ -156,11 +168,12 @@ def test_movement_tells_constant_words_from_live_ones() -> None:
 
 
 def test_random_words_rarely_meet_a_value() -> None:
-    """Of 2,000 random windows, most meet a value nowhere: what is met is evidence. The figure is of a fixed seed."""
+    """Most windows of random words meet a value nowhere: what is met is evidence. One in twelve does by chance, nearly
+    always in another power of ten; the seed is fixed."""
     chance = random.Random(8151)
     wanted = parse_wanted("231.4")
     met = 0
-    for _ in range(2_000):
+    for _ in range(240):
         words = {place: chance.randrange(65_536) for place in range(8)}
         met += any(True for _ in candidates(words, Table.INPUT, 1, 1, wanted))
-    assert met < 700, met
+    assert met < 40, met
