@@ -302,6 +302,9 @@ class SourceStatus:
     polls_missed_total: Annotated[
         int, Counter("bsfg_source_polls_missed_total", "Polls skipped because the one before took too long.")
     ] = 0
+    polls_late_total: Annotated[
+        int, Counter("bsfg_source_polls_late_total", "Polls begun more than a tenth of their interval late.")
+    ] = 0
     store_refused_total: Annotated[
         int, Counter("bsfg_source_store_refusals_total", "Times that the store had no room for its values.")
     ] = 0

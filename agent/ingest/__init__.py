@@ -27,8 +27,8 @@ from agent.ingest.settings import (
     SecurityPolicy,
     SourceSettings,
 )
+from agent.ingest.source_memory import SourceMemory
 from agent.ingest.source_probe import (
-    endpoint,
     judge_readings_of_node,
     probe_source,
     read_source,
@@ -54,6 +54,7 @@ __all__ = [
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
+    "SourceMemory",
     "SourceSettings",
     "SourceStatistics",
     "State",
@@ -62,7 +63,6 @@ __all__ = [
     "TagMap",
     "TagMapError",
     "TagReading",
-    "endpoint",
     "judge_readings_of_node",
     "load_tag_map",
     "load_tag_maps",

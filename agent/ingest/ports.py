@@ -1,4 +1,4 @@
-"""The port through which ingest appends: what it needs of a store, as a protocol. The fact store satisfies it as it is.
+"""The ports of ingest: what it needs of a store, which the fact store satisfies as it is, and of a memory.
 
 A store refuses for the moment by raising one of the exception types it is introduced with (`Refusals`), from the call
 or through the future. A refused append is repeated until the store takes it. The source is slowed meanwhile, and what
@@ -52,3 +52,13 @@ class StoredFacts(Protocol):
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of outages of a source that were declared and whose history was not filled."""
+
+
+class MemoryPort(Protocol):
+    """Keeps a small document for each source over restarts. Neither call raises: what is lost is learned again."""
+
+    def load(self, source: str) -> bytes | None:
+        """The document that was saved last, None if there is none."""
+
+    def save(self, source: str, document: bytes) -> None:
+        """Replace the document of a source."""

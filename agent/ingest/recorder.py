@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from agent.columns import SampleColumns
 from agent.ingest.gap import PREDICATE, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
+from agent.ingest.quality import is_bad
 from agent.message import Message, TagDefinition
 
 ResultT = TypeVar("ResultT")
@@ -35,12 +36,13 @@ class _Flight:
     """Facts that are not known to be committed, and their times. Without a future they have to be appended (again).
     `weight` is what they take of IN_FLIGHT_SAMPLES_MAX."""
 
-    __slots__ = ("append", "count", "failures", "future", "times_ns", "weight")
+    __slots__ = ("append", "count", "failures", "future", "times_ns", "value_ns", "weight")
 
     def __init__(self, append: Callable[[], Future[Any]], count: int, weight: int, times_ns: Sequence[int]) -> None:
         self.append, self.count, self.weight, self.times_ns = append, count, weight, times_ns
         self.future: Future[Any] | None = None
         self.failures = 0
+        self.value_ns = times_ns[-1]  # of the newest value, 0 if there is none
 
 
 class Recorder:
@@ -86,13 +88,19 @@ class Recorder:
         `settle`."""
         if columns.tags:
             append = partial(self._store.append_columns, stream, columns)
-            self._take_over(_Flight(append, len(columns.tags), len(columns.tags), columns.source_times_ns))
+            flight = _Flight(append, len(columns.tags), len(columns.tags), columns.source_times_ns)
+            flight.value_ns = _last_value_ns(columns)
+            self._take_over(flight)
 
     def hand_in_message(self, stream: str, message: Message, time_ns: int) -> None:
         """As `hand_in`, for a message about something at this time."""
         append = partial(self._store.append_message, stream, message)
         weight = 1 + len(message.fact.object_json) // MESSAGE_BYTES_A_SAMPLE
         self._take_over(_Flight(append, 1, weight, [time_ns]))
+
+    def hand_in_fact(self, message: Message, time_ns: int) -> None:
+        """As `hand_in_message`, for an operational fact."""
+        self.hand_in_message(self._operational_stream, message, time_ns)
 
     def _take_over(self, flight: _Flight) -> None:
         self._flights.append(flight)
@@ -192,7 +200,7 @@ class Recorder:
         self._flights.popleft()
         self._in_flight -= flight.weight
         self.samples_total += flight.count
-        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.times_ns[-1] // 1_000_000)
+        self.last_value_unix_ms = max(self.last_value_unix_ms, flight.value_ns // 1_000_000)
 
     async def _insist(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S
@@ -203,6 +211,14 @@ class Recorder:
                 self.refused_total += 1
                 await asyncio.sleep(wait_s)
                 wait_s = min(wait_s * 2, REFUSED_WAIT_MAX_S)
+
+
+def _last_value_ns(columns: SampleColumns) -> int:
+    """The time of the newest sample that is not bad, 0 if all are."""
+    if not is_bad(max(columns.qualities)):
+        return columns.source_times_ns[-1]
+    pairs = zip(columns.source_times_ns, columns.qualities, strict=True)
+    return max((time_ns for time_ns, status in pairs if not is_bad(status)), default=0)
 
 
 async def _committed(future: Future[ResultT]) -> ResultT:

@@ -327,6 +327,13 @@ class Sampler:
         seen = self._states[tag].seen
         return 0 if seen is None else seen.source_time_ns
 
+    def last_reading(self, tag: int) -> tuple[int, Value]:
+        """Source time and value of the last sample of a tag, also of an earlier process; (0, None) before the first."""
+        if tag in self._current.times_ns:
+            return self._current.times_ns[tag], self._current.values[tag]
+        seen = self._states[tag].seen
+        return (0, None) if seen is None else (seen.source_time_ns, seen.value)
+
     def _state(self, tag: int) -> _State:
         """The state of a tag, no longer in columns."""
         state = self._states[tag]

@@ -23,6 +23,10 @@ SERVER_OBJECT = NodeAddress(STANDARD_URI, 2253)
 REGISTERS_PER_READ_MAX = 125  # Modbus Application Protocol 6.3: the byte count of the answer is one byte
 UNIT_ID_MAX = 255  # 1..247 on a serial line; 0 and 248..255 are used by devices that are only reached over TCP
 
+POLL_INTERVAL_RANGE_MS = (10, 3_600_000)
+
+Transport = Literal["tcp", "tls", "rtu", "rtu_over_tcp"]
+Parity = Literal["none", "even", "odd"]
 ByteOrder = Literal["ABCD", "CDAB", "BADC", "DCBA"]
 SecurityPolicy = Literal["None", "Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"]
 SecurityMode = Literal["None", "Sign", "SignAndEncrypt"]
@@ -160,20 +164,32 @@ class OpcuaSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class ModbusSourceSettings:
-    """[[modbus]]: one Modbus TCP device or gateway, and the units behind it.
+    """[[modbus]]: one Modbus device or gateway on one line, and the units behind it.
 
     `address_base` has no default: whether a vendor's sheet counts from 0, from 1 or from 40001 is the commonest wrong
     guess in the field, and a value one register off can look right.
     """
 
     name: str
-    host: str
     tags_file: Path
     address_base: int
-    port: int = 502
+    device: str = ""  # a device profile: the defaults of what is not set here
+    transport: Transport = "tcp"
+    host: str = ""
+    port: int = 502  # 802 is usual for tls
+    ca_file: Path | None = None  # who signed the device's certificate; for tls
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    server_name: str = ""  # the name in the device's certificate; empty: host
+    serial_port: str = ""
+    baud_rate: int = 19_200
+    parity: Parity = "even"
+    stop_bits: int = 1  # 2 is usual for parity none: a character has eleven bits
     unit_id: int = 1
     poll_interval_ms: int = 1_000
     timeout_ms: int = 1_000
+    connect_pause_ms: int = 0  # after connecting, before the first request
+    request_pause_ms: int = 0  # between an answer and the next request
     registers_per_read_max: int = REGISTERS_PER_READ_MAX
     hole_max: int = 16  # unasked registers read along: 32 bytes cost less than a second request
     byte_order: ByteOrder = "ABCD"
@@ -183,10 +199,19 @@ class ModbusSourceSettings:
     reconnect_delay_ms: int = 1_000
     reconnect_delay_max_ms: int = 60_000
 
+    @property
+    def where(self) -> str:
+        """The line in words: `serial port /dev/ttyS0`, or host and port."""
+        return f"serial port {self.serial_port}" if self.transport == "rtu" else f"{self.host}:{self.port}"
+
+    @property
+    def has_second_connection(self) -> bool:
+        """Whether a second connection may be opened: never on a serial line."""
+        return self.connections_max > 1 and self.transport != "rtu"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from _name_problems(self.name)
-        if not self.host or any(c.isspace() or c == "/" for c in self.host):
-            yield "host", "must be a host name or an IP address"
+        yield from self._line_problems()
         if self.address_base not in (0, 1, 40_001):
             yield (
                 "address_base",
@@ -195,9 +220,13 @@ class ModbusSourceSettings:
         yield from _range_problems(
             self,
             port=(1, 65_535),
+            baud_rate=(300, 4_000_000),
+            stop_bits=(1, 2),
             unit_id=(0, UNIT_ID_MAX),
-            poll_interval_ms=(10, 3_600_000),
+            poll_interval_ms=POLL_INTERVAL_RANGE_MS,
             timeout_ms=(10, 60_000),
+            connect_pause_ms=(0, 60_000),
+            request_pause_ms=(0, 10_000),
             registers_per_read_max=(1, REGISTERS_PER_READ_MAX),
             hole_max=(0, REGISTERS_PER_READ_MAX),
             connections_max=(1, 2),
@@ -206,6 +235,27 @@ class ModbusSourceSettings:
             reconnect_delay_ms=(10, 60_000),
             reconnect_delay_max_ms=(self.reconnect_delay_ms, 3_600_000),
         )
+
+    def _line_problems(self) -> Iterator[tuple[str, str]]:
+        """What a transport needs, and what belongs to another."""
+        is_serial, is_tls = self.transport == "rtu", self.transport == "tls"
+        if is_serial:
+            if not self.serial_port:
+                yield "serial_port", 'is needed for transport = "rtu", such as /dev/ttyS1'
+            if self.host:
+                yield "host", 'is not used on a serial line; remove it, or set transport = "rtu_over_tcp"'
+        else:
+            if not self.host or any(c.isspace() or c == "/" for c in self.host):
+                yield "host", "must be a host name or an IP address"
+            if self.serial_port:
+                yield "serial_port", f'is not used by transport = "{self.transport}"; set transport = "rtu"'
+        if is_tls and self.ca_file is None:
+            yield "ca_file", "is needed for tls: the certificate of the authority that signed the device's"
+        if (self.cert_file is None) != (self.key_file is None):
+            yield "cert_file", "cert_file and key_file go together"
+        for name in ("ca_file", "cert_file", "server_name"):
+            if getattr(self, name) and not is_tls:
+                yield name, f'is not used by transport = "{self.transport}"; set transport = "tls"'
 
 
 SourceSettings = OpcuaSourceSettings | ModbusSourceSettings

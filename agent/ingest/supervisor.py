@@ -27,7 +27,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
 from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
-from agent.ingest.ports import Refusals, StoredFacts, StorePort
+from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Tally
@@ -58,6 +58,7 @@ class SourceStatistics:
     duplicates_total: int
     out_of_order_total: int
     polls_missed_total: int
+    polls_late_total: int
     store_refused_total: int
     last_value_unix_ms: int
     connects_total: int
@@ -92,6 +93,7 @@ class Source(Protocol):
     """What the supervisor asks of a source, whatever its protocol."""
 
     polls_missed_total: int
+    polls_late_total: int
 
     @property
     def backfill(self) -> Backfill | None:
@@ -120,7 +122,7 @@ class Source(Protocol):
 
 
 def source_maker(
-    settings: SourceSettings, stored: StoredFacts | None, recorder: Recorder
+    settings: SourceSettings, stored: StoredFacts | None, memory: MemoryPort | None, recorder: Recorder
 ) -> Callable[[Delivery], Source]:
     """What makes a source from its delivery. Without `stored` no gap is filled from history; what is recorded beside
     the live values has a recorder of its own. The adapter is imported here, because asyncua takes half a second and 25
@@ -130,7 +132,7 @@ def source_maker(
         from agent.ingest.modbus.source import ModbusSource
 
         line.quiet_library()
-        return partial(ModbusSource, settings)
+        return partial(ModbusSource, settings, memory)
     from agent.ingest.opcua import session
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
@@ -163,11 +165,12 @@ class SourceSupervisor:
         tags: TagMap,
         recorder: Recorder,
         stored: StoredFacts | None = None,
+        memory: MemoryPort | None = None,
     ) -> None:
         self.settings = settings
         self._tags, self._recorder, self._stored = tags, recorder, stored
         self._kind = "modbus" if isinstance(settings, ModbusSourceSettings) else "opcua"
-        self._source_from = source_maker(settings, stored, recorder)
+        self._source_from = source_maker(settings, stored, memory, recorder)
         self._backoff = Backoff(settings.reconnect_delay_ms, settings.reconnect_delay_max_ms)
         self._state = State.IDLE
         self._source: Source | None = None
@@ -261,6 +264,7 @@ class SourceSupervisor:
             duplicates_total=counts.duplicates if counts is not None else 0,
             out_of_order_total=counts.out_of_order if counts is not None else 0,
             polls_missed_total=self._source.polls_missed_total if self._source is not None else 0,
+            polls_late_total=self._source.polls_late_total if self._source is not None else 0,
             store_refused_total=self._recorder.refused_total,
             last_value_unix_ms=self._recorder.last_value_unix_ms,
             connects_total=self._connects_total,
@@ -438,9 +442,12 @@ class Ingest:
         operational_stream: str = "facts.operational",
         watch_times: WatchTimes = PATIENT,
         stored: StoredFacts | None = None,
+        memory: MemoryPort | None = None,
     ) -> None:
         self._supervisors = [
-            SourceSupervisor(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream), stored)
+            SourceSupervisor(
+                *(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream), stored, memory)
+            )
             for s in sources
         ]
         self._by_name = {supervisor.settings.name: supervisor for supervisor in self._supervisors}

@@ -44,7 +44,7 @@ def modbus(port: int, folder: Path, tags: str | None = None, **settings: object)
     file = folder / "modbus.csv"
     file.write_text(modbus_tags_csv() if tags is None else tags)
     quick = {"poll_interval_ms": 100, "timeout_ms": 300, "unit_retry_ms": 100, "unit_retry_max_ms": 400, **QUICK}
-    return ModbusSourceSettings("meter", "127.0.0.1", file, 0, port=port, **{**quick, **settings})  # type: ignore[arg-type]
+    return ModbusSourceSettings("meter", file, 0, **{"host": "127.0.0.1", "port": port, **quick, **settings})  # type: ignore[arg-type]
 
 
 class Running:

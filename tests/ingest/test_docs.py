@@ -24,7 +24,7 @@ def test_the_examples_are_good_tag_files(protocol: str, block: str, tmp_path: Pa
     if protocol == "opcua":
         found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file))
     else:
-        found = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0))
+        found = load_tag_map(ModbusSourceSettings("meter", file, 0, host="meter"))
     assert len(found.tags) == block.count("\n") - 1
 
 

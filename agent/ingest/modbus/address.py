@@ -37,13 +37,16 @@ _TABLE_OF_DIGIT = {"0": Table.COIL, "1": Table.DISCRETE, "3": Table.INPUT, "4": 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Where a value is and how to read it; `address` is the one on the wire, `count` in registers or bits."""
+    """Where a value is and how to read it; `address` is the one on the wire, `count` in registers or bits. `counter` is
+    the modulus of a counter, in steps of the register before scaling; 0: the value is none."""
 
     unit_id: int
     table: Table
     address: int
     count: int
     kind: ValueType
+    poll_interval_ms: int = 1_000
+    counter: int = 0
 
     @property
     def end(self) -> int:

@@ -6,6 +6,9 @@ the most significant, as they come on the wire: ABCD is the standard's order (Mo
 the words swapped, BADC the bytes inside each word, DCBA both. Eight bytes have the four that follow from these and two
 more, EFGHABCD and CDABGHEF, that keep order within halves or swap within them.
 
+A number may be a part of a register (`mask`), is scaled, and may be limited to a range (`clamp`): a value outside is
+stored as the limit, with the status UncertainEngineeringUnitsExceeded and the limit it is at (OPC 10000-4, 7.39.1).
+
 Core: tables and struct formats. It will not repair: bytes that are no value raise DecodeError.
 """
 
@@ -13,9 +16,12 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
+from agent.ingest import quality
 from agent.message import Value
 
 TYPE = re.compile(r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})")
@@ -32,6 +38,8 @@ _FORMATS = {
     "float32": ">f",
     "float64": ">d",
 }
+
+_UNSIGNED = {1: "H", 2: "I", 4: "Q"}
 
 # What the four names of four bytes mean for values of other sizes.
 _FAMILY: dict[int, dict[str, str]] = {
@@ -60,15 +68,38 @@ class ValueType:
     order: tuple[int, ...]
     scale: int | float = 1
     offset: int | float = 0
+    mask: int = 0  # of the bits that are the value; 0: all
+    clamp: tuple[float, float] | None = None  # lowest and highest value after scaling
 
     @property
     def is_numeric(self) -> bool:
-        """Whether scale and offset make sense."""
+        """Whether scale, offset and clamp make sense."""
         return self.name in _FORMATS or self.name.startswith("bcd")
 
+    @property
+    def is_integer(self) -> bool:
+        """Whether it is a whole number before scaling."""
+        return "int" in self.name or self.name.startswith("bcd")
 
-def value_type(name: str, order: str, scale: float = 1, offset: float = 0) -> ValueType:
-    """The type of this name and byte order. Raises ValueError that says what is wrong with either.
+    @property
+    def code(self) -> str:
+        """The struct code of its bytes once they are in order. Bits and digits come as the unsigned number they are
+        in."""
+        if self.name.startswith("string"):
+            return f"{2 * self.registers}s"
+        is_number = self.name in _FORMATS and not self.mask
+        return _FORMATS[self.name][1:] if is_number else _UNSIGNED[self.registers]
+
+
+def value_type(
+    name: str,
+    order: str,
+    scale: float = 1,
+    offset: float = 0,
+    mask: int = 0,
+    clamp: tuple[float, float] | None = None,
+) -> ValueType:
+    """The type of this name and byte order. Raises ValueError that says what is wrong with them.
 
     `order` may be one of the four names of four bytes for any type, or a full order of the type's own size.
     """
@@ -88,9 +119,15 @@ def value_type(name: str, order: str, scale: float = 1, offset: float = 0) -> Va
     if full not in ORDERS[size]:
         raise ValueError(f"is not an order of {size} bytes; known are {', '.join(ORDERS[size])}")
     places = tuple(full.index(letter) for letter in "ABCDEFGH"[:size])
-    found = ValueType(name, size // 2, full, places, scale, offset)
+    found = ValueType(name, size // 2, full, places, scale, offset, mask, clamp)
     if (scale, offset) != (1, 0) and not found.is_numeric:
         raise ValueError(f"is {name}, which has no scale or offset; leave both empty")
+    if mask and "int" not in name:
+        raise ValueError(f"is {name}, which has no mask; a mask is for int and uint types")
+    if mask >> 8 * size:
+        raise ValueError(f"has more bits in its mask than the {8 * size} of {name}")
+    if clamp is not None and not found.is_numeric:
+        raise ValueError(f"is {name}, which cannot be clamped; leave clamp empty")
     return found
 
 
@@ -98,22 +135,54 @@ def decode(kind: ValueType, registers: Sequence[int]) -> Value:
     """The value in these registers."""
     assert len(registers) == kind.registers, "the plan hands out what the type asked for"
     wire = struct.pack(f">{len(registers)}H", *registers)
-    data = bytes([wire[place] for place in kind.order])
-    if kind.name in _FORMATS:
-        (number,) = struct.unpack(_FORMATS[kind.name], data)
-        return scaled(kind, number)
+    (raw,) = struct.unpack(f">{kind.code}", bytes([wire[place] for place in kind.order]))
+    convert = converter(kind)
+    value = raw if convert is None else convert(raw)
+    return value if kind.clamp is None else limited(value, *kind.clamp)[0]
+
+
+def converter(kind: ValueType) -> Callable[[Any], Value] | None:
+    """What makes the value of what `kind.code` has unpacked; None where that is the value. That of binary coded
+    decimals raises DecodeError."""
     if kind.name.startswith("string"):
-        return _text(data[: int(kind.name[6:])])
-    word = int.from_bytes(data, "big")
+        return partial(_text, int(kind.name[6:]))
     if kind.name == "bool":
-        return word != 0
+        return bool
     if kind.name.startswith("bit"):
-        return bool(word >> int(kind.name[3:]) & 1)
-    assert kind.name.startswith("bcd"), kind.name
-    digits = data.hex()
+        place = int(kind.name[3:])
+        return lambda word: bool(word >> place & 1)
+    scale = _scaler(kind)
+    if kind.name.startswith("bcd"):
+        return lambda word: scale(_digits(kind, word))
+    if kind.mask:
+        mask, shift = kind.mask, (kind.mask & -kind.mask).bit_length() - 1
+        return lambda word: scale((word & mask) >> shift)
+    return None if (kind.scale, kind.offset) == (1, 0) else scale
+
+
+def limited(value: Any, low: float, high: float) -> tuple[Any, int]:
+    """A number within its limits, and its status. NaN, which lies nowhere, stays."""
+    if value < low:
+        return low, quality.UNCERTAIN_BELOW_RANGE
+    if value > high:
+        return high, quality.UNCERTAIN_ABOVE_RANGE
+    return value, quality.GOOD
+
+
+def _digits(kind: ValueType, word: int) -> int:
+    digits = f"{word:0{4 * kind.registers}x}"
     if not digits.isdigit():
         raise DecodeError(f"{digits} is not binary coded decimal")
-    return scaled(kind, int(digits))
+    return int(digits)
+
+
+def _scaler(kind: ValueType) -> Callable[[float], int | float]:
+    """`scaled`, without the checks that cannot be true for this type."""
+    scale, offset, divisor = kind.scale, kind.offset, _divisor(kind.scale)
+    largest = 2 ** (16 * kind.registers) * abs(scale) + abs(offset)
+    if largest >= 2**63:
+        return partial(scaled, kind)
+    return (lambda number: number / divisor + offset) if divisor else (lambda number: number * scale + offset)
 
 
 def scaled(kind: ValueType, number: float) -> int | float:
@@ -128,8 +197,14 @@ def scaled(kind: ValueType, number: float) -> int | float:
 
 def _times(number: float, scale: float) -> int | float:
     """number * scale; by a tenth as a division by ten, for 174 / 10 is 17.4 and 174 * 0.1 is 17.400000000000002."""
+    divisor = _divisor(scale)
+    return number / divisor if divisor else number * scale
+
+
+def _divisor(scale: float) -> int:
+    """The whole number that a scale is one over, 0 where there is none."""
     divisor = round(1 / scale) if abs(scale) < 1 else 0
-    return number / divisor if divisor and 1 / divisor == scale else number * scale
+    return divisor if divisor and 1 / divisor == scale else 0
 
 
 def _size(name: str) -> int:
@@ -140,9 +215,9 @@ def _size(name: str) -> int:
     return int(name.lstrip("uintfloabcd")) // 8
 
 
-def _text(data: bytes) -> Value:
+def _text(size: int, data: bytes) -> Value:
     """A string as devices store it: padded with NUL or blanks. What is not UTF-8 is kept as bytes, not mangled."""
-    data = data.split(b"\0", 1)[0].rstrip(b" ")
+    data = data[:size].split(b"\0", 1)[0].rstrip(b" ")
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,51 +1,60 @@
-"""One TCP connection to a Modbus device, through pymodbus. The only module that knows pymodbus.
+"""One connection to a Modbus device, through pymodbus. The only module that knows pymodbus.
 
 pymodbus sends one request at a time on a connection, retries and reconnects by itself, and closes the connection when
 one unit is silent. All of that is switched off here (`retries=0`, `reconnect_delay=0`, no limit on silence): a request
 is sent once, is answered or not within `timeout_ms`, and a broken connection is dropped. A new connection is a new
-object.
+object. Answers are kept as the bytes that came; pymodbus would make a list of numbers of each.
+
+An answer in RTU framing carries no number. After one that did not come in time the line is left quiet for another
+`timeout_ms`, or it would be taken for the answer to the next request.
 
     SourceLost      the connection is gone; no unit behind it can be read
-    UnitSilent      this unit gave no answer in time; others may
-    ReadRefused     the unit answered that it will not; `quality` says why as an OPC UA status
+    SourceRefused   a file that the connection needs cannot be used; the text says which
+    UnitSilent      this unit gave no answer in time, or bytes that are none; others may
+    ReadRefused     the unit answered that it will not
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
-from pymodbus.client import AsyncModbusTcpClient
+from pymodbus import FramerType
+from pymodbus.client import AsyncModbusSerialClient, AsyncModbusTcpClient
 from pymodbus.exceptions import ConnectionException, ModbusException, ModbusIOException
+from pymodbus.pdu import ModbusPDU
+from pymodbus.pdu.bit_message import ReadCoilsRequest, ReadDiscreteInputsRequest
+from pymodbus.pdu.register_message import ReadHoldingRegistersRequest, ReadInputRegistersRequest
 
-from agent.ingest import quality
-from agent.ingest.errors import IngestError, SourceLost
+from agent.ingest.errors import IngestError, SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.refusal import GATEWAY_CODES, is_about_address, quality_of, reason
 from agent.ingest.settings import ModbusSourceSettings
 
 if TYPE_CHECKING:
-    from pymodbus.pdu import ModbusPDU
+    from pymodbus.client.base import ModbusBaseClient
 
 SILENCE_COUNT_NEVER = 2**31  # pymodbus closes the line after this many unanswered requests; we count per unit
-
-_QUALITY_OF_EXCEPTION = {  # Modbus Application Protocol 7
-    1: quality.BAD_NOT_SUPPORTED,
-    2: quality.BAD_NODE_ID_UNKNOWN,
-    3: quality.BAD_OUT_OF_RANGE,
-    4: quality.BAD_DEVICE_FAILURE,
-    5: quality.BAD_RESOURCE_UNAVAILABLE,
-    6: quality.BAD_RESOURCE_UNAVAILABLE,
+GARBAGE_BYTES_SHOWN = 16
+_FUNCTION_BYTE = 7  # of a frame with an MBAP header
+_REQUESTS: dict[Table, type[ModbusPDU]] = {
+    Table.COIL: ReadCoilsRequest,
+    Table.DISCRETE: ReadDiscreteInputsRequest,
+    Table.HOLDING: ReadHoldingRegistersRequest,
+    Table.INPUT: ReadInputRegistersRequest,
 }
-_GATEWAY_EXCEPTIONS = (10, 11)  # the gateway lives, the unit behind it does not answer
-_BUSY_EXCEPTIONS = (4, 5, 6)  # about the moment or the device, not about the addresses
+_PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
 class UnitSilent(IngestError):
-    """A unit gave no answer."""
+    """A unit gave no answer that is one."""
 
 
 class ReadRefused(IngestError):
@@ -53,10 +62,10 @@ class ReadRefused(IngestError):
 
     def __init__(self, read: Read, code: int) -> None:
         where = f"unit {read.unit_id} {read.table.value} {read.address}..{read.end - 1} (wire addresses)"
-        super().__init__(f"{where} refused with Modbus exception {code}")
+        super().__init__(f"{where} refused: {reason(code)}")
         self.code = code
-        self.quality = _QUALITY_OF_EXCEPTION.get(code, quality.BAD_DEVICE_FAILURE)
-        self.is_about_address = code not in _BUSY_EXCEPTIONS
+        self.quality = quality_of(code)
+        self.is_about_address = is_about_address(code)
 
 
 def quiet_library() -> None:
@@ -66,26 +75,56 @@ def quiet_library() -> None:
 
 @asynccontextmanager
 async def open_line(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """A connection to the device or gateway of a source, for the length of a block. Raises SourceLost."""
-    async with Line(settings.host, settings.port, settings.timeout_ms) as line:
+    """A connection to the device or gateway of a source, for the length of a block. Raises SourceLost and
+    SourceRefused."""
+    async with Line(settings) as line:
         yield line
+
+
+class _Answer(ModbusPDU):
+    """The answer to a read, as the bytes that came."""
+
+    rtu_byte_count_pos = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def decode(self, data: bytes) -> None:
+        self.data = bytes(data)  # a byte count, and as many bytes
+
+    def __str__(self) -> str:
+        return "answer"  # pymodbus builds this text for each answer, logged or not
+
+
+_ANSWERS = [
+    type("_Answer", (_Answer,), {"function_code": request.function_code, "__doc__": _Answer.__doc__})
+    for request in _REQUESTS.values()
+]
 
 
 class Line:
     """An open connection. Use as `async with Line(...) as line`; entering connects, leaving hangs up."""
 
-    def __init__(self, host: str, port: int, timeout_ms: int) -> None:
-        self._where = f"{host}:{port}"
-        self._client = AsyncModbusTcpClient(
-            host, port=port, timeout=timeout_ms / 1000, retries=0, reconnect_delay=0, name=self._where
-        )
+    def __init__(self, settings: ModbusSourceSettings) -> None:
+        self._settings, self._where = settings, settings.where
+        self._is_rtu = settings.transport in ("rtu", "rtu_over_tcp")
+        self._received = b""  # since the last request
+        self._why_not = ""
+        self._turn = asyncio.Lock()
+        self._quiet_until_s = 0.0
+        self._client = self._make_client()
+        for answer in _ANSWERS:
+            self._client.register(answer)
         self._client.set_max_no_responses(SILENCE_COUNT_NEVER)
 
     async def __aenter__(self) -> Self:
         if not await self._client.connect():
             self._client.close()
-            raise SourceLost(f"no connection to {self._where}; is the device on, the address right, the port open?")
+            why = self._why_not or f"no connection within {self._settings.timeout_ms} ms"
+            raise SourceLost(f"no connection to {self._where}: {why}")
         self._client.ctx.count_until_disconnect = SILENCE_COUNT_NEVER
+        await asyncio.sleep(self._settings.connect_pause_ms / 1000)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -98,33 +137,134 @@ class Line:
 
     async def read(self, read: Read) -> Sequence[int]:
         """The registers (or bits as 0 and 1) of a read."""
+        data = await self.read_bytes(read)
+        if read.table.is_bits:
+            return [data[place // 8] >> place % 8 & 1 for place in range(read.count)]
+        return struct.unpack(f">{read.count}H", data)
+
+    async def read_bytes(self, read: Read) -> bytes:
+        """The data bytes of the answer to a read: two a register, or eight bits a byte, lowest first."""
+        async with self._turn:
+            if self._quiet_until_s:
+                await asyncio.sleep(self._quiet_until_s - asyncio.get_running_loop().time())
+                self._quiet_until_s = 0.0
+            try:
+                return self._data(read, await self._answer(read))
+            finally:
+                if self._settings.request_pause_ms:
+                    self._keep_quiet(self._settings.request_pause_ms)
+
+    def _keep_quiet(self, pause_ms: int) -> None:
+        """Send nothing for this time."""
+        self._quiet_until_s = max(self._quiet_until_s, asyncio.get_running_loop().time() + pause_ms / 1000)
+
+    async def _answer(self, read: Read) -> ModbusPDU:
+        self._received = b""
         try:
-            answer = await self._ask(read)
+            return await self._ask(read)
         except ConnectionException as error:
             raise SourceLost(f"connection to {self._where} is gone") from error
         except ModbusIOException as error:
             if not self.is_open:
                 raise SourceLost(f"connection to {self._where} broke while unit {read.unit_id} was asked") from error
-            raise UnitSilent(f"unit {read.unit_id} at {self._where} does not answer") from error
+            raise self._silent(read) from error
         except (ModbusException, OSError, asyncio.InvalidStateError) as error:
             raise SourceLost(f"{self._where} answers nonsense: {error}") from error
+
+    def _data(self, read: Read, answer: ModbusPDU) -> bytes:
+        """The data in an answer to this read. Raises ReadRefused and UnitSilent."""
         if answer.isError():
-            if answer.exception_code in _GATEWAY_EXCEPTIONS:
-                raise UnitSilent(f"gateway {self._where} reports that unit {read.unit_id} does not answer")
+            if answer.exception_code in GATEWAY_CODES:
+                raise UnitSilent(f"unit {read.unit_id} does not answer, {self._where}: {reason(answer.exception_code)}")
             raise ReadRefused(read, answer.exception_code)
-        found: Sequence[int] = answer.bits[: read.count] if read.table.is_bits else answer.registers
-        if len(found) != read.count:
-            raise SourceLost(f"unit {read.unit_id} at {self._where} sent {len(found)} values for {read.count}")
-        return found
+        size = (read.count + 7) // 8 if read.table.is_bits else 2 * read.count
+        data = getattr(answer, "data", b"")
+        is_asked_for = answer.function_code == _REQUESTS[read.table].function_code
+        if not is_asked_for or len(data) != size + 1 or data[0] != size:
+            raise self._silent(read)
+        return bytes(data[1:])
+
+    def _silent(self, read: Read) -> UnitSilent:
+        """There was no answer to a read, or bytes that are none."""
+        if self._is_rtu:
+            self._keep_quiet(self._settings.timeout_ms)
+        if not self._received:
+            why = f"does not answer within {self._settings.timeout_ms} ms"
+            return UnitSilent(f"unit {read.unit_id} at {self._where} {why}")
+        shown = self._received[:GARBAGE_BYTES_SHOWN].hex(" ")
+        more = " ..." if len(self._received) > GARBAGE_BYTES_SHOWN else ""
+        return UnitSilent(
+            f"unit {read.unit_id} at {self._where} is asked for {read.count} {read.table.value} values and sends "
+            f"{len(self._received)} bytes that are no answer to that: {shown}{more}"
+        )
 
     async def _ask(self, read: Read) -> ModbusPDU:
-        ask = {
-            Table.COIL: self._client.read_coils,
-            Table.DISCRETE: self._client.read_discrete_inputs,
-            Table.INPUT: self._client.read_input_registers,
-            Table.HOLDING: self._client.read_holding_registers,
-        }[read.table]
-        return await ask(read.address, count=read.count, device_id=read.unit_id)
+        request = _REQUESTS[read.table](address=read.address, count=read.count, dev_id=read.unit_id)
+        return await self._client.execute(False, request)  # type: ignore[no-any-return]
+
+    def _make_client(self) -> ModbusBaseClient:
+        settings = self._settings
+        common: dict[str, Any] = {
+            "timeout": settings.timeout_ms / 1000,
+            "retries": 0,
+            "reconnect_delay": 0,
+            "name": self._where,
+            "trace_packet": self._see,
+        }
+        client: ModbusBaseClient
+        if settings.transport == "rtu":
+            client = AsyncModbusSerialClient(
+                settings.serial_port,
+                baudrate=settings.baud_rate,
+                parity=_PARITIES[settings.parity],
+                stopbits=settings.stop_bits,
+                **common,
+            )
+        else:
+            framer = FramerType.RTU if self._is_rtu else FramerType.SOCKET
+            client = AsyncModbusTcpClient(settings.host, port=settings.port, framer=framer, **common)
+        if settings.transport == "tls":
+            # pymodbus's own TLS client sends no MBAP header, which the protocol keeps inside TLS (MB-TCP-Security, 4)
+            context, name = _tls_context(settings), settings.server_name or settings.host
+            client.ctx.call_create = partial(
+                asyncio.get_running_loop().create_connection,
+                *(client.ctx.handle_new_connection, settings.host, settings.port),
+                ssl=context,
+                server_hostname=name,
+            )
+        client.ctx.call_create = partial(self._connect, client.ctx.call_create)
+        return client
+
+    async def _connect(self, connect: Any) -> Any:
+        """Connect, and keep the reason when that fails: pymodbus only logs it."""
+        try:
+            return await connect()
+        except OSError as error:
+            self._why_not = error.strerror or str(error)
+            raise
+
+    def _see(self, is_sent: bool, data: bytes) -> bytes:  # noqa: FBT001 pymodbus calls it
+        """Called with each packet sent and with all bytes received since. pymodbus raises into the event loop at a
+        function that it does not know, and the connection ends; to it, such bytes have not come."""
+        if is_sent:
+            return data
+        self._received = data
+        is_foreign = not self._is_rtu and len(data) > _FUNCTION_BYTE and data[_FUNCTION_BYTE] & 0x7F not in range(1, 5)
+        return b"" if is_foreign else data
+
+
+def _tls_context(settings: ModbusSourceSettings) -> ssl.SSLContext:
+    """Verifies the device's certificate, and shows ours if there is one. Raises SourceRefused."""
+    file = settings.ca_file
+    try:
+        context = ssl.create_default_context(cafile=file)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if settings.cert_file is not None:
+            file = settings.cert_file
+            context.load_cert_chain(settings.cert_file, settings.key_file)
+    except OSError as error:
+        raise SourceRefused(f"{file} cannot be used for {settings.where}: {error.strerror or error}") from error
+    return context
 
 
 def end_if_cancelled() -> None:

@@ -1,19 +1,19 @@
 """The fewest reads that fetch a set of registers, within what the device allows.
 
-A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them, and may run across
-registers nobody asked for if no such hole is wider than `hole_max`. Within these limits the plan is optimal: the
-register with the lowest address must be in some read, a read that starts there loses nothing against one that starts
-earlier, and it is best filled as far as it goes; repeat with what is left.
-
-Devices refuse reads that touch addresses they do not have. `refine` takes a refused read apart: first at its holes,
-which are then never crossed again, and if it has none, in halves, down to single values. Core.
+A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them. It may run across
+registers nobody asked for if no such hole is wider than `hole_max`, and it covers no span that the device is known to
+refuse as a whole. Within these limits the plan is optimal: what is allowed for a read is allowed for each part of it, so
+the register with the lowest address is best read by a read that starts there and goes as far as it may; repeat with what
+is left. Core.
 """
 
 from __future__ import annotations
 
-import itertools
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
 from agent.ingest.modbus.address import Register, Table
 
@@ -35,6 +35,15 @@ class Limits:
         )
 
 
+class Span(NamedTuple):
+    """Addresses of a table of a unit, `end` excluded."""
+
+    unit_id: int
+    table: Table
+    first: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True)
 class Read:
     """One request: `count` entries from `address`, and the registers it serves, in order of address."""
@@ -50,78 +59,71 @@ class Read:
         """The first address after the read."""
         return self.address + self.count
 
+    @property
+    def span(self) -> Span:
+        """What it covers."""
+        return Span(self.unit_id, self.table, self.address, self.end)
 
-Barrier = tuple[int, Table, int]
-"""(unit, table, address) that no read may cover unless a register asked for lies there."""
 
-
-def plan_reads(registers: Iterable[Register], limits: Limits, barriers: frozenset[Barrier] = frozenset()) -> list[Read]:
-    """The fewest reads for these registers. None of them may be longer than a read."""
+def plan_reads(registers: Iterable[Register], limits: Limits, refused: Iterable[Span] = ()) -> list[Read]:
+    """The fewest reads for these registers, none of which covers a refused span and more than one register. None of
+    the registers may be longer than a read."""
     groups: dict[tuple[int, str], list[Register]] = {}
     for register in registers:
         groups.setdefault((register.unit_id, register.table.value), []).append(register)
+    spans: dict[tuple[int, str], list[Span]] = {}
+    for span in refused:
+        spans.setdefault((span.unit_id, span.table.value), []).append(span)
     reads: list[Read] = []
     for key in sorted(groups):
-        for cluster in _clusters(groups[key], limits.hole_max, barriers):
-            reads += _cover(cluster, limits)
+        fence = _Fence(spans.get(key, ()))
+        for cluster in _clusters(groups[key], limits.hole_max):
+            reads += _cover(cluster, limits, fence)
     return reads
 
 
-def refine(read: Read) -> tuple[list[Read], frozenset[Barrier]]:
-    """The reads to try after this one was refused, and the holes it has taught us. One value alone cannot be
-    refined."""
-    if len(read.registers) == 1:
-        return [], frozenset()
-    holes = list(_holes(read.registers))
-    if holes:
-        learned = frozenset((read.unit_id, read.table, first) for first, _ in holes)
-        cuts = [first for first, _ in holes]
-        parts = [[r for r in read.registers if low <= r.address < high] for low, high in _ranges(cuts)]
-        return [_read(part) for part in parts if part], learned
-    middle = len(read.registers) // 2
-    return [_read(read.registers[:middle]), _read(read.registers[middle:])], frozenset()
-
-
-def _ranges(cuts: Sequence[int]) -> list[tuple[int, int]]:
-    return list(itertools.pairwise([-1, *cuts, 2**17]))
-
-
-def _clusters(registers: list[Register], hole_max: int, barriers: frozenset[Barrier]) -> Iterable[list[Register]]:
-    """Registers in order of address, parted where a read must not run on: at wide holes and at learned ones."""
-    ordered = sorted(registers, key=lambda r: (r.address, r.count))
-    cluster: list[Register] = []
-    end = 0
-    for register in ordered:
-        hole = register.address - end
-        if cluster and (hole > hole_max or (hole > 0 and (register.unit_id, register.table, end) in barriers)):
-            yield cluster
-            cluster = []
-        cluster.append(register)
-        end = max(end, register.end) if len(cluster) > 1 else register.end
-    if cluster:
-        yield cluster
-
-
-def _cover(cluster: list[Register], limits: Limits) -> Iterable[Read]:
-    """Greedy and optimal: start at the lowest address left, take all that end within reach."""
-    left = cluster
-    while left:
-        reach = left[0].address + limits.count_max(left[0].table)
-        assert left[0].end <= reach, "the tag map refuses values longer than a read"
-        yield _read([register for register in left if register.end <= reach])
-        left = [register for register in left if register.end > reach]
-
-
-def _read(registers: Sequence[Register]) -> Read:
+def read_of(registers: Sequence[Register]) -> Read:
+    """The read of these registers, which are in order of address."""
     first = registers[0]
     end = max(register.end for register in registers)
     return Read(first.unit_id, first.table, first.address, end - first.address, tuple(registers))
 
 
-def _holes(registers: Sequence[Register]) -> Iterable[tuple[int, int]]:
-    """(first, end) of the addresses inside a read that no tag needs."""
-    end = registers[0].end
-    for register in registers[1:]:
-        if register.address > end:
-            yield end, register.address
-        end = max(end, register.end)
+class _Fence:
+    """How far a read may go before it covers a refused span."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        ordered = sorted(spans, key=lambda span: span.first)
+        self._firsts = [span.first for span in ordered]
+        self._ends = list(accumulate((span.end for span in reversed(ordered)), min))[::-1]  # lowest from here on
+
+    def reach(self, address: int) -> int:
+        """The largest end that a read from this address may have."""
+        place = bisect_left(self._firsts, address)
+        return self._ends[place] - 1 if place < len(self._ends) else 2**17
+
+
+def _clusters(registers: list[Register], hole_max: int) -> Iterable[list[Register]]:
+    """Registers in order of address, parted at holes that are too wide."""
+    cluster: list[Register] = []
+    end = 0
+    for register in sorted(registers, key=lambda r: (r.address, r.count)):
+        if cluster and register.address - end > hole_max:
+            yield cluster
+            cluster = []
+        end = max(end, register.end) if cluster else register.end
+        cluster.append(register)
+    if cluster:
+        yield cluster
+
+
+def _cover(cluster: list[Register], limits: Limits, fence: _Fence) -> Iterable[Read]:
+    """Greedy and optimal: start at the lowest address left, take all that end within reach."""
+    left = cluster
+    while left:
+        first = left[0]
+        reach = first.address + limits.count_max(first.table)
+        assert first.end <= reach, "the tag map refuses values longer than a read"
+        reach = max(first.end, min(reach, fence.reach(first.address)))
+        yield read_of([register for register in left if register.end <= reach])
+        left = [register for register in left if register.end > reach]

@@ -1,12 +1,13 @@
-"""A Modbus source: polls every unit at a fixed interval and delivers the values.
+"""A Modbus source: polls every unit at fixed intervals and delivers the values.
 
-Poll n begins at start + n intervals, however long the one before took. Polls whose time has passed are skipped, never
-caught up. One connection polls the units that answer, one after the other. A silent unit is asked over a second
-connection, so that waiting for it does not delay the others. A device that takes only one connection (`connections_max
-= 1`, or the second is refused) is asked for its silent units on the first one, rarely.
+`pace` says what is due, `sweep` what a unit is asked for and what its answers mean. One connection polls the units that
+answer, one after the other: first what is planned of each, then, in what is left of the slot, the search for what they
+refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the others. Where there is
+only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked on that, rarely.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
-polls. Polls skipped because the store refused samples become a gap fact. The source never writes to a device.
+polls. Polls that were missed become a gap fact. What was learned of the units goes to the memory, so that the next
+process begins with it. The source never writes to a device.
 """
 
 from __future__ import annotations
@@ -14,42 +15,53 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import chain
 
+from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import STORE_REFUSED
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TAGS_NAMED_MAX
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.decode import DecodeError, decode
-from agent.ingest.modbus.explore.device import Device
+from agent.ingest.modbus.counters import CounterBook, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
+from agent.ingest.modbus.lessons import lessons_document, read_lessons
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled, open_line
-from agent.ingest.modbus.plan import Limits, Read
-from agent.ingest.modbus.units import Unit
+from agent.ingest.modbus.pace import MS, Missed, Pace
+from agent.ingest.modbus.plan import Limits, Span
+from agent.ingest.modbus.refusal import quality_of, reason
+from agent.ingest.modbus.sweep import Question, Sweep
+from agent.ingest.modbus.units import Pauses, Unit
+from agent.ingest.ports import MemoryPort
 from agent.ingest.probe_result import ReadTags
 from agent.ingest.settings import ModbusSourceSettings
-from agent.message import Sample
 
 log = logging.getLogger(__name__)
 
-MS = 1_000_000  # nanoseconds
+SAVE_INTERVAL_S = 60.0  # a device whose refusals come and go must not wear out the disk
+SEARCH_PART = 0.8  # of the time up to the next slot: then the search rests, and the next poll begins in time
 
 
 class ModbusSource:
     """One device or gateway. The object outlives its connections and keeps what was learned about the units."""
 
-    def __init__(self, settings: ModbusSourceSettings, delivery: Delivery) -> None:
-        self._settings, self._delivery = settings, delivery
+    def __init__(self, settings: ModbusSourceSettings, memory: MemoryPort | None, delivery: Delivery) -> None:
+        self._settings, self._memory, self._delivery = settings, memory, delivery
+        self._learned = self._remembered()
+        self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
+        self._counters = CounterBook(self._moduli(), delivery.sampler.last_reading)
+        self._read: list[SampleColumns] = []  # read and not delivered yet
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.backfill = None  # a device keeps no records
         self.read_tags: ReadTags | None = None  # over the open line, for a device that takes no second connection
-        self.polls_missed_total = 0
+        self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
+        self._is_missing_told = False
 
     def retry(self) -> None:
         """Nothing to do while connected: silent units and refused values have pauses of their own, of a minute at
@@ -64,28 +76,35 @@ class ModbusSource:
         await self._retag()
         for unit in self._units:
             unit.answered()  # over a new connection every unit is asked again
+            unit.remark()
         self._silence.clear()
+        self._is_missing_told = False
         settings = self._settings
         async with AsyncExitStack() as stack:
             line = await stack.enter_async_context(open_line(settings))
-            await self._poll_all(line)
+            start_ns = time.monotonic_ns()
+            await self._poll_all(line, self._intervals(), start_ns + settings.poll_interval_ms * MS)
             if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"{settings.host}:{settings.port} accepts connections but none of its units answers")
-            self.read_tags = partial(read_tags_over, Device(line), settings)
+                raise SourceLost(f"{settings.where} accepts connections but none of its units answers")
+            self.read_tags = partial(read_tags_over, line, settings)
             stack.callback(setattr, self, "read_tags", None)
             on_up()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._poll(line), name=f"{settings.name} poll")
+                group.create_task(self._poll(line, Pace(self._intervals(), start_ns)), name=f"{settings.name} poll")
                 group.create_task(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
-        """Nothing to do: what was read was delivered at once."""
+        """Deliver what was read, and keep what was learned."""
+        await self._flush()
+        await self._remember()
+
+    # --- units and what is known of them ------------------------------------------------------------------------------
 
     def _units_for(self, points: Mapping[int, Register], known: Sequence[Unit]) -> list[Unit]:
         """The units of these values. A unit that is known keeps what was learned about it."""
         settings = self._settings
         limits = Limits(settings.registers_per_read_max, settings.hole_max)
-        retry_ns, retry_max_ns = settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS
+        pauses = Pauses(settings.unit_retry_ms * MS, settings.unit_retry_max_ms * MS)
         by_unit: dict[int, dict[int, Register]] = {}
         for tag, register in points.items():
             by_unit.setdefault(register.unit_id, {})[tag] = register
@@ -94,71 +113,178 @@ class ModbusSource:
             if unit_id in units:
                 units[unit_id].want(part)
             else:
-                units[unit_id] = Unit(unit_id, part, limits, retry_ns, retry_max_ns)
+                units[unit_id] = Unit(unit_id, part, limits, pauses)
+                units[unit_id].learn({span: code for span, code in self._learned.items() if span.unit_id == unit_id})
         return [units[unit_id] for unit_id in sorted(by_unit)]
 
-    async def _retag(self) -> None:
-        """Take over a new tag map. Called between polls only: a read and its samples belong to one map."""
-        if self._delivery.retag(self.now_ns()):
-            self._units = self._units_for(self._delivery.points, self._units)
-            await self._delivery.settle()
+    def _remembered(self) -> Mapping[Span, int]:
+        """What an earlier process learned. A document that cannot be used costs one poll of learning."""
+        document = self._memory.load(self._settings.name) if self._memory is not None else None
+        try:
+            return {} if document is None else read_lessons(document)
+        except ValueError as error:
+            extra = {"action": "lessons_unusable", "source": self._settings.name, "why": str(error)}
+            log.warning("what was learned of a source is learned again", extra=extra)
+            return {}
 
-    async def _poll(self, line: Line) -> None:
-        """Keep the grid."""
-        interval_s = self._settings.poll_interval_ms / 1000
-        start_s = time.monotonic()
-        slot = 0
+    async def _remember(self) -> None:
+        """Give the memory what was learned since the last time."""
+        version = sum(unit.lessons_version for unit in self._units)
+        if self._memory is not None and version != self._saved_version:
+            self._saved_version, self._saved_s = version, time.monotonic()
+            learned = {span: code for unit in self._units for span, code in unit.lessons().items()}
+            await asyncio.to_thread(self._memory.save, self._settings.name, lessons_document(learned))
+
+    def _moduli(self) -> dict[int, int | float]:
+        """The modulus of each counter, in units of its values."""
+        points: Mapping[int, Register] = self._delivery.points
+        return {tag: point.counter * point.kind.scale for tag, point in points.items() if point.counter}
+
+    def _intervals(self) -> frozenset[int]:
+        """All poll intervals, in ms."""
+        return frozenset(chain.from_iterable(unit.intervals() for unit in self._units))
+
+    async def _retag(self) -> bool:
+        """Take over a new tag map, if there is one. Called between polls only: a read and its samples belong to one
+        map."""
+        if not self._delivery.retag(self.now_ns()):
+            return False
+        self._units = self._units_for(self._delivery.points, self._units)
+        self._counters.keep(self._moduli())
+        await self._delivery.settle()
+        return True
+
+    # --- polling ------------------------------------------------------------------------------------------------------
+
+    async def _poll(self, line: Line, pace: Pace) -> None:
+        """Keep the grids."""
+        refused_before = self._delivery.recorder.refused_total
         while True:
-            slot += 1
-            await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
+            await asyncio.sleep(max(0, pace.next_ns() - time.monotonic_ns()) / 1e9)
+            now_ns = time.monotonic_ns()
+            slot = pace.take(now_ns)
+            self.polls_late_total += slot.late
+            if slot.missed:
+                refused = self._delivery.recorder.refused_total != refused_before
+                self._note_missed(slot.missed, time.time_ns() - now_ns, STORE_REFUSED if refused else POLLS_MISSED)
             refused_before = self._delivery.recorder.refused_total
-            slot_ns = time.time_ns()
-            await self._retag()
-            await self._poll_all(line)
+            if await self._retag():
+                pace.keep(self._intervals(), now_ns)
+            if slot.due:
+                await self._poll_all(line, slot.due, pace.next_ns())
             end_if_cancelled()
             if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"none of the units at {self._settings.host}:{self._settings.port} answers any more")
-            missed = int((time.monotonic() - start_s) / interval_s) - slot
-            if missed > 0:
-                slot += missed
-                self.polls_missed_total += missed
-                if self._delivery.recorder.refused_total != refused_before:
-                    self._note_gap(slot_ns, missed)
+                raise SourceLost(f"none of the units at {self._settings.where} answers any more")
 
-    async def _poll_all(self, line: Line) -> None:
-        """Ask every unit that answers for everything, and for what is parked and due."""
+    async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
+        """One poll of the values of these intervals, up to the next slot."""
+        now_ns = time.monotonic_ns()
+        search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
+        sweeps: list[tuple[Unit, Sweep]] = []
         for unit in self._units:
-            if unit.is_silent:
+            wanted = due & unit.intervals()
+            if unit.is_silent or not wanted:
                 continue
-            try:
-                for read in list(unit.reads):
-                    await self._fetch(line, unit, read)
-                for read in list(unit.due_parked(time.monotonic_ns())):
-                    if await self._fetch(line, unit, read):
-                        unit.returned(read)
-            except UnitSilent as error:
-                await self._note_silence(unit, error)
+            sweep = Sweep(unit, wanted, now_ns)
+            if await self._ask(line, unit, sweep, sweep.planned, 2**63):
+                sweeps.append((unit, sweep))
+            await self._flush()
+        for unit, sweep in sweeps:
+            if await self._ask(line, unit, sweep, sweep.search, search_end_ns):
+                await self._flush()
+                await self._mark(sweep)
         await self._delivery.deliver_due(self.now_ns())
+        if time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
+            await self._remember()
 
-    async def _fetch(self, line: Line, unit: Unit, read: Read) -> bool:
-        """Make samples of one read, or learn from its refusal. True if the unit gave values."""
-        try:
-            words = await line.read(read)
-        except ReadRefused as error:
-            if error.is_about_address:
-                if unit.refused(read, time.monotonic_ns()):
-                    log.warning(
-                        "a value is refused by its device and parked",
-                        extra={"action": "tag_parked", "source": self._settings.name, "why": str(error)},
-                    )
-                    await self._delivery.lose(error.quality, self.now_ns(), unit.tags_of(read))
+    async def _ask(
+        self, line: Line, unit: Unit, sweep: Sweep, next_question: Callable[[], Question | None], end_ns: int
+    ) -> bool:
+        """Ask what the sweep wants to know, one question at least. False if the unit fell silent."""
+        while (question := next_question()) is not None:
+            try:
+                data = await line.read_bytes(question.read)
+            except ReadRefused as error:
+                sweep.refused(error.code)
+            except UnitSilent as error:
+                if sweep.unanswered():
+                    sweep.marks()
+                    await self._note_silence(unit, error)
+                    return False
             else:
-                await self._delivery.lose(error.quality, self.now_ns(), unit.tags_of(read))
-            return False
-        now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
-        self.alive_s = time.monotonic()
-        await self._delivery.deliver(samples_of(read, words, unit.tags, now_ns), now_ns)
+                now_ns = self._answered_ns[unit.unit_id] = self.alive_ns = self.now_ns()
+                self.alive_s = time.monotonic()
+                self._read.append(question.decoder.decode(data, now_ns))
+                sweep.answered(question)
+                if unit.returned():
+                    extra = {"action": "unit_returned", "source": self._settings.name, "unit": unit.unit_id}
+                    log.info("unit returned", extra=extra)
+            if time.monotonic_ns() >= end_ns:
+                break
         return True
+
+    async def _flush(self) -> None:
+        """Deliver what was read."""
+        read, self._read = self._read, []
+        if not read:
+            return
+        samples = (
+            read[0] if len(read) == 1 else SampleColumns._make(list(chain(*parts)) for parts in zip(*read, strict=True))
+        )
+        recorder = self._delivery.recorder
+        for fall in self._counters.falls(samples):
+            (subject,) = self._delivery.subjects([fall.tag])
+            recorder.hand_in_fact(fall_message(fall, subject, recorder.zone), fall.after_ns)
+        await self._delivery.deliver_columns(samples, self.now_ns())
+
+    async def _mark(self, sweep: Sweep) -> None:
+        """Record what a sweep could not read, and log what is refused from now on."""
+        for registers, code in sweep.marks():
+            tags = list(map(sweep.tag, registers))
+            await self._delivery.lose(quality_of(code), self.now_ns(), tags, corrects=True)
+        self._log_refused(sweep)
+
+    def _log_refused(self, sweep: Sweep) -> None:
+        """One line for each reason, with the first of the tags; and one for those that are back."""
+        by_code: dict[int, list[int]] = {}
+        for place, code in sweep.parked:
+            by_code.setdefault(code, []).extend(map(sweep.tag, place))
+        for code, tags in by_code.items():
+            extra = {"action": "tags_parked", "source": self._settings.name, "why": reason(code)}
+            log.warning("tags are refused by their device and tried again later", extra=extra | self._named(tags))
+        returned = [sweep.tag(register) for place in sweep.returned for register in place]
+        if returned:
+            extra = {"action": "tags_returned", "source": self._settings.name}
+            log.info("tags that were refused are read again", extra=extra | self._named(returned))
+
+    def _named(self, tags: Sequence[int]) -> dict[str, object]:
+        """How many tags, and the first of them: name, row of the tag file, address as the file writes it."""
+        known = [self._delivery.tags[tag] for tag in tags[:TAGS_NAMED_MAX]]
+        names = [
+            f"{tag.definition.subject.removeprefix('tag:')} (row {tag.row}, {tag.definition.address})" for tag in known
+        ]
+        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+        return {"count": len(tags), "tags": ", ".join(names) + more}
+
+    def _note_missed(self, missed: Iterable[Missed], clock_offset_ns: int, why: str) -> None:
+        """Count missed slots, and note the gap. `clock_offset_ns`: wall clock less monotonic clock."""
+        for one in missed:
+            self.polls_missed_total += one.count
+            tags = [
+                tag
+                for unit in self._units
+                if not unit.is_silent
+                for register, tag in unit.tags.items()
+                if register.poll_interval_ms == one.interval_ms
+            ]
+            first_ns, last_ns = one.first_ns + clock_offset_ns, one.last_ns + clock_offset_ns
+            self._delivery.add_gap(why, first_ns, last_ns, one.count * len(tags), tags, exact=True)
+        if not self._is_missing_told:
+            self._is_missing_told = True
+            extra = {"action": "polls_missed", "source": self._settings.name, "why": why}
+            log.warning("polls are missed: the device or the store is slower than the poll interval", extra=extra)
+
+    # --- silent units -------------------------------------------------------------------------------------------------
 
     async def _probe(self, main: Line) -> None:
         """Ask silent units, each when its time has come, apart from those that answer."""
@@ -178,53 +304,31 @@ class ModbusSource:
                 unit.fell_silent(time.monotonic_ns())
 
     async def _question(self, line: Line, unit: Unit) -> None:
+        read = unit.probe()
         try:
-            await line.read(unit.probe())
+            await line.read_bytes(read)
+            unit.proven.update(read.registers)
         except ReadRefused:
             pass  # a refusal is an answer too
         except SourceLost as error:
             raise UnitSilent(str(error)) from error  # a side line that breaks says nothing about the main one
         unit.answered()
-        log.info(
-            "unit returned", extra={"action": "unit_returned", "source": self._settings.name, "unit": unit.unit_id}
-        )
+        unit.remark()
 
     async def _side_line(self, stack: AsyncExitStack, main: Line) -> Line:
         """A second connection if the device allows one, else the first."""
-        settings = self._settings
-        if settings.connections_max > 1:
+        if self._settings.has_second_connection:
             try:
-                return await stack.enter_async_context(open_line(settings))
+                return await stack.enter_async_context(open_line(self._settings))
             except SourceLost:
                 pass  # the device takes one connection only: ask on that one
         return main
 
     async def _note_silence(self, unit: Unit, error: UnitSilent) -> None:
+        await self._flush()
         if unit.fell_silent(time.monotonic_ns()):
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)
         since_ns = self._answered_ns.get(unit.unit_id)
         await self._delivery.lose(quality.BAD_TIMEOUT, self.now_ns(), unit.all_tags(), since_ns=since_ns)
         self._silence.set()
-
-    def _note_gap(self, slot_ns: int, missed: int) -> None:
-        tags = [tag for unit in self._units if not unit.is_silent for tag in unit.all_tags()]
-        interval_ns = self._settings.poll_interval_ms * MS
-        first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
-        self._delivery.add_gap(STORE_REFUSED, first_ns, last_ns, missed * len(tags), tags, exact=True)
-
-
-def samples_of(read: Read, words: Sequence[int], tags: dict[Register, int], time_ns: int) -> list[Sample]:
-    """The samples in the answer to a read. Bytes that are no value become a bad sample, not an error."""
-    samples: list[Sample] = []
-    for register in read.registers:
-        start = register.address - read.address
-        tag = tags[register]
-        if register.table.is_bits:
-            samples.append(Sample(tag, time_ns, bool(words[start])))
-            continue
-        try:
-            samples.append(Sample(tag, time_ns, decode(register.kind, words[start : start + register.count])))
-        except DecodeError:
-            samples.append(Sample(tag, time_ns, None, quality.BAD_DECODING_ERROR))
-    return samples

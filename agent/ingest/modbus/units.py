@@ -1,116 +1,267 @@
-"""The units behind a line, and what is known of each: its reads, the values it refuses, whether it answers.
+"""A unit behind a line: what is planned to be read of it, what it refuses, whether it answers.
 
-Core. A unit that gives no answer is *silent*: it is no longer polled on the main line, and is asked apart from the
-others after pauses that double. A single value that the unit refuses is *parked*, and asked for alone after such
-pauses. What was learned about a unit (holes not to be read across, values to leave out) is kept for as long as the
-source is configured.
+What a unit refuses is a *lesson*: a span of addresses, and the exception. No read covers such a span. A value that is
+such a span by itself is *parked*: it is asked for alone, after pauses that double, and so is any other span, once an
+hour. A lesson is kept until the unit gives the span, over new tag maps and, through `lessons` and `learn`, over restarts.
+
+A value that was refused among others and has not been asked for alone is *suspect*: it is out of the plan until a sweep
+(`sweep`) has searched it. A unit that gives no answer is *silent*: it is not polled, but asked apart from the others.
+
+Times are of any clock that only goes forward. Core.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.plan import Barrier, Limits, Read, plan_reads, refine
+from agent.ingest.modbus.block import BlockDecoder
+from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads, read_of
+from agent.ingest.modbus.search import Finding, Place, Segment
+
+SPAN_RETRY_NS = 3600 * 10**9  # a span that no tag needs as it is: refused for the device's design, not for its state
+SPANS_MAX = 4_000  # of those; beyond, a device refuses at random, and nothing is learned by it
+KEPT_MAX = 1_000  # reads that are not planned now, and whose decoders are kept because they may be again
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """First pause before asking again, and the longest, to which it doubles."""
+
+    first_ns: int
+    longest_ns: int
+
+    def after(self, pause_ns: int) -> int:
+        """The pause that follows this one; 0: there was none."""
+        return min(pause_ns * 2, self.longest_ns) if pause_ns else self.first_ns
 
 
 @dataclass(slots=True)
-class _Pause:
-    """When to ask again, and the pause before that."""
+class Lesson:
+    """The exception of a refused span, when to ask again, and the pause before that."""
 
+    code: int
     at_ns: int
     pause_ns: int
 
 
-class Unit:
-    """One unit. Times are of any clock that only goes forward."""
+class Planned:
+    """A read of the plan with its decoder, kept for as long as the plan keeps the read."""
 
-    def __init__(
-        self, unit_id: int, points: Mapping[int, Register], limits: Limits, retry_ns: int, retry_max_ns: int
-    ) -> None:
+    __slots__ = ("decoder", "is_doubted", "is_proven", "read")
+
+    def __init__(self, read: Read, tags: Mapping[Register, int]) -> None:
+        self.read = read
+        self.decoder = BlockDecoder(read, [tags[register] for register in read.registers])
+        self.is_proven = False  # this very read was answered with values
+        self.is_doubted = False  # it was refused at its last poll, for the moment
+
+
+class Unit:
+    """One unit."""
+
+    def __init__(self, unit_id: int, points: Mapping[int, Register], limits: Limits, pauses: Pauses) -> None:
         self.unit_id = unit_id
-        self.tags: dict[Register, int] = {register: tag for tag, register in points.items()}
-        self._limits = limits
-        self._retry_ns, self._retry_max_ns = retry_ns, retry_max_ns
-        self._barriers: frozenset[Barrier] = frozenset()
-        self._parked: dict[Register, _Pause] = {}
-        self._silence: _Pause | None = None
-        self.reads: list[Read] = []
-        self._plan()
+        self.limits = limits
+        self.tags: dict[Register, int] = {}
+        self.suspects: list[Segment] = []
+        self.proven: set[Register] = set()  # read at least once, since they are wanted
+        self.is_news_told = False  # the log tells that it is silent
+        self.lessons_version = 0  # moves with each lesson that is learned or forgotten
+        self._pauses = pauses
+        self._lessons: dict[Span, Lesson] = {}
+        self._places: dict[Span, Place] = {}
+        self._unmarked: set[Span] = set()
+        self._plans: dict[frozenset[int], list[Planned]] = {}
+        self._kept: dict[Span, Planned] = {}
+        self._silent: Lesson | None = None
+        self._questions = 0
+        self.want(points)
 
     def want(self, points: Mapping[int, Register]) -> None:
-        """Read these values from now on. What the unit has taught stays: its silence, its holes, what it refuses."""
+        """Read these values from now on. What the unit has taught stays: its silence, and what it refuses."""
+        before = self.tags
         self.tags = {register: tag for tag, register in points.items()}
-        self._parked = {register: pause for register, pause in self._parked.items() if register in self.tags}
-        self._plan()
+        self.proven &= self.tags.keys()
+        places: dict[Span, list[Register]] = {}
+        for register in self.tags:
+            span = Span(self.unit_id, register.table, register.address, register.end)
+            places.setdefault(span, []).append(register)
+        self._places = {span: tuple(place) for span, place in places.items()}
+        codes = {register: segment.code for segment in self.suspects for register in segment.registers()}
+        left = [register for register in codes if register in self.tags]
+        self.suspects = [
+            Segment.of(read.registers, codes[read.registers[0]], is_refused=False)
+            for read in plan_reads(left, self.limits)
+        ]
+        if any(self.tags[register] != before.get(register) for register in self.tags):
+            self.remark()
+        self._kept = {}  # a decoder knows the numbers of the tags
+        proven = [planned for plan in self._plans.values() for planned in plan if planned.is_proven]
+        self._plans = {}
+        for planned in proven:
+            if all(register in self.tags for register in planned.read.registers):
+                again = Planned(planned.read, self.tags)
+                again.is_proven = True
+                self._kept[planned.read.span] = again
+
+    # --- silence ------------------------------------------------------------------------------------------------------
 
     @property
     def is_silent(self) -> bool:
-        return self._silence is not None
-
-    @property
-    def parked_count(self) -> int:
-        return len(self._parked)
-
-    def tags_of(self, read: Read) -> list[int]:
-        """The tag numbers a read serves."""
-        return [self.tags[register] for register in read.registers]
-
-    def all_tags(self) -> list[int]:
-        return list(self.tags.values())
+        return self._silent is not None
 
     def fell_silent(self, now_ns: int) -> bool:
-        """Note that there was no answer. True if that is news."""
-        is_news = self._silence is None
-        self._silence = self._longer(self._silence, now_ns)
+        """Note that there was no answer. True if that is news for the log: the first time since it gave values."""
+        pause_ns = self._pauses.after(0 if self._silent is None else self._silent.pause_ns)
+        self._silent = Lesson(0, now_ns + pause_ns, pause_ns)
+        is_news, self.is_news_told = not self.is_news_told, True
         return is_news
 
-    def answered(self) -> bool:
-        """Note that there was an answer. True if that is news."""
-        is_news = self._silence is not None
-        self._silence = None
+    def answered(self) -> None:
+        """Note that there was an answer: it is polled again."""
+        self._silent = None
+
+    def returned(self) -> bool:
+        """Note that it gave values. True if that is news for the log."""
+        is_news, self.is_news_told = self.is_news_told, False
         return is_news
 
     def probe_at_ns(self) -> int | None:
         """When a silent unit is to be asked, None for one that answers."""
-        return None if self._silence is None else self._silence.at_ns
+        return None if self._silent is None else self._silent.at_ns
 
     def probe(self) -> Read:
-        """The question put to a silent unit: its first read, or a parked value if there is nothing else."""
-        return self.reads[0] if self.reads else plan_reads(list(self._parked)[:1], self._limits)[0]
+        """The question put to a silent unit: a read that was answered before, else each in turn. One that is never
+        answered must not decide for all."""
+        reads = [planned.read for plan in self._plans.values() for planned in plan if planned.is_proven]
+        if not reads:
+            spread = plan_reads([place[0] for place in self._places.values()], self.limits, self._lessons)
+            self._questions += 1
+            reads = [spread[self._questions % len(spread)]]
+        return reads[0]
 
-    def refused(self, read: Read, now_ns: int) -> bool:
-        """Learn from a refused read. True if it was a single value, which is parked now."""
-        if len(read.registers) > 1:
-            parts, learned = refine(read)
-            self._barriers |= learned
-            self.reads = [part for kept in self.reads for part in (parts if kept == read else [kept])]
+    # --- the plan -----------------------------------------------------------------------------------------------------
+
+    def intervals(self) -> set[int]:
+        """The poll intervals of its values, in ms."""
+        return {register.poll_interval_ms for register in self.tags}
+
+    def all_tags(self) -> list[int]:
+        return list(self.tags.values())
+
+    def plan(self, due: frozenset[int]) -> list[Planned]:
+        """The reads of all values whose poll interval is among these."""
+        found = self._plans.get(due)
+        if found is None:
+            suspect = {register for segment in self.suspects for register in segment.registers()}
+            found = self._plans[due] = self.planned(
+                register
+                for span, place in self._places.items()
+                if span not in self._lessons
+                for register in place
+                if register.poll_interval_ms in due and register not in suspect
+            )
+        return found
+
+    def planned(self, registers: Iterable[Register]) -> list[Planned]:
+        """The reads of these registers. What is planned already is kept with its decoder."""
+        found = []
+        for read in plan_reads(registers, self.limits, self._lessons):
+            kept = self._kept.get(read.span)
+            if kept is None or kept.read != read:
+                kept = self._kept[read.span] = Planned(read, self.tags)
+            found.append(kept)
+        return found
+
+    def replan(self) -> None:
+        """Plan anew at the next sweep. Reads that stay as they are keep what is known of them."""
+        if len(self._kept) > KEPT_MAX:
+            self._kept = {}
+        self._kept.update((planned.read.span, planned) for plan in self._plans.values() for planned in plan)
+        self._plans = {}
+
+    # --- lessons ------------------------------------------------------------------------------------------------------
+
+    @property
+    def parked_count(self) -> int:
+        """Places that are refused by themselves."""
+        return sum(span in self._places for span in self._lessons)
+
+    def lessons(self) -> dict[Span, int]:
+        """What it refuses, with the exceptions."""
+        return {span: lesson.code for span, lesson in self._lessons.items()}
+
+    def learn(self, lessons: Mapping[Span, int]) -> None:
+        """Take over what an earlier process learned. Each is asked for again soon, as nothing is known since."""
+        for span, code in lessons.items():
+            self._lessons[span] = Lesson(code, 0, 0)
+        self.remark()
+        self.replan()
+
+    def remark(self) -> None:
+        """Record the status of each parked value again: its tag is new, or another loss was recorded since."""
+        self._unmarked = {span for span in self._lessons if span in self._places}
+
+    def take_unmarked(self) -> list[tuple[Place, int]]:
+        """Parked values whose refusal is to be recorded, each with the exception."""
+        found = [(self._places[span], self._lessons[span].code) for span in self._unmarked if span in self._places]
+        self._unmarked = set()
+        return found
+
+    def note(self, finding: Finding, now_ns: int) -> bool:
+        """Learn what was found. True if that is news: a value that was not parked."""
+        span = finding.span
+        known = self._lessons.get(span)
+        is_needed = span in self._places
+        if known is None and not is_needed and len(self._lessons) - self.parked_count >= SPANS_MAX:
             return False
-        register = read.registers[0]
-        is_news = register not in self._parked
-        self._parked[register] = self._longer(self._parked.get(register), now_ns)
-        if is_news:
-            self._barriers |= {(read.unit_id, read.table, read.address)}
-            self._plan()
-        return is_news
+        pause_ns = self._pauses.after(0 if known is None else known.pause_ns) if is_needed else SPAN_RETRY_NS
+        self._lessons[span] = Lesson(finding.code, now_ns + pause_ns, pause_ns)
+        if known is None or known.code != finding.code:
+            self.lessons_version += 1
+            if is_needed:
+                self._unmarked.add(span)
+        return known is None and is_needed
 
-    def due_parked(self, now_ns: int) -> Iterable[Read]:
-        """Reads of single parked values whose time has come."""
-        for register, pause in self._parked.items():
-            if pause.at_ns <= now_ns:
-                yield from plan_reads([register], self._limits)
+    def forget(self, span: Span) -> bool:
+        """The unit gives what it refused. True if it was a lesson."""
+        if self._lessons.pop(span, None) is None:
+            return False
+        self._unmarked.discard(span)
+        self.lessons_version += 1
+        return True
 
-    def returned(self, read: Read) -> None:
-        """A parked value was read: it takes part in the plan again."""
-        self._parked.pop(read.registers[0])
-        self._barriers -= {(read.unit_id, read.table, read.address)}
-        self._plan()
+    def due_lessons(self, now_ns: int, count_max: int) -> list[Span]:
+        """Refused spans whose time has come, the longest waiting first."""
+        due = sorted(
+            (lesson.at_ns, span.first, span) for span, lesson in self._lessons.items() if lesson.at_ns <= now_ns
+        )
+        return [span for _, _, span in due[:count_max]]
 
-    def _plan(self) -> None:
-        wanted = [register for register in self.tags if register not in self._parked]
-        self.reads = plan_reads(wanted, self._limits, self._barriers)
+    def place(self, span: Span) -> Place:
+        """The registers that are exactly this span; none for one that no tag needs as it is."""
+        return self._places.get(span, ())
 
-    def _longer(self, pause: _Pause | None, now_ns: int) -> _Pause:
-        pause_ns = self._retry_ns if pause is None else min(pause.pause_ns * 2, self._retry_max_ns)
-        return _Pause(now_ns + pause_ns, pause_ns)
+    def suspect_parked(self) -> None:
+        """A parked value is given again, so each may be: search them all, whole reads first."""
+        suspect = {register for segment in self.suspects for register in segment.registers()}
+        parked = {
+            register: lesson.code
+            for span, lesson in self._lessons.items()
+            for register in self._places.get(span, ())
+            if register not in suspect
+        }
+        walls = [span for span in self._lessons if span not in self._places]
+        self.suspects += [
+            Segment.of(read.registers, parked[read.registers[0]], is_refused=False)
+            for read in plan_reads(parked, self.limits, walls)
+        ]
+
+
+def raw_read(span: Span, place: Sequence[Register]) -> Read:
+    """The read of a refused span, whether or not a tag needs it."""
+    if place:
+        return read_of(place)
+    return Read(span.unit_id, span.table, span.first, span.end - span.first, ())

@@ -48,7 +48,7 @@ class OpcuaPollSource:
         self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
         self._size = settings.items_per_call_max
         self.alive_s, self.alive_ns = 0.0, 0
-        self.polls_missed_total = 0
+        self.polls_missed_total = self.polls_late_total = 0
 
     def now_ns(self) -> int:
         """The server's clock, as far as we know it."""

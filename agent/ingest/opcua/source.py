@@ -102,7 +102,7 @@ class OpcuaSource:
         self._refused: dict[int, int] = {}  # tags newly refused and why, not recorded yet
         self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
         self._ends_recorded = asyncio.Event()
-        self.polls_missed_total = 0  # nothing is polled here; the field is there for whoever reads statistics
+        self.polls_missed_total = self.polls_late_total = 0  # nothing is polled here
 
     @property
     def alive_s(self) -> float:

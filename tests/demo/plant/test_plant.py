@@ -29,7 +29,7 @@ def test_the_tag_files_fit_the_plant(tmp_path: Path) -> None:
     opcua, modbus = tmp_path / "opcua.csv", tmp_path / "modbus.csv"
     opcua.write_text(opcua_tags_csv(), encoding="utf-8")
     modbus.write_text(modbus_tags_csv(), encoding="utf-8")
-    sources = OpcuaSourceSettings("plc", "opc.tcp://plc", opcua), ModbusSourceSettings("meter", "meter", modbus, 0)
+    sources = OpcuaSourceSettings("plc", "opc.tcp://plc", opcua), ModbusSourceSettings("meter", modbus, 0, host="meter")
     maps = load_tag_maps(sources)
     assert len(maps["plc"].tags) == len(opcua_signals()) == 40
     assert len(maps["meter"].tags) == len(modbus_meters()) > 20
@@ -42,7 +42,7 @@ def test_device_and_tag_file_agree(seconds: float, tmp_path: Path) -> None:
     """Two writers of the same orders, the device's and the agent's, agree on every meter at any time."""
     file = tmp_path / "modbus.csv"
     file.write_text(modbus_tags_csv(), encoding="utf-8")
-    tags = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0)).tags
+    tags = load_tag_map(ModbusSourceSettings("meter", file, 0, host="meter")).tags
     for meter, tag in zip(modbus_meters(), tags, strict=True):
         found, held = decode(tag.point.kind, registers_of(meter, seconds)), meter.value(seconds)
         if isinstance(held, str):

@@ -1,5 +1,7 @@
 """What the answers of pymodbus mean."""
 
+import struct
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
+from agent.ingest.settings import ModbusSourceSettings
 from tests.ingest.fakes import in_loop
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
@@ -19,7 +22,7 @@ class Answering(Line):
     """A line that is connected to nothing and answers so."""
 
     def __init__(self, answer: object, *, is_open: bool = True) -> None:
-        super().__init__("meter", 502, 100)
+        super().__init__(ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", timeout_ms=100))
         self.answer, self.stands = answer, is_open
 
     @property
@@ -32,9 +35,10 @@ class Answering(Line):
         return self.answer
 
 
-def values(*registers: int) -> object:
+def values(*registers: int, function_code: int = 3) -> object:
     """An answer with these registers."""
-    return SimpleNamespace(isError=lambda: False, registers=list(registers))
+    data = struct.pack(f">B{len(registers)}H", 2 * len(registers), *registers)
+    return SimpleNamespace(isError=lambda: False, data=data, function_code=function_code)
 
 
 def exception(code: int) -> object:
@@ -44,11 +48,11 @@ def exception(code: int) -> object:
 
 @in_loop
 async def test_an_answer_is_as_long_as_asked() -> None:
-    """Fewer or more registers than asked for cannot be told apart from another answer: the line is given up."""
-    assert await Answering(values(1, 2)).read(READ) == [1, 2]
-    for found in ((1,), (1, 2, 3)):
-        with pytest.raises(SourceLost):
-            await Answering(values(*found)).read(READ)
+    """Fewer or more registers than asked for, or those of another table, are no answer, and never values."""
+    assert list(await Answering(values(1, 2)).read(READ)) == [1, 2]
+    for found in (values(1), values(1, 2, 3), values(1, 2, function_code=4)):
+        with pytest.raises(UnitSilent):
+            await Answering(found).read(READ)
 
 
 @in_loop
@@ -58,7 +62,7 @@ async def test_refusals_are_told_apart() -> None:
     for code, is_about_address in ((1, True), (2, True), (3, True), (4, False), (5, False), (6, False)):
         with pytest.raises(ReadRefused) as refused:
             await Answering(exception(code)).read(READ)
-        assert refused.value.is_about_address is is_about_address
+        assert (refused.value.code, refused.value.is_about_address) == (code, is_about_address)
     for code in (10, 11):
         with pytest.raises(UnitSilent):
             await Answering(exception(code)).read(READ)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.plan import Limits, Read, plan_reads, refine
+from agent.ingest.modbus.plan import Limits, Span, plan_reads
 
 KINDS = {1: value_type("uint16", "ABCD"), 2: value_type("uint32", "ABCD"), 4: value_type("uint64", "ABCD")}
 
@@ -79,57 +79,24 @@ def test_a_thousand_neighbours_take_eight_reads() -> None:
     assert len(plan_reads([register(a) for a in range(1000)], Limits(125, 0))) == 8
 
 
-@given(registers, limits, st.sets(st.integers(0, 50)))
-def test_refining_ends_with_every_value_read(wanted: list[Register], bounds: Limits, missing: set[int]) -> None:
-    """A device that lacks addresses is understood after finitely many refusals: what exists is read, what does not is
-    known, and the holes learned keep the next plan from asking again."""
-    missing -= {address for r in wanted for address in range(r.address, r.end)}  # only holes are missing
+@settings(max_examples=60, deadline=None)
+@given(registers, limits, st.lists(st.tuples(st.integers(0, 44), st.integers(1, 6)), max_size=5))
+def test_no_plan_around_refused_spans_has_fewer_reads(
+    wanted: list[Register], bounds: Limits, refused: list[tuple[int, int]]
+) -> None:
+    """A read covers a refused span only if its first value does, and no plan that keeps to that is shorter."""
+    spans = [Span(1, Table.HOLDING, first, first + count) for first, count in refused]
 
-    def refuses(read: Read) -> bool:
-        return any(address in missing for address in range(read.address, read.end))
+    def is_free(group: list[Register]) -> bool:
+        start, end = min(r.address for r in group), max(r.end for r in group)
+        alone = min((r.address, r.end) for r in group) == (start, end)
+        return alone or not any(start <= span.first and span.end <= end for span in spans)
 
-    barriers: frozenset[tuple[int, Table, int]] = frozenset()
-    queue, accepted, asked = plan_reads(wanted, bounds), [], 0
-    while queue:
-        read = queue.pop()
-        asked += 1
-        if not refuses(read):
-            accepted.append(read)
-            continue
-        parts, learned = refine(read)
-        assert parts, "a single value has no hole in it"
-        queue += parts
-        barriers |= learned
-    assert sorted((r.address, r.count) for read in accepted for r in read.registers) == sorted(
-        (r.address, r.count) for r in wanted
+    reads = plan_reads(wanted, bounds, spans)
+    assert sorted(r.address for read in reads for r in read.registers) == sorted(r.address for r in wanted)
+    best = min(
+        len(parts)
+        for parts in partitions(wanted)
+        if all(is_allowed(part, wanted, bounds) and is_free(part) for part in parts)
     )
-    assert asked <= 4 * len(wanted) + 4
-
-
-def test_a_refused_value_among_neighbours_is_found_by_halving() -> None:
-    """Without holes to blame, halves are tried until the culprit stands alone; all others are read on the way."""
-    bad, good = register(37), set[Register]()
-    queue, found = plan_reads([register(a) for a in range(64)], Limits(125, 0)), []
-    for _ in range(20):
-        if not queue:
-            break
-        read = queue.pop()
-        if bad not in read.registers:
-            good.update(read.registers)
-            continue
-        parts, learned = refine(read)
-        assert not learned
-        if not parts:
-            found.append(read)
-        queue += parts
-    assert [read.registers for read in found] == [(bad,)]
-    assert good == {register(a) for a in range(64)} - {bad}
-
-
-def test_learned_holes_are_not_crossed_again() -> None:
-    """After one refusal across a hole the next plan stops before it."""
-    wanted = [register(0), register(5)]
-    (read,) = plan_reads(wanted, Limits(125, 10))
-    parts, learned = refine(read)
-    assert parts == plan_reads(wanted, Limits(125, 10), learned)
-    assert [part.count for part in parts] == [1, 1]
+    assert len(reads) == best

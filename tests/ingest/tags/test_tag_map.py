@@ -26,7 +26,7 @@ def modbus(folder: Path, data: str, base: int = 0, **settings: object) -> TagMap
     """The tag map that a Modbus source reads from this text."""
     file = folder / "meter.csv"
     file.write_text(data, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings("meter", "meter", file, base, **settings))  # type: ignore[arg-type]
+    return load_tag_map(ModbusSourceSettings("meter", file, base, host="meter", **settings))  # type: ignore[arg-type]
 
 
 def test_a_full_row(tmp_path: Path) -> None:

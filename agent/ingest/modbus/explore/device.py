@@ -1,11 +1,12 @@
-"""An open connection for looking at a device: single reads with pauses, the units behind it, the registers of a table.
+"""Looking at a device over an open line: the words around a register, the units behind it, the registers of a table, the
+values of registers.
 
 A read that is refused is halved down to single values, each with its reason. Nothing is written.
 """
 
 from __future__ import annotations
 
-import asyncio
+import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from itertools import groupby
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.modbus.decode import DecodeError, decode
+from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, open_line, quiet_library
@@ -25,7 +26,7 @@ from agent.ingest.settings import ModbusSourceSettings
 from agent.message import Value
 
 UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
-PAUSE_MS = 10  # between two reads: a device has a plant to run beside us
+PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
 SILENT_AT_FIRST_MAX = 3  # reads without an answer before a scan takes the unit for absent
 Progress = Callable[[str, int], None]
 
@@ -58,33 +59,16 @@ class FoundUnit:
     how: str
 
 
-class Device:
-    """An open line, used at a pace of its own. Made by `open_device`."""
-
-    def __init__(self, line: Line, pause_ms: int = PAUSE_MS) -> None:
-        self._line, self._pause_s = line, pause_ms / 1000
-        self._is_first = True
-        self.reads_total = 0
-
-    async def read(self, read: Read) -> Sequence[int]:
-        """One read, after the pause. Raises SourceLost, UnitSilent and ReadRefused."""
-        if not self._is_first:
-            await asyncio.sleep(self._pause_s)
-        self._is_first = False
-        self.reads_total += 1
-        return await self._line.read(read)
-
-
 @asynccontextmanager
-async def open_device(settings: ModbusSourceSettings, pause_ms: int = PAUSE_MS) -> AsyncIterator[Device]:
-    """Connect as a source with these settings would, for looking only. Raises SourceLost."""
+async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
+    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused."""
     quiet_library()
     async with open_line(settings) as line:
-        yield Device(line, pause_ms)
+        yield line
 
 
 async def read_around(
-    device: Device, unit_id: int, table: Table, address: int, count: int
+    line: Line, unit_id: int, table: Table, address: int, count: int
 ) -> tuple[dict[int, int], list[Refusal]]:
     """The words at `count` addresses and around them, as far as the device gives them. Raises SourceLost and
     UnitSilent."""
@@ -95,7 +79,7 @@ async def read_around(
         if (first, length) in refused or all(place in words for place in span):
             continue
         try:
-            found = await device.read(Read(unit_id, table, first, length, ()))
+            found = await line.read(Read(unit_id, table, first, length, ()))
         except ReadRefused as error:
             refused[first, length] = reason(error.code)
         else:
@@ -114,18 +98,19 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
 
 
 async def find_units(
-    settings: ModbusSourceSettings, unit_ids: Sequence[int], pause_ms: int, progress: Progress
+    settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress
 ) -> list[FoundUnit]:
     """The units that answer. A device that closes the connection for a unit it does not have is connected to again.
     Raises SourceLost when there is no connection."""
     found: list[FoundUnit] = []
     left = list(unit_ids)
     while left:
-        async with open_device(settings, pause_ms) as device:
+        async with open_device(settings) as line:
+            is_first = True
             while left:
                 unit_id = left.pop(0)
                 try:
-                    await device.read(Read(unit_id, *UNITS_ASKED, 1, ()))
+                    await line.read(Read(unit_id, *UNITS_ASKED, 1, ()))
                     found.append(FoundUnit(unit_id, "answers"))
                 except ReadRefused as error:
                     found.append(
@@ -134,21 +119,22 @@ async def find_units(
                 except UnitSilent:
                     pass
                 except SourceLost:
-                    if device.reads_total == 1:
+                    if is_first:
                         raise
                     break
                 finally:
+                    is_first = False
                     progress("units asked", len(unit_ids) - len(left))
     return found
 
 
-async def scan_registers(device: Device, unit_id: int, table: Table, scan: RegisterScan, progress: Progress) -> None:
+async def scan_registers(line: Line, unit_id: int, table: Table, scan: RegisterScan, progress: Progress) -> None:
     """Carry a scan out. Raises SourceLost, and UnitSilent when the unit answers none of the first reads."""
     answers, silences = 0, 0
     while (span := scan.next_range()) is not None:
         first, end = span
         try:
-            await device.read(Read(unit_id, table, first, end - first, ()))
+            await line.read(Read(unit_id, table, first, end - first, ()))
         except ReadRefused as error:
             answers += 1
             scan.refused(reason(error.code))
@@ -164,10 +150,10 @@ async def scan_registers(device: Device, unit_id: int, table: Table, scan: Regis
 
 
 async def read_registers(
-    device: Device, settings: ModbusSourceSettings, registers: Iterable[Register]
+    line: Line, settings: ModbusSourceSettings, registers: Iterable[Register]
 ) -> list[RegisterAnswer]:
-    """What each register holds. A refused read is halved down to single registers; a unit that does not answer once is
-    not asked again. Raises SourceLost."""
+    """What each register holds, decoded as a source does. A refused read is halved down to single registers; a unit
+    that does not answer once is not asked again. Raises SourceLost."""
     answers: list[RegisterAnswer] = []
     silent: dict[int, str] = {}
     limits = Limits(settings.registers_per_read_max, settings.hole_max)
@@ -176,7 +162,7 @@ async def read_registers(
         read = pending.popleft()
         if read.unit_id not in silent:
             try:
-                words = await device.read(read)
+                answers += _answers(read, await line.read_bytes(read))
             except UnitSilent as error:
                 silent[read.unit_id] = str(error)
             except ReadRefused as error:
@@ -186,19 +172,18 @@ async def read_registers(
                     pending.extendleft(reversed([part for half in halves for part in plan_reads(half, limits)]))
                 else:
                     why = f"unit {read.unit_id} refuses it: {reason(error.code)}"
-                    answers.append(RegisterAnswer(read.registers[0], quality=quality_of(error.code), why=why))
-            else:
-                answers += [_answer(register, words[register.address - read.address :]) for register in read.registers]
+                    answers.append(RegisterAnswer(read.registers[0], quality=error.quality, why=why))
         if read.unit_id in silent:
             why = silent[read.unit_id]
             answers += [RegisterAnswer(one, quality=quality_of(SILENT), why=why) for one in read.registers]
     return answers
 
 
-def _answer(register: Register, words: Sequence[int]) -> RegisterAnswer:
-    own = tuple(words[: register.count])
-    try:
-        value = bool(own[0]) if register.table.is_bits else decode(register.kind, own)
-    except DecodeError as error:
-        return RegisterAnswer(register, own, quality=quality.BAD_DECODING_ERROR, why=str(error))
-    return RegisterAnswer(register, own, value)
+def _answers(read: Read, data: bytes) -> Iterator[RegisterAnswer]:
+    """The registers of a read in the bytes of its answer."""
+    decoded = BlockDecoder(read, range(len(read.registers))).decode(data, 0)
+    for register, value, status in zip(read.registers, decoded.values, decoded.qualities, strict=True):
+        start = 2 * (register.address - read.address)
+        own = b"" if read.table.is_bits else data[start : start + 2 * register.count]
+        why = "its digits are no decimal number" if status == quality.BAD_DECODING_ERROR else ""
+        yield RegisterAnswer(register, struct.unpack(f">{len(own) // 2}H", own), value, status, why)

@@ -32,7 +32,7 @@ def test_good_files_and_files_still_to_be_made_are_no_finding(source: OpcuaSourc
     new = replace(source, certificate_file=tmp_path / "new.der", private_key_file=tmp_path / "new.key")
     assert texts(new) == []
     assert certificate_days_left(new, NOW) is None
-    assert check_source_files([ModbusSourceSettings("m", "h", Path("t"), 0)], NOW) == []
+    assert check_source_files([ModbusSourceSettings("m", Path("t"), 0, host="h")], NOW) == []
     assert certificate_days_left(source, NOW) == pytest.approx(LIFETIME_DAYS, abs=0.1)
 
 

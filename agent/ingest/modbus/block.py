@@ -1,0 +1,91 @@
+"""Decodes all values of one read at once.
+
+A `BlockDecoder` is compiled when a read enters the plan. For registers it is one permutation of the answer's bytes, which
+puts the bytes of every value in their order, one after the other, and one struct format that reads them all; values that
+are more than their number (scale, mask, counter digits) go through a function of their own. For bits it is a table of
+eight values a byte. `decode` says what each value must be, and a test holds both equal. Core.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+from agent.columns import SampleColumns
+from agent.ingest import quality
+from agent.ingest.modbus.decode import DecodeError, converter, limited
+from agent.ingest.modbus.plan import Read
+from agent.message import Value
+
+_BITS_OF_BYTE = tuple(tuple(bool(byte >> place & 1) for place in range(8)) for byte in range(256))
+
+
+class BlockDecoder:
+    """Turns the data bytes of one read's answer into samples of its tags."""
+
+    def __init__(self, read: Read, tags: Sequence[int]) -> None:
+        assert len(tags) == len(read.registers), "one tag for each register"
+        self._tags = list(tags)
+        self._good = [quality.GOOD] * len(tags)
+        self._conversions: list[tuple[int, Callable[[Any], Value]]] = []
+        self._digits: list[tuple[int, Callable[[Any], Value]]] = []  # conversions that may find no value
+        self._clamps: list[tuple[int, float, float]] = []
+        if read.table.is_bits:
+            places = [register.address - read.address for register in read.registers]
+            self._values: Callable[[bytes], list[Any]] = partial(_bits, _taker(places))
+            return
+        taken: list[int] = []
+        formats = []
+        for index, register in enumerate(read.registers):
+            start = 2 * (register.address - read.address)
+            taken += [start + place for place in register.kind.order]
+            formats.append(register.kind.code)
+            convert = converter(register.kind)
+            if convert is not None:
+                (self._digits if register.kind.name.startswith("bcd") else self._conversions).append((index, convert))
+            if register.kind.clamp is not None:
+                self._clamps.append((index, *register.kind.clamp))
+        unpack = struct.Struct(">" + "".join(formats)).unpack
+        self._values = partial(_words, None if taken == list(range(2 * read.count)) else _taker(taken), unpack)
+
+    def decode(self, data: bytes, time_ns: int) -> SampleColumns:
+        """The samples in the data bytes of an answer, in order of address. The lists are not changed afterwards."""
+        values = self._values(data)
+        for index, convert in self._conversions:
+            values[index] = convert(values[index])
+        qualities = self._judged(values) if self._digits or self._clamps else self._good
+        return SampleColumns(self._tags, [time_ns] * len(values), values, qualities)
+
+    def _judged(self, values: list[Any]) -> list[int]:
+        """The statuses of values that may be none, or outside their limits. Changes `values`."""
+        qualities = [*self._good]
+        for index, convert in self._digits:
+            try:
+                values[index] = convert(values[index])
+            except DecodeError:
+                values[index], qualities[index] = None, quality.BAD_DECODING_ERROR
+        for index, low, high in self._clamps:
+            if values[index] is not None:
+                values[index], qualities[index] = limited(values[index], low, high)
+        return qualities
+
+
+def _words(
+    take: Callable[[bytes], Iterable[int]] | None, unpack: Callable[[bytes], tuple[Any, ...]], data: bytes
+) -> list[Any]:
+    return list(unpack(data if take is None else bytes(take(data))))
+
+
+def _bits(take: Callable[[Sequence[Any]], Iterable[Any]], data: bytes) -> list[Any]:
+    return list(take(tuple(chain.from_iterable(map(_BITS_OF_BYTE.__getitem__, data)))))
+
+
+def _taker(places: Sequence[int]) -> Callable[[Sequence[Any]], Iterable[Any]]:
+    """Takes the entries at these places."""
+    if len(places) > 1:
+        return itemgetter(*places)
+    return itemgetter(slice(places[0], places[0] + 1) if places else slice(0))  # itemgetter of one makes no tuple

@@ -1,0 +1,211 @@
+"""One poll of one unit: which reads to ask for, and what each outcome means. Core.
+
+First the reads of the plan, then the search: suspect values, and refused spans whose time has come. Between two
+questions the caller may end the search, because the slot is over; it goes on in the next sweep where it was. Promised:
+
+  * each value that is due has been read when the sweep ends, or stands in `marks` with the exception that prevents it;
+  * a read that is refused for its addresses is searched at once. One that is refused for the moment (exceptions 4 and
+    above) is searched when it is refused at two sweeps running, so that a busy device is not asked for the parts;
+  * a read that was never answered as it is, because a value is new in it, costs the values that were read before
+    nothing: they are asked for without the new one in the same sweep;
+  * the search rests when REFUSALS_MAX values in a row were refused alone, and asks for at most SEARCH_MAX reads, so a
+    unit that refuses everything gets a few requests a sweep;
+  * a unit is silent when it leaves a sweep's first questions unanswered. A read that it leaves unanswered between
+    others is refused (`SILENT`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agent.ingest.modbus.address import Register
+from agent.ingest.modbus.block import BlockDecoder
+from agent.ingest.modbus.plan import Read, Span
+from agent.ingest.modbus.refusal import SILENT, is_about_address
+from agent.ingest.modbus.search import Finding, Place, Segment
+from agent.ingest.modbus.units import Planned, Unit, raw_read
+
+REFUSALS_MAX = 8
+SEARCH_MAX = 200
+PROBES_MAX = 8  # refused spans asked for again in one sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A read to send, and the decoder of what it brings."""
+
+    read: Read
+    decoder: BlockDecoder
+    is_search: bool
+
+
+class Sweep:
+    """One poll of one unit, for the values of these poll intervals (ms)."""
+
+    def __init__(self, unit: Unit, due: frozenset[int], now_ns: int) -> None:
+        self._unit, self._now_ns = unit, now_ns
+        self._plan = deque(sorted(unit.plan(due), key=lambda planned: not planned.is_proven))  # proven reads first
+        self._spans = deque[Span](unit.due_lessons(now_ns, PROBES_MAX))
+        self._served: set[Register] = set()  # in the search
+        self._asked: Planned | Segment | Span | None = None
+        self._searched = self._refusals = 0
+        self._has_answered = self._has_values = self._was_unanswered = self._is_changed = False
+        self._marks: list[tuple[Iterable[Register], int]] = []
+        self.parked: list[tuple[Place, int]] = []  # news for the log
+        self.returned: list[Place] = []
+
+    def tag(self, register: Register) -> int:
+        """The tag of a value."""
+        return self._unit.tags[register]
+
+    def planned(self) -> Question | None:
+        """The next read of the plan."""
+        if not self._plan:
+            return None
+        planned = self._asked = self._plan.popleft()
+        return Question(planned.read, planned.decoder, is_search=False)
+
+    def search(self) -> Question | None:
+        """The next read of the search; None when it rests or is done."""
+        if self._searched >= SEARCH_MAX or self._refusals >= REFUSALS_MAX:
+            return None
+        if self._unit.suspects:
+            segment = self._asked = self._unit.suspects[0]
+            read = segment.question()
+            new = tuple(register for register in read.registers if register not in self._served)
+            read = Read(read.unit_id, read.table, read.address, read.count, new)
+            return self._question(read)
+        if not (self._spans or self._has_values):  # nothing is given at all: the first sign of recovery counts
+            self._spans.extend(self._unit.due_lessons(2**63, 1))
+            self._has_values = True
+        if self._spans:
+            span = self._asked = self._spans.popleft()
+            return self._question(raw_read(span, self._unit.place(span)))
+        return None
+
+    def _question(self, read: Read) -> Question:
+        self._searched += 1
+        tags = self._unit.tags
+        return Question(read, BlockDecoder(read, [tags[register] for register in read.registers]), is_search=True)
+
+    def answered(self, question: Question) -> None:
+        """The question was answered with values."""
+        asked, self._asked = self._asked, None
+        self._has_answered, self._was_unanswered, self._has_values = True, False, True
+        if isinstance(asked, Planned):
+            if not asked.is_proven:
+                asked.is_proven = True
+                self._unit.proven.update(asked.read.registers)
+            asked.is_doubted = False
+            return
+        self._refusals = 0
+        registers = question.read.registers
+        self._served.update(registers)
+        self._unit.proven.update(registers)
+        if isinstance(asked, Segment):
+            for span in {_span(register) for register in registers}:
+                self._give_back(span)
+            asked.answered()
+            self._conclude(asked)
+        else:
+            assert asked is not None, "an answer follows a question"
+            if self._give_back(asked) and self._unit.place(asked):
+                self._unit.suspect_parked()
+
+    def refused(self, code: int) -> None:
+        """The question was refused with a Modbus exception."""
+        self._has_answered = True
+        self._was_unanswered = False
+        self._note_refusal(code)
+
+    def unanswered(self) -> bool:
+        """The question was not answered. True if the unit is silent by that."""
+        asked = self._asked
+        is_new = isinstance(asked, Planned) and not asked.is_proven and bool(self._unit.proven)
+        if self._was_unanswered or not (self._has_answered or is_new):
+            return True
+        self._was_unanswered = True
+        self._refusals = REFUSALS_MAX  # no search after it: each time-out costs the other units their slot
+        self._note_refusal(SILENT)
+        return False
+
+    def marks(self) -> list[tuple[list[Register], int]]:
+        """The values that are due and were not read, with the exception that prevents each. Ends the sweep."""
+        unit = self._unit
+        found = [(list(registers), code) for registers, code in self._marks]
+        found += [(list(place), code) for place, code in unit.take_unmarked()]
+        left: list[Segment] = []
+        for segment in unit.suspects:
+            waiting = [register for register in segment.registers() if register not in self._served]
+            found.append((waiting, segment.code))
+            good = {*segment.good_registers(), *(r for r in segment.registers() if r in self._served)}
+            if good:
+                self._is_changed = True
+                rest = [register for register in segment.registers() if register not in good]
+                left.append(Segment.of(rest, segment.code, is_refused=False))
+            else:
+                left.append(segment)
+        unit.suspects = [segment for segment in left if not segment.is_done]
+        if self._is_changed:
+            unit.replan()
+        return [(registers, code) for registers, code in found if registers]
+
+    def _note_refusal(self, code: int) -> None:
+        asked, self._asked = self._asked, None
+        assert asked is not None, "a refusal follows a question"
+        if isinstance(asked, Planned):
+            self._judge(asked, code)
+        elif isinstance(asked, Segment):
+            self._refusals += asked.is_single
+            asked.refused(code)
+            self._conclude(asked)
+        else:
+            self._refusals += 1
+            self._unit.note(Finding(asked, code, self._unit.place(asked)), self._now_ns)
+
+    def _judge(self, planned: Planned, code: int) -> None:
+        """A read of the plan was refused."""
+        proven = self._unit.proven
+        registers = planned.read.registers
+        known = [register for register in registers if register in proven]
+        is_as_before = planned.is_proven or not known  # nothing in it is new, or everything is
+        if is_as_before and not is_about_address(code) and not planned.is_doubted:
+            planned.is_doubted = True
+            self._marks.append((registers, code))
+            return
+        self._is_changed = True
+        if not planned.is_proven and known and len(known) < len(registers):
+            new = [register for register in registers if register not in proven]
+            self._plan.extendleft(reversed(self._unit.planned(known)))
+            self._suspect(new, code, is_refused=False)
+        else:
+            self._suspect(registers, code, is_refused=True)
+
+    def _suspect(self, registers: Iterable[Register], code: int, *, is_refused: bool) -> None:
+        segment = Segment.of(registers, code, is_refused=is_refused)
+        self._unit.suspects.append(segment)
+        self._conclude(segment)
+
+    def _conclude(self, segment: Segment) -> None:
+        """Learn what a segment found, and drop it when it is done."""
+        for finding in segment.take_findings():
+            self._is_changed = True
+            if self._unit.note(finding, self._now_ns):
+                self.parked.append((self._unit.place(finding.span), finding.code))
+        if segment.is_done:
+            self._is_changed = True
+            self._unit.suspects.remove(segment)
+
+    def _give_back(self, span: Span) -> bool:
+        """The unit gave a span. True if it had refused it."""
+        if not self._unit.forget(span):
+            return False
+        self._is_changed = True
+        self.returned.append(self._unit.place(span))
+        return True
+
+
+def _span(register: Register) -> Span:
+    return Span(register.unit_id, register.table, register.address, register.end)

@@ -1,0 +1,227 @@
+"""What a unit is asked for in one poll after the other, against devices that refuse in every way."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.plan import Limits
+from agent.ingest.modbus.refusal import SILENT
+from agent.ingest.modbus.sweep import REFUSALS_MAX, SEARCH_MAX
+from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register, unit_of
+
+registers = st.lists(
+    st.builds(register, st.integers(0, 90), st.sampled_from([1, 1, 1, 2, 4])), min_size=1, max_size=40, unique=True
+)
+limits = st.builds(Limits, st.integers(8, 60), st.integers(0, 8))
+refusals = st.dictionaries(st.integers(0, 95), st.sampled_from([1, 2, 2, 2, 3, 4, 5, 6, 7]), max_size=12)
+devices = st.builds(
+    Device, refused=refusals, borders=st.sets(st.integers(1, 95), max_size=4), longest=st.integers(4, 125)
+)
+
+
+def given_by(device: Device, wanted: list[Register]) -> set[Register]:
+    """What a device gives when it is asked for each alone."""
+    return {r for r in wanted if device.judge(r.address, r.end) is None}
+
+
+@settings(max_examples=60, deadline=None)
+@given(registers, limits, devices)
+def test_every_poll_accounts_for_every_value(wanted: list[Register], bounds: Limits, device: Device) -> None:
+    """In each poll each value is read or marked; what the device does not give is never read, and once a read that
+    works for a value was found, the value is read in every poll."""
+    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
+    settled: set[Register] = set()
+    for number in range(60):
+        done = poll(unit, device, number * S)
+        assert {*done.values, *done.marked} == set(wanted)
+        assert set(done.values) <= good
+        assert not set(done.values) & done.marked.keys()
+        assert len(done.values) == len(set(done.values)), "a value twice in a poll"
+        if number > 2:  # a refusal for the moment is believed at the second poll
+            assert settled <= set(done.values)
+        settled |= set(done.values)
+    assert settled == good
+
+
+@settings(max_examples=60, deadline=None)
+@given(registers, limits, devices)
+def test_what_is_learned_leaves_the_fewest_reads(wanted: list[Register], bounds: Limits, device: Device) -> None:
+    """In the steady state a poll has as few planned reads as the device itself allows for the values that it gives, and
+    nothing is refused but what is asked for again after its pause."""
+    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
+    for number in range(60):
+        poll(unit, device, number * S)
+    before, version = len(device.asked), unit.lessons_version
+    done = poll(unit, device, 60 * S)
+    assert done.planned == fewest_reads(good, bounds, device)
+    assert all(device.judge(r.address, r.end) is None for r in device.asked[before : before + done.planned])
+    assert unit.lessons_version == version
+
+
+few = st.lists(
+    st.builds(register, st.integers(0, 30), st.sampled_from([1, 1, 2])), min_size=1, max_size=12, unique=True
+)
+
+
+@settings(max_examples=20, deadline=None)
+@given(few, limits, devices, st.integers(1, 5))
+def test_an_interrupted_search_goes_on(wanted: list[Register], bounds: Limits, device: Device, searches: int) -> None:
+    """With time for a few searching reads a poll, each poll still accounts for each value, and what the device gives is
+    found in the end."""
+    unit, good = unit_of(wanted, bounds), given_by(device, wanted)
+    for number in range(150):
+        done = poll(unit, device, number * S // 10, searches_max=searches)
+        assert {*done.values, *done.marked} == set(wanted)
+        assert done.requests - done.planned <= searches
+    assert set(done.values) >= good
+
+
+def test_a_bad_value_costs_its_neighbours_nothing() -> None:
+    """One value of 120 does not exist: it is marked in the first poll, all others are read in it, within few requests;
+    from then on it costs a request of its own after each pause."""
+    wanted = [register(address) for address in range(120)]
+    unit, device = unit_of(wanted), Device({37: 2})
+    done = poll(unit, device)
+    assert (set(wanted) - set(done.values), done.marked) == ({register(37)}, {register(37): 2})
+    assert done.requests <= 12
+    assert [poll(unit, device, S).requests for _ in range(3)] == [2, 2, 2]
+    assert poll(unit, device, 3 * S).requests == 3
+
+
+def test_a_busy_device_is_not_asked_for_the_parts_at_once() -> None:
+    """Exceptions 4, 5 and 6 are believed when the same read has them at two polls running; a poll between them that
+    works takes the doubt away."""
+    wanted = [register(address) for address in range(60)]
+    unit = unit_of(wanted)
+    busy, well = Device({10: 6}), Device()
+    assert poll(unit, busy, 0).requests == 1
+    assert poll(unit, well, 1).values == wanted
+    assert poll(unit, busy, 2).requests == 1
+    done = poll(unit, busy, 3)
+    assert set(done.values) == set(wanted) - {register(10)}
+    assert done.requests > 1
+
+
+@pytest.mark.parametrize("code", [2, 4])
+def test_a_unit_that_refuses_everything_gets_few_requests(code: int) -> None:
+    """1,855 values, all refused: all are marked at every poll, no poll after the first two has more than some twenty
+    requests, and when the device recovers all are read again in the next polls."""
+    wanted = [register(address) for address in range(1_855)]
+    unit = unit_of(wanted)
+    bad = Device(dict.fromkeys(range(2_000), code))
+    counts = []
+    for number in range(300):
+        done = poll(unit, bad, number * S)
+        assert (done.values, set(done.marked)) == ([], set(wanted))
+        counts.append(done.requests)
+        assert counts[0] <= 15 + 40
+    assert max(counts[2:]) <= REFUSALS_MAX * 3
+    assert unit.parked_count == len(wanted)
+    polls = [poll(unit, Device(), (300 + number) * S) for number in range(3)]
+    assert set(polls[1].values) == set(wanted)
+    assert polls[2].requests == 15
+    assert max(done.requests for done in polls) <= SEARCH_MAX + 15
+
+
+def test_a_new_row_that_is_refused_leaves_proven_reads_alone() -> None:
+    """A row behind the last register of a read that works: the read is asked for as before in the poll in which the
+    longer one is refused or not answered."""
+    for code in (2, 4, 6, SILENT):
+        wanted = [register(address) for address in range(60)]
+        unit, device = unit_of(wanted), Device({60: code})
+        poll(unit, device)
+        unit.want(dict(enumerate([*wanted, register(60)], 1)))
+        for number in range(1, 20):
+            done = poll(unit, device, number * S)
+            assert set(done.values) == set(wanted), (code, number)
+
+
+def test_a_hole_is_crossed_no_more() -> None:
+    """A read across a register that does not exist is refused once; from then on two reads stop before it."""
+    unit, device = unit_of([register(0), register(5)]), Device({3: 2})
+    assert set(poll(unit, device).values) == {register(0), register(5)}
+    assert poll(unit, device, S).requests == 2
+
+
+def test_bits_of_one_word_are_refused_together() -> None:
+    """Sixteen tags on one register are one value for the search: one request parks them all."""
+    same = [Register(1, Table.HOLDING, 5, 1, register(0).kind, counter=number) for number in range(16)]
+    unit, device = unit_of([register(4), *same, register(6)]), Device({5: 2})
+    done = poll(unit, device)
+    assert done.marked == dict.fromkeys(same, 2)
+    assert done.requests <= 5
+
+
+def test_a_dead_unit_is_silent_at_its_first_question() -> None:
+    """No answer to the first question ends the sweep: the others would cost a time-out each."""
+    unit = unit_of([register(200 * address) for address in range(5)])
+    done = poll(unit, Device(is_dead=True))
+    assert (done.is_silent, done.requests) == (True, 1)
+    assert poll(unit, Device()).requests == 5
+
+
+def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
+    """A device leaves reads of one register unanswered. The unit is asked for another read when it is probed, and then
+    the value alone is bad."""
+    wanted = [register(address) for address in (0, 1, 2, 200, 201, 400)]
+    unit, device = unit_of(wanted), Device({1: SILENT})
+    assert poll(unit, device).is_silent
+    unit.fell_silent(0)
+    while device.judge(unit.probe().address, unit.probe().end) is not None:
+        pass
+    unit.answered()
+    unit.proven.update(wanted[3:])  # as the probe's answer proves them
+    for number in range(20):
+        done = poll(unit, device, number * S)
+        assert not done.is_silent or number < 1
+    assert set(done.values) == set(wanted) - {register(1)}
+
+
+def test_what_was_learned_is_taken_over_by_the_next_process() -> None:
+    """A unit that is told what an earlier one learned asks for nothing that is refused, but a few probes; its parked
+    values are marked in the first poll."""
+    wanted = [register(address) for address in range(100) if address != 50]
+    device = Device({10: 2, 50: 2, 77: 4})
+    first = unit_of(wanted)
+    for number in range(5):
+        poll(first, device, number * S)
+    second = unit_of(wanted)
+    second.learn(first.lessons())
+    done = poll(second, device)
+    assert set(done.values) == set(wanted) - {register(10), register(77)}
+    assert done.marked == {register(10): 2, register(77): 4}
+    assert done.planned == fewest_reads(done.values, Limits(125, 16), device)
+    assert second.lessons() == first.lessons()
+
+
+def test_a_silent_unit_is_asked_ever_more_rarely() -> None:
+    """The pause doubles up to its limit; silence is news once until the unit gave values."""
+    one = unit_of([register(0)])
+    assert one.fell_silent(0)
+    assert one.probe_at_ns() == 2 * S
+    assert not one.fell_silent(2 * S)
+    assert one.probe_at_ns() == 6 * S
+    for _ in range(10):
+        one.fell_silent(0)
+    assert one.probe_at_ns() == 60 * S
+    one.answered()
+    assert one.probe_at_ns() is None
+    assert not one.fell_silent(0), "an answer that holds no value is no return"
+    one.answered()
+    assert one.returned()
+    assert one.fell_silent(0)
+
+
+def test_another_map_keeps_what_the_unit_has_taught() -> None:
+    """Silence and refusals outlast a new tag map, and so do reads whose values are still wanted."""
+    wanted = [register(address) for address in range(40)]
+    unit, device = unit_of(wanted), Device({5: 2})
+    poll(unit, device)
+    poll(unit, device)
+    kept = [planned for planned in unit.plan(frozenset({1_000})) if planned.read.address > 5]
+    unit.want(dict(enumerate([*wanted, register(300)], 1)))
+    assert all(any(now.read == one.read and now.is_proven for now in unit.plan(frozenset({1_000}))) for one in kept)
+    done = poll(unit, device, S)
+    assert done.marked == {register(5): 2}
+    assert done.requests == 3
