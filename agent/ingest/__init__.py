@@ -23,9 +23,11 @@ from agent.ingest.settings import (
     APPLICATION_URI,
     ModbusSourceSettings,
     OpcuaSourceSettings,
+    Parity,
     SecurityMode,
     SecurityPolicy,
     SourceSettings,
+    Transport,
 )
 from agent.ingest.source_memory import SourceMemory
 from agent.ingest.source_probe import (
@@ -50,6 +52,7 @@ __all__ = [
     "ModbusSourceSettings",
     "Newest",
     "OpcuaSourceSettings",
+    "Parity",
     "ProbeStep",
     "SecurityMode",
     "SecurityPolicy",
@@ -63,6 +66,7 @@ __all__ = [
     "TagMap",
     "TagMapError",
     "TagReading",
+    "Transport",
     "judge_readings_of_node",
     "load_tag_map",
     "load_tag_maps",

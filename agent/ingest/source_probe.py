@@ -17,14 +17,9 @@ from agent.message import Value
 TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow serial line
 
 
-def endpoint(settings: SourceSettings) -> str:
-    """Where a source is."""
-    return f"{settings.host}:{settings.port}" if isinstance(settings, ModbusSourceSettings) else settings.url
-
-
 def takes_one_connection(settings: SourceSettings) -> bool:
     """Whether a second connection to this device would be refused, or would take the first one's place."""
-    return isinstance(settings, ModbusSourceSettings) and settings.connections_max == 1
+    return isinstance(settings, ModbusSourceSettings) and not settings.has_second_connection
 
 
 def some_tags(tags: Sequence[Tag]) -> list[Tag]:
@@ -78,9 +73,7 @@ def judge_readings_of_node(
     assert isinstance(settings, ModbusSourceSettings), "only these take one connection"
     from agent.ingest.modbus.explore.probe import judged
 
-    what = (
-        f"the running node is connected to {endpoint(settings)}; it was asked, because the device takes no second one"
-    )
+    what = f"the running node is connected to {settings.where}; it was asked, because the device takes no second one"
     return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 

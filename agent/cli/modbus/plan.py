@@ -69,7 +69,7 @@ def _settings(
     if tags_file is not None:
         if base is None:
             raise click.UsageError("--base is missing: how does the documentation count registers, from 0, 1 or 40001?")
-        return ModbusSourceSettings("plan", "localhost", tags_file, int(base), **given)
+        return ModbusSourceSettings("plan", tags_file, int(base), **given)
     sources = load(config_file).modbus
     found = next((source for source in sources if source.name == name), None)
     if found is None:

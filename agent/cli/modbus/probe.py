@@ -102,14 +102,14 @@ async def _look(target: Target, places: Sequence[Place], times: int, interval_s:
     """Read around each place, several times. Raises SourceLost, UnitSilent, NothingRead."""
     looks = [_Look(place, [], []) for place in places]
     progress = Progress()
-    async with open_device(target.settings, target.pause_ms) as device:
+    async with open_device(target.settings) as line:
         for number in range(times):
             if number:
                 await asyncio.sleep(interval_s)
             for look in looks:
                 place = look.place
                 words, refusals = await read_around(
-                    device, target.settings.unit_id, place.table, place.address, place.count
+                    line, target.settings.unit_id, place.table, place.address, place.count
                 )
                 look.words.append(words)
                 look.refusals[:] = refusals

@@ -53,12 +53,12 @@ async def _read(target: Target, points: Sequence[str], every_s: float | None, *,
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     before: dict[Any, RegisterAnswer] = {}
-    async with open_device(target.settings, target.pause_ms) as device:
+    async with open_device(target.settings) as line:
         while True:
-            found = {one.register: one for one in await read_registers(device, target.settings, registers)}
+            found = {one.register: one for one in await read_registers(line, target.settings, registers)}
             changed = [one for register in registers if (one := found[register]) != before.get(register)]
-            for line in _lines(target, changed, as_json=as_json, is_table=not before):
-                click.echo(printable(line))
+            for text in _lines(target, changed, as_json=as_json, is_table=not before):
+                click.echo(printable(text))
             if every_s is None:
                 return not any(one.why for one in found.values())
             before = found

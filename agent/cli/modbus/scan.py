@@ -84,7 +84,7 @@ def _numbers(text: str) -> list[int]:
 
 def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
     progress = Progress()
-    found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, target.pause_ms, progress))
+    found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
     progress.end()
     if as_json:
         units = [{"unit_id": one.unit_id, "how": one.how} for one in found]
@@ -112,13 +112,13 @@ async def _scan(target: Target, places: Sequence[Place], reads_max: int) -> list
     progress = Progress()
     scans = []
     settings = target.settings
-    async with open_device(settings, target.pause_ms) as device:
+    async with open_device(settings) as line:
         for place in places:
             count_max = BITS_PER_READ if place.table.is_bits else settings.registers_per_read_max
             one = RegisterScan(place.address, place.address + place.count, count_max, reads_max)
             scans.append((place, one))
             try:
-                await scan_registers(device, settings.unit_id, place.table, one, progress)
+                await scan_registers(line, settings.unit_id, place.table, one, progress)
             except SourceError as error:
                 if not any(done.found for _, done in scans):
                     raise

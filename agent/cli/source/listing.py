@@ -16,7 +16,7 @@ from agent.cli.table import lines
 from agent.cli.terminal import printable
 from agent.config import NodeSettings, load
 from agent.health.verdict import duration
-from agent.ingest import ModbusSourceSettings, SourceSettings, TagMapError, endpoint, load_tag_map
+from agent.ingest import ModbusSourceSettings, SourceSettings, TagMapError, load_tag_map
 
 COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "last value", "")
 
@@ -57,7 +57,7 @@ def _rows(
     sources: Sequence[SourceSettings], entries: dict[str, local_socket.SourceEntry] | None
 ) -> Iterator[tuple[object, ...]]:
     for source in sources:
-        head = (source.name, _protocol(source), endpoint(source))
+        head = (source.name, _protocol(source), source.where)
         one = None if entries is None else entries.get(source.name)
         if one is None:
             count, problem = _tags(source)
@@ -88,7 +88,7 @@ def _facts(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] 
     facts: dict[str, object] = {
         "name": source.name,
         "protocol": _protocol(source),
-        "endpoint": endpoint(source),
+        "endpoint": source.where,
         "is_node_running": entries is not None,
     }
     if one is None:

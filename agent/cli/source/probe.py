@@ -11,7 +11,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.source.access import source_of, steps
 from agent.cli.terminal import print_step
-from agent.ingest import endpoint, load_tag_map, some_tags
+from agent.ingest import load_tag_map, some_tags
 
 
 @click.command()
@@ -36,6 +36,6 @@ def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:  # 
         return is_failed
 
     if not as_json:
-        click.echo(f"{name}: {endpoint(source)}")
+        click.echo(f"{name}: {source.where}")
     if asyncio.run(run()):
         sys.exit(1)

@@ -97,9 +97,7 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
         yield Refusal(found[0], found[-1] + 1, why)
 
 
-async def find_units(
-    settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress
-) -> list[FoundUnit]:
+async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:
     """The units that answer. A device that closes the connection for a unit it does not have is connected to again.
     Raises SourceLost when there is no connection."""
     found: list[FoundUnit] = []

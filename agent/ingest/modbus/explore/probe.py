@@ -28,11 +28,11 @@ async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total:
         return
     began_s = time.monotonic()
     try:
-        async with open_device(settings) as device:
+        async with open_device(settings) as line:
             took_ms = 1000 * (time.monotonic() - began_s)
-            yield ProbeStep("connection", Outcome.OK, f"{settings.host}:{settings.port} took {took_ms:.0f} ms")
+            yield ProbeStep("connection", Outcome.OK, f"to {settings.where} within {took_ms:.0f} ms")
             try:
-                readings = await read_tags_over(device, settings, tags)
+                readings = await read_tags_over(line, settings, tags)
             except SourceLost as error:
                 yield failed("tags", str(error), "does the device close connections that it does not expect?")
                 return
