@@ -7,15 +7,20 @@ holding registers; six digits reach beyond 9999). Core.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from agent.ingest.modbus.decode import ValueType, value_type
-from agent.ingest.settings import UNIT_ID_MAX, ModbusSourceSettings
+from agent.ingest.settings import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 
 ADDRESS_MAX = 65_535
-COLUMNS = ("unit_id", "table", "register", "type", "byte_order", "scale", "offset")
+COLUMNS = (
+    *("unit_id", "table", "register", "type", "byte_order", "scale", "offset"),
+    *("mask", "clamp", "counter", "poll_interval_ms"),
+)
+_POWER = re.compile(r"2\^([0-9]{1,2})")
 
 
 class Table(Enum):
@@ -61,10 +66,18 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         register = _register(cells, settings)
         written = cells.text("register")
         order = "" if register.table.is_bits else f" {register.kind.order_name}"
-        address = f"unit {register.unit_id} {register.table.value} {written} (base {settings.address_base}){order}"
+        mask = f" mask {register.kind.mask:#x}" if register.kind.mask else ""
+        address = (
+            f"unit {register.unit_id} {register.table.value} {written} (base {settings.address_base}){order}{mask}"
+        )
         return register, address, register.kind.name
 
-    return Dialect(columns=COLUMNS, required=("tag", "register"), read_point=read_point)
+    return Dialect(columns=COLUMNS, required=("tag", "register"), read_point=read_point, identity=_identity)
+
+
+def _identity(register: Register) -> Register:
+    """How often it is read, and whether it counts, makes no other value of it."""
+    return replace(register, poll_interval_ms=0, counter=0)
 
 
 def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
@@ -81,7 +94,8 @@ def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
         raise CellError(
             "register", f"needs {count} registers from here, which is beyond the last address, {ADDRESS_MAX}"
         )
-    return Register(unit_id, table, address, count, kind)
+    interval_ms = cells.integer("poll_interval_ms", *POLL_INTERVAL_RANGE_MS, settings.poll_interval_ms)
+    return Register(unit_id, table, address, count, kind, interval_ms, _counter(cells, kind))
 
 
 def _place(cells: Cells, base: int) -> tuple[Table, int]:
@@ -118,8 +132,56 @@ def _kind(cells: Cells, table: Table, default_order: str) -> ValueType:
     if scale == 0:
         raise CellError("scale", "is 0, which would make every value the same")
     order = cells.text("byte_order").upper() or default_order
+    mask, clamp = _mask(cells), _clamp(cells)
     try:
-        return value_type(name, order, scale, offset)
+        return value_type(name, order, scale, offset, mask, clamp)
     except ValueError as error:
-        at_fault = "byte_order" if "order of" in str(error) else "scale" if "scale" in str(error) else "type"
-        raise CellError(at_fault, str(error)) from error
+        why = str(error)
+        words = {"order of": "byte_order", "scale": "scale", "mask": "mask", "clamp": "clamp"}
+        raise CellError(next((words[word] for word in words if word in why), "type"), why) from error
+
+
+def _mask(cells: Cells) -> int:
+    """The bits that are the value, 0 for all."""
+    text = cells.text("mask")
+    try:
+        mask = int(text, 0) if text else 0
+    except ValueError:
+        mask = -1
+    if mask < 0 or (text and not mask):
+        raise CellError("mask", "is not a mask; write the bits of the value as a number, such as 0x0FF0")
+    return mask
+
+
+def _clamp(cells: Cells) -> tuple[float, float] | None:
+    """The lowest and the highest value."""
+    text = cells.text("clamp")
+    if not text:
+        return None
+    low, dots, high = (part.strip() for part in text.partition(".."))
+    if not (low and dots and high):
+        raise CellError("clamp", "is not a range; write the lowest and the highest value, such as 0..100")
+    limits = cells.number("clamp", low, 0), cells.number("clamp", high, 0)
+    if limits[0] >= limits[1]:
+        raise CellError("clamp", "ends before it begins; write the lowest value first")
+    return limits
+
+
+def _counter(cells: Cells, kind: ValueType) -> int:
+    """The modulus of a counter, 0 for a value that is none."""
+    text = cells.text("counter").lower()
+    if not text:
+        return 0
+    if not kind.is_integer or kind.clamp is not None or kind.scale < 0:
+        raise CellError("counter", "is for whole numbers that only rise: int, uint and bcd types without a clamp")
+    power = _POWER.fullmatch(text)
+    if text == "device":
+        return kind.modulus
+    if not power and not text.isdecimal():
+        raise CellError(
+            "counter", "must be the number of readings, such as 65536 or 2^32, or device for the type's own"
+        )
+    modulus = 2 ** int(power[1]) if power else int(text)
+    if not 2 <= modulus <= kind.modulus:
+        raise CellError("counter", f"must be 2 to {kind.modulus}, which is how many readings {kind.name} can have")
+    return modulus

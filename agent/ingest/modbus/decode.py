@@ -82,6 +82,13 @@ class ValueType:
         return "int" in self.name or self.name.startswith("bcd")
 
     @property
+    def modulus(self) -> int:
+        """How many readings a whole number of this type can have."""
+        if self.mask:
+            return 1 << (self.mask.bit_length() - (self.mask & -self.mask).bit_length() + 1)
+        return int(10 ** (4 * self.registers)) if self.name.startswith("bcd") else int(2 ** (16 * self.registers))
+
+    @property
     def code(self) -> str:
         """The struct code of its bytes once they are in order. Bits and digits come as the unsigned number they are
         in."""

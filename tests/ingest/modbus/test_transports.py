@@ -66,27 +66,30 @@ async def check(given: ModbusSourceSettings) -> None:
         assert list(await line.read(LONG)) == list(range(100))
 
 
-@in_loop
-async def test_rtu_over_a_serial_line() -> None:
-    """A pair of pseudo terminals stands for the cable: what one side writes, the other reads."""
+@contextmanager
+def cable() -> Iterator[tuple[str, str]]:
+    """A pair of pseudo terminals: what is written to one is read from the other."""
     ours, theirs = os.openpty(), os.openpty()
     for end in (*ours, *theirs):
         tty.setraw(end)
-    cable = subprocess.Popen(
-        [sys.executable, "-m", "tests.ingest.modbus.cable", str(ours[0]), str(theirs[0])],
-        pass_fds=(ours[0], theirs[0]),
-    )
-    try:
-        with device("serial", os.ttyname(theirs[1])):
-            await check(settings("rtu", serial_port=os.ttyname(ours[1]), parity="none", baud_rate=115_200))
-    finally:
-        cable.kill()
-        cable.wait()
-        for end in (*ours, *theirs):
-            os.close(end)
+    command = [sys.executable, "-m", "tests.ingest.modbus.cable", str(ours[0]), str(theirs[0])]
+    with subprocess.Popen(command, pass_fds=(ours[0], theirs[0])) as process:
+        try:
+            yield os.ttyname(ours[1]), os.ttyname(theirs[1])
+        finally:
+            process.kill()
+            for end in (*ours, *theirs):
+                os.close(end)
 
 
-@pytest.mark.parametrize(("transport", "framing"), [("rtu_over_tcp", "rtu"), ("tcp", "tcp")])
+@in_loop
+async def test_rtu_over_a_serial_line() -> None:
+    """A pair of pseudo terminals stands for the cable."""
+    with cable() as (ours, theirs), device("serial", theirs):
+        await check(settings("rtu", serial_port=ours, parity="none", baud_rate=115_200))
+
+
+@pytest.mark.parametrize("transport, framing", [("rtu_over_tcp", "rtu"), ("tcp", "tcp")])
 def test_sockets(transport: str, framing: str) -> None:
     """Either framing over a socket."""
 
@@ -105,7 +108,7 @@ async def test_a_port_that_does_not_exist_is_told_with_its_reason() -> None:
         settings("rtu", serial_port="/dev/does-not-exist"),
         settings("tcp", host="127.0.0.1", port=1),
     ):
-        with pytest.raises(SourceLost, match="could not open port|refused|Connect call failed"):
+        with pytest.raises(SourceLost, match=r"could not open port|refused|Connect call failed"):
             async with open_line(given):
                 pass
 
