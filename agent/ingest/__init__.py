@@ -29,7 +29,7 @@ from agent.ingest.settings import (
     SourceSettings,
     Transport,
 )
-from agent.ingest.source_memory import SourceMemory
+from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
     judge_readings_of_node,
     probe_source,
@@ -46,6 +46,7 @@ __all__ = [
     "APPLICATION_URI",
     "FILL_PREDICATE",
     "GAP_PREDICATE",
+    "LEARNED",
     "OUTAGE_REASONS",
     "Ingest",
     "IngestError",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -27,6 +27,11 @@ from agent.message import Value
 
 UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
 PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
+NETWORK_HINT = "is the device on, are address and port right, does no firewall stand between? Some devices take one connection only"
+SERIAL_HINT = (
+    "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
+    "node, use it?"
+)
 SILENT_AT_FIRST_MAX = 3  # reads without an answer before a scan takes the unit for absent
 Progress = Callable[[str, int], None]
 
@@ -61,9 +66,15 @@ class FoundUnit:
 
 @asynccontextmanager
 async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused."""
+    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused; where there is
+    no connection, with a hint."""
     quiet_library()
-    async with open_line(settings) as line:
+    async with AsyncExitStack() as stack:
+        try:
+            line = await stack.enter_async_context(open_line(settings))
+        except SourceLost as error:
+            error.hint = SERIAL_HINT if settings.transport == "rtu" else NETWORK_HINT
+            raise
         yield line
 
 

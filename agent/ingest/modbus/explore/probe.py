@@ -1,4 +1,4 @@
-"""The way to a Modbus device, step by step: name, connection, units, tags. A step that fails ends the way.
+"""The way to a Modbus device, step by step: host name, connection, units, tags. A step that fails ends the way.
 
 The steps use what a source uses, so what works here works there.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import fields
 
-from agent.ingest.errors import SourceLost
+from agent.ingest.errors import SourceError, SourceLost
 from agent.ingest.modbus.explore.device import open_device
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
@@ -22,10 +22,11 @@ from agent.ingest.tags.tag_map import Tag
 
 async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
     """The steps, as they end; `tags` are those to read."""
-    found = await _name(settings)
-    yield found
-    if found.is_failed:
-        return
+    if settings.transport != "rtu":
+        found = await _name(settings)
+        yield found
+        if found.is_failed:
+            return
     began_s = time.monotonic()
     try:
         async with open_device(settings) as line:
@@ -38,8 +39,8 @@ async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total:
                 return
             for found in judged(settings, tags, readings, tags_total):
                 yield found
-    except SourceLost as error:
-        yield failed("connection", str(error))
+    except SourceError as error:
+        yield failed("connection", str(error), error.hint)
 
 
 def judged(
@@ -73,7 +74,9 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
 
 
 def section(settings: ModbusSourceSettings) -> str:
-    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults."""
-    values = [(one.name, getattr(settings, one.name), one.default) for one in fields(settings)]
+    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults. The pause between reads is
+    left out: it is that of looking."""
+    known = [one for one in fields(settings) if one.name != "request_pause_ms"]
+    values = [(one.name, getattr(settings, one.name), one.default) for one in known]
     lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]
     return "\n".join(["[[modbus]]", *lines]) + "\n"

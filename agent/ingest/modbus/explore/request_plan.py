@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import zip_longest
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.modbus.lessons import read_lessons
+from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads
+from agent.ingest.modbus.refusal import reason
 from agent.ingest.settings import ModbusSourceSettings
+from agent.ingest.tags.tag_map import Tag
 
 
 class Cut(Enum):
@@ -33,10 +36,54 @@ class PlannedRead:
     why: str
 
 
-def planned_reads(settings: ModbusSourceSettings, registers: Iterable[Register]) -> list[PlannedRead]:
-    """The requests for these registers in the order in which they are made, each with the reason for its end."""
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A tag that is in no request, because the device refuses it alone. The source asks for it apart, after pauses."""
+
+    tag: str
+    address: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What a poll costs at which only the tags of one interval are due."""
+
+    interval_ms: int
+    tags: int
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPlan:
+    """The requests of a poll at which all tags are due, in the order in which they are made."""
+
+    reads: list[PlannedRead]
+    parked: list[Parked]
+    intervals: list[Interval]
+
+
+def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: bytes | None = None) -> RequestPlan:
+    """The requests for these tags. `learned`: what the source has learned of its device, as it keeps it; raises
+    ValueError when that is no such document."""
+    refused = {} if learned is None else read_lessons(learned)
     limits = Limits(settings.registers_per_read_max, settings.hole_max)
-    return explained(plan_reads(registers, limits), limits)
+    parked: list[Parked] = []
+    registers: dict[int, list[Register]] = {}
+    for tag in tags:
+        point: Register = tag.point
+        code = refused.get(Span(point.unit_id, point.table, point.address, point.end))
+        if code is None:
+            registers.setdefault(point.poll_interval_ms, []).append(point)
+        else:
+            name = tag.definition.subject.removeprefix("tag:")
+            parked.append(Parked(name, tag.definition.address, reason(code)))
+    everything = [one for part in registers.values() for one in part]
+    intervals = [
+        Interval(interval_ms, len(part), len(plan_reads(part, limits, refused)))
+        for interval_ms, part in sorted(registers.items())
+    ]
+    return RequestPlan(explained(plan_reads(everything, limits, refused), limits), parked, intervals)
 
 
 def explained(reads: Sequence[Read], limits: Limits) -> list[PlannedRead]:

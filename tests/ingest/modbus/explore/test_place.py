@@ -10,7 +10,7 @@ from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.explore.place import VALUES_MAX, base_hint, parse_places, parse_registers, register_text
 from agent.ingest.settings import ModbusSourceSettings
 
-SETTINGS = {base: ModbusSourceSettings("meter", "meter", Path("t.csv"), base) for base in (0, 1, 40_001)}
+SETTINGS = {base: ModbusSourceSettings("meter", Path("t.csv"), base) for base in (0, 1, 40_001)}
 
 
 @given(st.sampled_from(Table), st.integers(0, ADDRESS_MAX), st.sampled_from([0, 1, 40_001]))

@@ -3,17 +3,21 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.explore.request_plan import Cut, explained, planned_reads
+from agent.ingest.modbus.explore.request_plan import Cut, explained, request_plan
 from agent.ingest.modbus.plan import Limits, Read
+from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import ModbusSourceSettings
+from agent.ingest.tags.tag_map import Tag
+from agent.message import TagDefinition
 
 KINDS = {1: value_type("uint16", "ABCD"), 2: value_type("uint32", "ABCD"), 4: value_type("uint64", "ABCD")}
-SETTINGS = ModbusSourceSettings("meter", "meter", Path("t.csv"), 0)
+SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0)
 
 registers = st.lists(
     st.builds(
@@ -29,12 +33,17 @@ registers = st.lists(
 )
 
 
+def tag(point: Register, row: int = 2) -> Tag:
+    """A tag that reads this."""
+    return Tag(row, "facts.telemetry", TagDefinition(f"tag:a/{row}", "value_sampled"), SamplingRule(), point)
+
+
 @given(registers, st.integers(4, 20), st.integers(0, 12))
 def test_each_reason_is_the_one_that_holds(wanted: list[Register], longest: int, hole_max: int) -> None:
     """Without the limit of a hole the two requests would have no hole between them that is too wide; without the limit
     of length they would be one. No other reason is given to a device that has taught nothing."""
     settings = replace(SETTINGS, registers_per_read_max=longest, hole_max=hole_max)
-    found = planned_reads(settings, wanted)
+    found = request_plan(settings, [tag(one) for one in wanted]).reads
     for one, after in zip(found, [*found[1:], None], strict=True):
         is_last = after is None or (after.read.unit_id, after.read.table) != (one.read.unit_id, one.read.table)
         assert (one.cut is Cut.LAST) == is_last
@@ -53,3 +62,20 @@ def test_what_neither_rule_parts_was_taught_by_the_device() -> None:
     first, last = explained(reads, Limits(125, 16))
     assert (first.cut, first.hole, last.cut) == (Cut.REFUSED, 1, Cut.LAST)
     assert "refuses" in first.why
+
+
+def test_what_the_source_has_learned_shapes_the_plan() -> None:
+    """A span that the device refuses parts the requests around it, and a tag that it refuses alone is in none; a file
+    that is no such document is an error, not an empty lesson."""
+    points = [Register(1, Table.HOLDING, n, 1, KINDS[1], 1_000 if n < 8 else 5_000) for n in (3, 5, 8, 9)]
+    tags = [tag(point, row) for row, point in enumerate(points)]
+    learned = b'{"version": 1, "refused": [[1, "holding", 3, 6, 2], [1, "holding", 9, 10, 4]]}'
+    found = request_plan(SETTINGS, tags, learned)
+    assert [(one.read.address, one.read.count, one.cut) for one in found.reads] == [
+        (3, 1, Cut.REFUSED),
+        (5, 4, Cut.LAST),
+    ]
+    assert [(one.tag, one.why) for one in found.parked] == [("a/3", "server device failure (4)")]
+    assert [(one.interval_ms, one.tags, one.requests) for one in found.intervals] == [(1_000, 2, 2), (5_000, 1, 1)]
+    with pytest.raises(ValueError, match="lessons"):
+        request_plan(SETTINGS, tags, b"[]")
