@@ -24,10 +24,11 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
 from agent.fact_store import StoreSettings, StreamSettings
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.ingest import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 
+DEVICES_FOLDER = "devices.d"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 SettingsT = TypeVar("SettingsT")
@@ -243,11 +244,58 @@ def load(file: Path) -> NodeSettings:
 def read(table: Mapping[str, object], file: Path) -> NodeSettings:
     """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
     reader = _Reader(file.parent.absolute())
-    settings = reader.table(NodeSettings, table, "")
+    settings = reader.table(NodeSettings, _with_profiles(reader, table), "")
     if reader.problems:
-        raise ConfigError(file, reader.problems)
+        problems = [Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems]
+        raise ConfigError(file, problems)
     assert isinstance(settings, NodeSettings)
     return settings
+
+
+def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:
+    """The table with the defaults of the device profiles that its Modbus sources name."""
+    sources = table.get("modbus")
+    if not isinstance(sources, list):
+        return table
+    merged: list[object] = []
+    for index, source in enumerate(sources):
+        device = source.get("device") if isinstance(source, Mapping) else None
+        if not isinstance(device, str) or not device:
+            merged.append(source)
+            continue
+        file = reader.folder / device if device.endswith(".toml") else reader.folder / DEVICES_FOLDER / f"{device}.toml"
+        profile = _read_profile(reader, file, f"modbus[{index}].device", device)
+        defaults = {} if profile is None else profile.defaults()
+        merged.append({**defaults, **source})
+        for name in defaults.keys() - source.keys():
+            reader.places[f"modbus[{index}].{name}"] = f"{file}: {name}"
+    return {**table, "modbus": merged}
+
+
+def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> DeviceProfile | None:
+    """A device profile; None if it cannot be used, which is told."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = sorted(one.stem for one in (reader.folder / DEVICES_FOLDER).glob("*.toml"))
+        near = difflib.get_close_matches(device, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"profiles there: {', '.join(known) or 'none'}"
+        reader.problems.append(Problem(path, device, f"{file} does not exist; {hint}"))
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        reader.problems.append(Problem(path, device, f"{file} cannot be read: {error}"))
+        return None
+    except tomllib.TOMLDecodeError as error:
+        reader.problems.append(Problem(path, device, f"{file} is not TOML: {error}"))
+        return None
+    of_profile = _Reader(file.parent)
+    profile = of_profile.table(DeviceProfile, found, "")
+    reader.problems += [Problem(f"{file}: {one.path}", one.value, one.why) for one in of_profile.problems]
+    if profile is _WRONG:  # go on with what is right: a wrong key must not make others seem to be missing
+        wrong = {one.path for one in of_profile.problems}
+        right = {"description": "", **{name: value for name, value in found.items() if name not in wrong}}
+        profile = _Reader(file.parent).table(DeviceProfile, right, "")
+    return profile
 
 
 def _twice(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -264,6 +312,7 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.problems: list[Problem] = []
+        self.places: dict[str, str] = {}  # where a value stands that is not in node.toml, by its path there
 
     def table(self, kind: type[SettingsT], found: object, path: str) -> SettingsT:
         """The settings in one table, or `_WRONG`. Rules are checked even if a plain value is wrong, with its default in

@@ -75,7 +75,7 @@ def test_the_sample_shows_the_defaults() -> None:
             said = tomllib.loads(f"value = {settings[field.name]}")["value"]
             default = str(field.default) if isinstance(field.default, Path) else field.default
             default = list(default) if isinstance(default, tuple) else default
-            if said != default and field.name not in {"security_policy", "security_mode"}:
+            if said != default and field.name not in {"security_policy", "security_mode", "host"}:
                 wrong.append((section, field.name, said, default))
     assert wrong == []
 
@@ -94,7 +94,10 @@ def test_every_commented_line_is_valid(tmp_path: Path) -> None:
     """With every setting of the sample uncommented, the only problems are those that its prose names."""
     text = re.sub(r"(?m)^# ", "", node_toml("plant-a"))
     found = problems_of_text(text, tmp_path)
-    assert set(found) == {"peer[0].zone", "opcua[0].user_name"}  # no streams named; a password without a user
+    assert set(found) == {
+        *("peer[0].zone", "opcua[0].user_name"),  # no streams named; a password without a user
+        *("modbus[0].ca_file", "modbus[0].cert_file"),  # for tls only
+    }
 
 
 def problems_of_text(text: str, folder: Path) -> dict[str, str]:
@@ -264,3 +267,47 @@ def test_the_page_on_retention_shows_the_defaults() -> None:
     assert StoreSettings(**found["store"]) == StoreSettings()
     (stream,) = found["stream"]
     assert StreamSettings(**stream) == StreamSettings(stream["name"])
+
+
+PROFILE = {"name": "m", "host": "h", "tags_file": "t.csv"}
+
+
+def test_a_device_profile_gives_defaults(tmp_path: Path) -> None:
+    """What node.toml sets wins over the profile, and what neither sets is the default of the program."""
+    (tmp_path / "devices.d").mkdir()
+    (tmp_path / "devices.d" / "meter.toml").write_text(
+        'description = "a meter"\naddress_base = 1\ntimeout_ms = 300\nregisters_per_read_max = 80\n'
+    )
+    table = {"node": {"zone": "plant-a"}, "modbus": [{**PROFILE, "device": "meter", "timeout_ms": 700}]}
+    (source,) = read(table, tmp_path / "node.toml").modbus
+    assert (source.address_base, source.timeout_ms, source.registers_per_read_max, source.hole_max) == (1, 700, 80, 16)
+    table["modbus"] = [{**PROFILE, "device": "devices.d/meter.toml"}]
+    assert read(table, tmp_path / "node.toml").modbus[0].timeout_ms == 300
+
+
+def test_problems_of_a_device_profile_name_file_and_key(tmp_path: Path) -> None:
+    """An unknown key, a wrong type, a value out of its range, and a profile that is not there: each with its place."""
+    (tmp_path / "devices.d").mkdir()
+    file = tmp_path / "devices.d" / "meter.toml"
+    file.write_text('description = "x"\naddress_base = 1\ntimeout = 3\nhole_max = "9"\nregisters_per_read_max = 900\n')
+
+    def found(device: str) -> dict[str, str]:
+        text = 'node.zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = "h"\ntags_file = "t.csv"\n'
+        return problems_of_text(f"{text}device = '{device}'\n", tmp_path)
+
+    told = found("meter")
+    assert set(told) == {f"{file}: timeout", f"{file}: hole_max", f"{file}: registers_per_read_max"}
+    assert "did you mean timeout_ms?" in told[f"{file}: timeout"]
+    file.write_text('description = "x"\naddress_base = 1\nregisters_per_read_max = 900\n')
+    assert set(found("meter")) == {f"{file}: registers_per_read_max"}
+    assert "did you mean meter?" in found("metre")["modbus[0].device"]
+
+
+def test_the_device_profiles_of_this_repository_load(tmp_path: Path) -> None:
+    """Each file in hardware/devices is a profile that a source can name."""
+    files = sorted((Path(__file__).parents[1] / "hardware" / "devices").glob("*.toml"))
+    assert files
+    for file in files:
+        table = {"node": {"zone": "plant-a"}, "modbus": [{**PROFILE, "device": str(file)}]}
+        (source,) = read(table, tmp_path / "node.toml").modbus
+        assert source.address_base in (0, 1, 40_001)

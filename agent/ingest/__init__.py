@@ -21,6 +21,7 @@ from agent.ingest.ports import Newest, StoredFacts
 from agent.ingest.probe_result import ProbeStep, TagReading
 from agent.ingest.settings import (
     APPLICATION_URI,
+    DeviceProfile,
     ModbusSourceSettings,
     OpcuaSourceSettings,
     Parity,
@@ -48,6 +49,7 @@ __all__ = [
     "GAP_PREDICATE",
     "LEARNED",
     "OUTAGE_REASONS",
+    "DeviceProfile",
     "Ingest",
     "IngestError",
     "ModbusSourceSettings",

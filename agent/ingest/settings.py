@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -261,6 +261,39 @@ class ModbusSourceSettings:
         for name in ("ca_file", "cert_file", "server_name"):
             if getattr(self, name) and not is_tls:
                 yield name, f'is not used by transport = "{self.transport}"; set transport = "tls"'
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProfile:
+    """devices.d/NAME.toml: what a kind of Modbus device needs, found once and shared. Each setting is the default of the
+    setting of that name in [[modbus]] for sources with `device = "NAME"`."""
+
+    description: str  # maker and model, as on the type plate
+    url: str = ""  # of the maker's register map
+    notes: str = ""
+    address_base: int | None = None
+    transport: Transport | None = None
+    port: int | None = None
+    baud_rate: int | None = None
+    parity: Parity | None = None
+    stop_bits: int | None = None
+    unit_id: int | None = None
+    poll_interval_ms: int | None = None
+    timeout_ms: int | None = None
+    connect_pause_ms: int | None = None
+    request_pause_ms: int | None = None
+    registers_per_read_max: int | None = None
+    hole_max: int | None = None
+    byte_order: ByteOrder | None = None
+    connections_max: int | None = None
+    unit_retry_ms: int | None = None
+    unit_retry_max_ms: int | None = None
+
+    def defaults(self) -> dict[str, object]:
+        """The settings that it sets."""
+        about = ("description", "url", "notes")
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in about}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 SourceSettings = OpcuaSourceSettings | ModbusSourceSettings

@@ -142,7 +142,7 @@ class ModbusSource:
 
     def _intervals(self) -> frozenset[int]:
         """All poll intervals, in ms."""
-        return frozenset(chain.from_iterable(unit.intervals() for unit in self._units))
+        return frozenset(chain.from_iterable(unit.intervals for unit in self._units))
 
     async def _retag(self) -> bool:
         """Take over a new tag map, if there is one. Called between polls only: a read and its samples belong to one
@@ -182,7 +182,7 @@ class ModbusSource:
         search_end_ns = now_ns + int((next_ns - now_ns) * SEARCH_PART)
         sweeps: list[tuple[Unit, Sweep]] = []
         for unit in self._units:
-            wanted = due & unit.intervals()
+            wanted = due & unit.intervals
             if unit.is_silent or not wanted:
                 continue
             sweep = Sweep(unit, wanted, now_ns)

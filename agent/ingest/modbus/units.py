@@ -65,6 +65,7 @@ class Unit:
         self.unit_id = unit_id
         self.limits = limits
         self.tags: dict[Register, int] = {}
+        self.intervals: frozenset[int] = frozenset()  # of its values, in ms
         self.suspects: list[Segment] = []
         self.proven: set[Register] = set()  # read at least once, since they are wanted
         self.is_news_told = False  # the log tells that it is silent
@@ -83,6 +84,7 @@ class Unit:
         """Read these values from now on. What the unit has taught stays: its silence, and what it refuses."""
         before = self.tags
         self.tags = {register: tag for tag, register in points.items()}
+        self.intervals = frozenset(register.poll_interval_ms for register in self.tags)
         self.proven &= self.tags.keys()
         places: dict[Span, list[Register]] = {}
         for register in self.tags:
@@ -143,10 +145,6 @@ class Unit:
         return reads[0]
 
     # --- the plan -----------------------------------------------------------------------------------------------------
-
-    def intervals(self) -> set[int]:
-        """The poll intervals of its values, in ms."""
-        return {register.poll_interval_ms for register in self.tags}
 
     def all_tags(self) -> list[int]:
         return list(self.tags.values())
