@@ -186,12 +186,19 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/modbus/{name}.py"
         for name in (
             "address",
+            "block",
+            "counters",
             "decode",
             "explore/interpretation",
             "explore/place",
             "explore/register_scan",
             "explore/request_plan",
+            "lessons",
+            "pace",
             "plan",
+            "refusal",
+            "search",
+            "sweep",
             "units",
         )
     ),

@@ -46,7 +46,8 @@ class Sweep:
 
     def __init__(self, unit: Unit, due: frozenset[int], now_ns: int) -> None:
         self._unit, self._now_ns = unit, now_ns
-        self._plan = deque(sorted(unit.plan(due), key=lambda planned: not planned.is_proven))  # proven reads first
+        plan = sorted(unit.plan(due), key=lambda planned: not planned.is_proven)  # proven reads first
+        self._plan = deque(plan)  # tidy: no longer than one read for each value
         self._spans = deque[Span](unit.due_lessons(now_ns, PROBES_MAX))
         self._served: set[Register] = set()  # in the search
         self._asked: Planned | Segment | Span | None = None

@@ -1,0 +1,60 @@
+"""Wraps and restarts of counters, against devices that count."""
+
+import itertools
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.columns import SampleColumns
+from agent.ingest.modbus.counters import CounterBook, CounterFall, fall_message
+from agent.ingest.quality import BAD_TIMEOUT
+from agent.message import Value, check_message
+
+
+def samples(*values: Value) -> SampleColumns:
+    """Readings of tag 1, a second apart; None is a bad sample."""
+    times = [number * 10**9 for number in range(1, len(values) + 1)]
+    return SampleColumns([1] * len(values), times, list(values), [BAD_TIMEOUT if v is None else 0 for v in values])
+
+
+def book(modulus: float, before: Value = None) -> CounterBook:
+    """A book of tag 1; `before`: its last reading by an earlier process."""
+    return CounterBook({1: modulus}, lambda _: (0, before))
+
+
+@given(st.lists(st.integers(0, 64), min_size=2, max_size=40), st.integers(0, 255))
+def test_what_was_counted_is_exact(rises: list[int], start: int) -> None:
+    """A counter of 256 steps that is read before it has gone a quarter: the rises and what the wraps counted are what
+    the device counted."""
+    readings = [(start + sum(rises[: number + 1])) % 256 for number in range(len(rises))]
+    falls = list(book(256).falls(samples(*readings)))
+    assert all(fall.counted is not None for fall in falls)
+    ups = sum(max(0, later - earlier) for earlier, later in itertools.pairwise(readings))
+    assert ups + sum(fall.counted or 0 for fall in falls) == sum(rises[1:])
+
+
+def test_a_device_that_begins_anew_is_no_wrap() -> None:
+    """From the middle to near zero: what was counted between is not known."""
+    (fall,) = book(65_536).falls(samples(30_000, 12))
+    assert fall == CounterFall(1, 30_000, 10**9, 12, 2 * 10**9, None)
+    assert fall.predicate == "counter_restarted"
+
+
+def test_a_bad_sample_is_no_reading() -> None:
+    """An outage between two readings, and a restart of this process, change nothing: the readings are compared."""
+    (fall,) = book(65_536).falls(samples(65_000, None, 200))
+    assert (fall.before, fall.counted) == (65_000, 736)
+    (fall,) = book(65_536, 65_535).falls(samples(0))
+    assert fall.counted == 1
+
+
+def test_the_fact_of_a_wrap() -> None:
+    """It names both readings and their times, and what was counted; repeated, it has the same id."""
+    (fall,) = book(256).falls(samples(250, 4))
+    message = fall_message(fall, "tag:a/energy", "plant-a")
+    check_message(message)
+    content = json.loads(message.fact.object_json)
+    assert (content["before"], content["after"], content["counted"]) == (250, 4, 10)
+    assert (message.fact.subject, message.fact.predicate) == ("tag:a/energy", "counter_wrapped")
+    assert fall_message(fall, "tag:a/energy", "plant-a") == message
