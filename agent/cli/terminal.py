@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -22,11 +23,19 @@ def printable(text: str) -> str:
 
 
 def value_text(value: Value) -> str:
-    """A tag's value on one line."""
-    text = (
-        f"0x{value.hex()}" if isinstance(value, bytes) else f"{value:.9g}" if isinstance(value, float) else str(value)
-    )
-    return "" if value is None else text
+    """A tag's value on one line; floats with the digits that they have."""
+    if isinstance(value, float):
+        return f"{value:.7g}" if _is_single(value) else f"{value:.12g}"
+    return "" if value is None else f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _is_single(value: float) -> bool:
+    """Whether a number is one of float32, which has seven digits."""
+    try:
+        (single,) = struct.unpack("f", struct.pack("f", value))
+    except OverflowError:
+        return False
+    return bool(single == value)
 
 
 def print_step(step: ProbeStep, *, as_json: bool) -> None:
