@@ -103,9 +103,10 @@ def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -
     whys: dict[int, str] = {}
     for (first, length), why in sorted(refused.items(), key=lambda one: -one[0][1]):
         whys |= {place: why for place in range(first, first + length) if place not in words}
-    for why, places in groupby(sorted(whys), key=lambda place: whys[place]):
-        found = list(places)
-        yield Refusal(found[0], found[-1] + 1, why)
+    numbered = enumerate(sorted(whys))  # neighbours are those whose address grows with their number
+    for (_, why), part in groupby(numbered, key=lambda one: (one[1] - one[0], whys[one[1]])):
+        places = [place for _, place in part]
+        yield Refusal(places[0], places[-1] + 1, why)
 
 
 async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:
