@@ -92,7 +92,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject
-    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.store"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -101,13 +101,14 @@ OPEN = {
         "agent.ingest.opcua.security",
         "agent.ingest.opcua.values",
         "agent.ingest.modbus",
+        "agent.ingest.modbus.explore",
         "agent.ingest.tags",
     ),
     "agent.demo.plant",
 }
 
 # Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody.
-ENTERED = ("agent.ingest.opcua.explore", "agent.ingest.opcua.security")
+ENTERED = ("agent.ingest.modbus.explore", "agent.ingest.opcua.explore", "agent.ingest.opcua.security")
 
 # A folder that holds more than this is two folders.
 MODULES_PER_FOLDER_MAX = 15
@@ -177,6 +178,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "gap",
             "lifecycle",
+            "probe_result",
             "sampling",
         )
     ),
@@ -187,6 +189,10 @@ CORES: tuple[str, ...] = (
             "block",
             "counters",
             "decode",
+            "explore/interpretation",
+            "explore/place",
+            "explore/register_scan",
+            "explore/request_plan",
             "lessons",
             "pace",
             "plan",

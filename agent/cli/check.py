@@ -1,41 +1,56 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
-It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, and checks that the state folder can hold a
-store. It connects to nothing and writes nothing. What `check` accepts, `run` starts with.
+It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, and checks that the
+state folder can hold a store. It writes nothing, and connects to nothing unless `--connect` is given. What `check`
+accepts, `run` starts with.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli import config_option, json_option
+from agent.cli.terminal import printable
 from agent.config import BrokerSettings, ConfigError, NodeSettings, load
 from agent.ingest import TagMapError, load_tag_map
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import check_identity
 
+if TYPE_CHECKING:
+    from agent.cli.source.connections import Tried
+
 
 @click.command()
 @config_option
+@click.option("--connect", is_flag=True, help="Also try each source, broker and peer.")
 @json_option
-def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Read node.toml and the files that it names, and print every problem."""
+    tried: list[Tried] = []
     try:
         settings = load(config_file)
     except ConfigError as error:
         problems, text, notes = [f"{config_file}: {problem}" for problem in error.problems], "", []
     else:
+        if connect:
+            from agent.cli.source.connections import try_all
+
+            tried = asyncio.run(try_all(settings))
         problems, notes = list(problems_of(settings)), notes_on(settings)
         text = "" if problems else summary(settings)
     if as_json:
-        click.echo(json.dumps({"file": str(config_file), "problems": problems, "notes": notes}))
+        found = {"file": str(config_file), "problems": problems, "notes": notes}
+        click.echo(json.dumps(found | ({"connections": [asdict(one) for one in tried]} if connect else {})))
     elif problems:
         click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
         for problem in problems:
@@ -44,7 +59,11 @@ def check(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
         click.echo(f"{config_file}: good; {text}")
     for note in () if as_json else notes:
         click.echo(f"note: {note}")
-    sys.exit(1 if problems else 0)
+    for one in () if as_json else tried:
+        click.echo(printable(f"  {'failed' if one.is_bad else 'ok':<7} {one.kind} {one.name}: {one.what}"))
+        if one.is_bad and one.todo:
+            click.echo(printable(f"{'':10}-> {one.todo}"))
+    sys.exit(1 if problems or any(one.is_bad for one in tried) else 0)
 
 
 def problems_of(settings: NodeSettings) -> Iterator[str]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -19,9 +20,12 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
-from agent.config import NodeSettings, load
+from agent.config import BrokerSettings, NodeSettings, PeerSettings, load
 from agent.errors import BsfgError
 from agent.health.client import ask_health
+
+if TYPE_CHECKING:
+    from agent.replication.broker import BrokerTarget, Peer
 
 COMPARE_MS_MAX = 6 * 3600 * 1000  # to read a store of a hundred gigabytes and fetch a tenth of it again
 
@@ -57,7 +61,7 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
 @json_option
 def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Test each step of the connection between this node and ZONE. Exit status 1 when a step fails."""
-    from agent.replication.broker import BrokerTarget, Outcome, Peer, check_peer
+    from agent.replication.broker import Outcome, check_peer
 
     settings = load(config_file)
     wanted = [each for each in settings.peer if each.zone == name]
@@ -66,12 +70,10 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
         raise click.UsageError(f"{config_file} names no peer {name!r}; it names {known}")
     bad = 0
     for each in wanted:
-        at = next(broker for broker in settings.broker if broker.name == each.broker)
-        access = BrokerTarget(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+        at = broker_of(settings, each)
         if not as_json:
             click.echo(f"{settings.node.zone} to {name} at broker {at.name} ({at.host}:{at.port})")
-        asks_us, is_asked = bool(each.exports or each.appends), bool(each.pulls or each.asks)
-        for step in check_peer(access, Peer(each.zone, asks_us, each.pulls, is_asked)):
+        for step in check_peer(target_at(settings, at), peer_of(each)):
             bad += step.is_bad
             if as_json:
                 printed = {"broker": at.name, "step": step.step, "outcome": step.outcome.value}
@@ -82,6 +84,25 @@ def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 c
             click.echo(f"  {word:<7} {step.step:<13} {step.what}{hint}")
     if bad:
         sys.exit(1)
+
+
+def broker_of(settings: NodeSettings, each: PeerSettings) -> BrokerSettings:
+    """The broker over which a peer is reached."""
+    return next(broker for broker in settings.broker if broker.name == each.broker)
+
+
+def target_at(settings: NodeSettings, at: BrokerSettings) -> BrokerTarget:
+    """A broker, and our identity there."""
+    from agent.replication.broker import BrokerTarget
+
+    return BrokerTarget(at.host, at.port, settings.node.zone, at.ca_file, at.cert_file, at.key_file)
+
+
+def peer_of(each: PeerSettings) -> Peer:
+    """What a test of a peer has to know of it."""
+    from agent.replication.broker import Peer
+
+    return Peer(each.zone, bool(each.exports or each.appends), each.pulls, bool(each.pulls or each.asks))
 
 
 @peer.command()

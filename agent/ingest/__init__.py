@@ -18,24 +18,36 @@ from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import Newest, StoredFacts
+from agent.ingest.probe_result import ProbeStep, TagReading
 from agent.ingest.settings import (
     APPLICATION_URI,
     DeviceProfile,
     ModbusSourceSettings,
     OpcuaSourceSettings,
+    Parity,
     SecurityMode,
     SecurityPolicy,
     SourceSettings,
+    Transport,
 )
-from agent.ingest.source_memory import SourceMemory
+from agent.ingest.source_memory import LEARNED, SourceMemory
+from agent.ingest.source_probe import (
+    judge_readings_of_node,
+    probe_source,
+    read_source,
+    readings_of_node,
+    some_tags,
+    takes_one_connection,
+)
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest.tags.tag_map import Tag, TagMap
 
 __all__ = [
     "APPLICATION_URI",
     "FILL_PREDICATE",
     "GAP_PREDICATE",
+    "LEARNED",
     "OUTAGE_REASONS",
     "DeviceProfile",
     "Ingest",
@@ -43,6 +55,8 @@ __all__ = [
     "ModbusSourceSettings",
     "Newest",
     "OpcuaSourceSettings",
+    "Parity",
+    "ProbeStep",
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
@@ -52,8 +66,17 @@ __all__ = [
     "State",
     "StoredFacts",
     "StoredUnreadable",
+    "Tag",
     "TagMap",
     "TagMapError",
+    "TagReading",
+    "Transport",
+    "judge_readings_of_node",
     "load_tag_map",
     "load_tag_maps",
+    "probe_source",
+    "read_source",
+    "readings_of_node",
+    "some_tags",
+    "takes_one_connection",
 ]

@@ -4,6 +4,7 @@
       TagMapError               a tag file cannot be used; `problems` holds every reason (for the operator)
         TagFileUnreadable       it is missing or cannot be opened, which may pass by itself
       UnknownSource             a command names a source that is not configured (for the operator)
+      NotConnected              a command asks for values through a source that has no connection (for the operator)
       NoHistory                 a command asks for the history of a source that has none to read (for the operator)
       HistoryRefused            a server does not answer a HistoryRead as a whole; its session goes on
       StoredUnreadable          the store cannot be read for what it holds already; live values go on
@@ -59,6 +60,10 @@ class TagFileUnreadable(TagMapError):
 
 class UnknownSource(IngestError):
     """No source of this name is configured."""
+
+
+class NotConnected(IngestError):
+    """The source has no connection over which something could be read."""
 
 
 class NoHistory(IngestError):

@@ -78,6 +78,11 @@ class OpcuaSourceSettings:
     events_severity_min: int = 0  # 1 to 1000, as servers give it; 0: all
     events_stream: str = "events"
 
+    @property
+    def where(self) -> str:
+        """Where the server is."""
+        return self.url
+
     def problems(self) -> Iterator[tuple[str, str]]:
         yield from _name_problems(self.name)
         yield from self._event_problems()
@@ -292,6 +297,16 @@ class DeviceProfile:
 
 
 SourceSettings = OpcuaSourceSettings | ModbusSourceSettings
+
+
+def toml(value: object) -> str:
+    """A setting as node.toml writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return str(value)
+    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{text}"'
 
 
 def _name_problems(name: str) -> Iterator[tuple[str, str]]:

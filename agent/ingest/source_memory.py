@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+LEARNED = "learned"  # the folder, below that of the node's state
 BYTES_MAX = 16 * 1024 * 1024
 
 log = logging.getLogger(__name__)

@@ -17,17 +17,18 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import NoHistory, Problem, UnknownSource
+from agent.ingest.errors import NoHistory, NotConnected, Problem, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
 from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
+from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Tally
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
@@ -105,6 +106,11 @@ class Source(Protocol):
     @property
     def alive_ns(self) -> int:
         """The last proof of life, in the time of its samples; 0: none yet, in no life."""
+
+    @property
+    def read_tags(self) -> ReadTags | None:
+        """Reads tags over the open connection, without recording them; None while there is none, and for a source whose
+        device takes as many connections as are asked for."""
 
     def now_ns(self) -> int: ...
 
@@ -230,6 +236,15 @@ class SourceSupervisor:
             )
         backfill.request(first_ns, last_ns)
         return backfill.gaps_open
+
+    async def read_tags(self, names: Collection[str]) -> list[TagReading]:
+        """The tags of these names now, over the open connection, without recording them. Raises NotConnected and
+        SourceLost."""
+        read_tags = None if self._source is None else self._source.read_tags
+        if read_tags is None:
+            raise NotConnected(f"{self.settings.name} is {self._state.value}: {self._last_error or 'no value yet'}")
+        subjects = {f"tag:{name}" for name in names}
+        return await read_tags([tag for tag in self._tags.tags if tag.definition.subject in subjects])
 
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
@@ -468,6 +483,11 @@ class Ingest:
     def retry(self, source: str) -> str:
         """End the waiting of a source. Returns the state in which this found it. Raises UnknownSource."""
         return self._named(source).retry().value
+
+    async def read_tags(self, source: str, names: Collection[str]) -> list[TagReading]:
+        """Tags of a source now, over its own connection, without recording them. Raises UnknownSource, NotConnected and
+        SourceLost."""
+        return await self._named(source).read_tags(names)
 
     def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
         """Read what is missing of a source between these times from its server's history, when it is connected. Returns

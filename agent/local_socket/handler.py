@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol
 
 from agent.append_contract import Precondition, append_answer, check_from_zone
 from agent.config import NodeSettings
@@ -20,7 +20,7 @@ from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError,
 from agent.local_socket import messages
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
-from agent.message import CONSUMER, Message, check_name
+from agent.message import CONSUMER, Message, check_name, json_value
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 
@@ -30,6 +30,12 @@ class Sources(Protocol):
 
     def retry(self, source: str) -> str:
         """End the waiting of a source; the state that it was in. Raises a BsfgError that names what there is."""
+
+    def statistics(self) -> Sequence[Any]:
+        """Each source, with the attributes of `SourceEntry`; an unknown time is 0, an error `last_error`."""
+
+    async def read_tags(self, source: str, names: Collection[str]) -> Sequence[Any]:
+        """Tags read over the source's connection, with the attributes of `TagValue`. Raises a BsfgError."""
 
     def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
         """Queue the filling of a time from the source's history; how many gaps it has now. Raises a BsfgError."""
@@ -103,14 +109,10 @@ class RequestHandler:
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
-            case messages.RetrySource() | messages.BackfillSource():
+            case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
                 if self._sources is None:
                     raise LocalError("no node runs here, so no source is read", "start it: bsfg run")
-                if isinstance(request, messages.RetrySource):
-                    return messages.SourceRetried(self._sources.retry(request.source))
-                return messages.BackfillQueued(
-                    self._sources.backfill(request.source, request.first_ns, request.last_ns)
-                )
+                return await _of_sources(self._sources, request)
             case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)
                 # Another zone confirms at its own request: otherwise facts that it lacks would be released.
@@ -119,6 +121,39 @@ class RequestHandler:
                 confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)
+
+
+async def _of_sources(
+    sources: Sources,
+    request: messages.RetrySource | messages.BackfillSource | messages.ListSources | messages.ReadSource,
+) -> Answer:
+    match request:
+        case messages.RetrySource():
+            return messages.SourceRetried(sources.retry(request.source))
+        case messages.BackfillSource():
+            return messages.BackfillQueued(sources.backfill(request.source, request.first_ns, request.last_ns))
+        case messages.ListSources():
+            return messages.SourceEntries([_source_entry(one) for one in sources.statistics()])
+        case messages.ReadSource():
+            read = await sources.read_tags(request.source, request.tags)
+            return messages.SourceRead(
+                [messages.TagValue(one.tag, json_value(one.value), one.quality, one.why) for one in read]
+            )
+
+
+def _source_entry(one: Any) -> messages.SourceEntry:
+    return messages.SourceEntry(
+        name=one.name,
+        kind=one.kind,
+        state=one.state.value,
+        tags=one.tags,
+        tags_bad=one.tags_bad,
+        tags_silent=one.tags_silent,
+        values_total=one.values_total,
+        last_value_unix_ms=one.last_value_unix_ms or None,
+        trouble="" if one.connected else one.last_error,
+        tags_problem=one.tags_problem,
+    )
 
 
 def consumer_entries(store: FactStore) -> list[ConsumerEntry]:

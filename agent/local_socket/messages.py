@@ -7,6 +7,8 @@ epoch and a consumer's lease, none of which a program on this machine has.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from agent.fact_store import Acks, Start
@@ -71,6 +73,18 @@ class RetrySource(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="ope
     """Connect to a source at once instead of waiting for the next attempt."""
 
     source: str
+
+
+class ListSources(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
+    """The sources that the node reads, and how they fare."""
+
+
+class ReadSource(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="operation"):
+    """Read tags over the connection that the node has to a source, without recording them. For a device that takes one
+    connection only; others are read over a connection of one's own."""
+
+    source: str
+    tags: list[str]
 
 
 class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_field="operation"):
@@ -185,6 +199,42 @@ class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="o
     state: str
 
 
+class SourceEntry(msgspec.Struct, frozen=True):
+    """A source. `trouble`: why it is not connected. `tags_problem`: why its tag file, as it stands, is not in force."""
+
+    name: str
+    kind: str
+    state: str
+    tags: int
+    tags_bad: int
+    tags_silent: int
+    values_total: int
+    last_value_unix_ms: int | None
+    trouble: str
+    tags_problem: str
+
+
+class SourceEntries(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
+    """The sources, in the order of node.toml."""
+
+    sources: list[SourceEntry]
+
+
+class TagValue(msgspec.Struct, frozen=True):
+    """A tag as read: its value as in messages, its OPC UA status, and what the device answered in place of a value."""
+
+    tag: str
+    value: Any
+    quality: int
+    why: str
+
+
+class SourceRead(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="operation"):
+    """The tags that the source has, of those that were asked for."""
+
+    values: list[TagValue]
+
+
 class BackfillQueued(msgspec.Struct, frozen=True, tag="BackfillSource", tag_field="operation"):
     """The filling is queued behind `gaps_open` others; a fact says when it is done."""
 
@@ -220,6 +270,8 @@ Request = (
     | RemoveConsumer
     | ComparePeer
     | RetrySource
+    | ListSources
+    | ReadSource
     | BackfillSource
     | ConfirmReceipt
 )
@@ -232,6 +284,8 @@ Answer = (
     | Removed
     | Compared
     | SourceRetried
+    | SourceEntries
+    | SourceRead
     | BackfillQueued
     | Confirmed
     | Refused

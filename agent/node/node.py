@@ -24,7 +24,7 @@ from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
-from agent.ingest import Ingest, SourceMemory, TagMap, load_tag_maps
+from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
 from agent.node.status import StatusCollector
@@ -83,7 +83,7 @@ class Node:
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
             stored=stored,
-            memory=SourceMemory(settings.node.state_dir / "learned"),
+            memory=SourceMemory(settings.node.state_dir / LEARNED),
         )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),

@@ -4,6 +4,7 @@ import asyncio
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from agent import local_socket
 from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore, StreamSettings
 from agent.fact_store.log.errors import UnknownConsumer
+from agent.ingest import SourceStatistics, State, TagReading
 from agent.local_socket.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact
@@ -399,6 +401,17 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+STATISTICS = SourceStatistics(
+    **{
+        one.name: "" if one.type == "str" else 0
+        for one in fields(SourceStatistics)
+        if one.name not in ("state", "tags_bad")
+    },  # type: ignore[arg-type]
+    state=State.CONNECTED,
+    tags_bad=3,
+)
+
+
 def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
     """The name reaches the sources, what they say reaches the caller, also a refusal; where no node runs, that is said."""
     asked = list[object]()
@@ -414,6 +427,13 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
             asked.append((name, first_ns, last_ns))
             return 1
 
+        def statistics(self) -> list[SourceStatistics]:
+            return [replace(STATISTICS, state=State.WAITING, last_error="SourceLost: gone")]
+
+        async def read_tags(self, name: str, names: list[str]) -> list[TagReading]:
+            asked.append((name, names))
+            return [TagReading("a/b", "i=1", float("nan"), 0), TagReading("a/c", "i=2", None, 0x80340000, why="no")]
+
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         handler = local_socket.RequestHandler(store, sources=Sources())
         found = asyncio.run(handler.answer(local_socket.RetrySource("plc")))
@@ -426,4 +446,12 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
         assert "no node runs" in alone.message
         filling = asyncio.run(handler.answer(local_socket.BackfillSource("plc", 5, 9)))
         assert filling == local_socket.BackfillQueued(1)
-    assert asked == ["plc", "plx", ("plc", 5, 9)]
+        (entry,) = asyncio.run(handler.answer(local_socket.ListSources())).sources  # type: ignore[union-attr]
+        assert (entry.state, entry.tags_bad, entry.last_value_unix_ms) == ("waiting", 3, None)
+        assert entry.trouble == "SourceLost: gone"
+        read = asyncio.run(handler.answer(local_socket.ReadSource("plc", ["a/b", "a/c"])))
+        values = [local_socket.TagValue("a/b", "NaN", 0, ""), local_socket.TagValue("a/c", None, 0x80340000, "no")]
+        assert read == local_socket.SourceRead(values)
+        alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.ListSources()))
+        assert isinstance(alone, local_socket.Refused)
+    assert asked == ["plc", "plx", ("plc", 5, 9), ("plc", ["a/b", "a/c"])]

@@ -44,10 +44,15 @@ def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(["bsfg", *arguments], int(code or 0), *texts)
 
 
+def words(*arguments: str, python: tuple[str, ...] = ()) -> list[str]:
+    """The command line of a process of its own."""
+    return [sys.executable, *python, "-m", "agent.cli", *arguments]
+
+
 def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode, in
     which a busy machine makes it write of slow callbacks."""
-    command = [sys.executable, *python, "-m", "agent.cli", *arguments]
+    command = words(*arguments, python=python)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import json_option
-from agent.cli.opcua.options import Connection, connection_of, connection_options, printable
+from agent.cli.opcua.options import Connection, connection_of, connection_options
+from agent.cli.terminal import Progress, printable
 from agent.ingest.opcua.explore.explorer import explore
 from agent.ingest.opcua.explore.tag_rows import tag_file
 from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_wanted
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from agent.ingest.opcua.explore.walk import FoundVariable
 
     Found = list[tuple[FoundVariable, TagRow]]
-
-PROGRESS_S = 0.5
 
 
 @click.command()
@@ -84,7 +82,7 @@ async def _browse(
     server_object: bool,
     scope: str,
 ) -> tuple[Walk, Found]:
-    progress = _Progress()
+    progress = Progress()
     async with explore(connection.settings, connection.password) as explorer:
         try:
             node = explorer.address(start) if start else OBJECTS
@@ -97,26 +95,6 @@ async def _browse(
         found = await explorer.rows(wanted, scope or connection.settings.name, walk.failures, progress)
     progress.end()
     return walk, found
-
-
-class _Progress:
-    """How far a long browse is, on a terminal; silent in a pipe."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
-        self._next_s = time.monotonic() + PROGRESS_S
-        self._has_written = False
-
-    def __call__(self, what: str, count: int) -> None:
-        if self._is_shown and time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + PROGRESS_S
-            self._has_written = True
-            click.echo(f"\r\x1b[K{count:,} {what}", nl=False, err=True)
-
-    def end(self) -> None:
-        """Remove the line."""
-        if self._has_written:
-            click.echo("\r\x1b[K", nl=False, err=True)
 
 
 def _tree(found: Found) -> Iterator[str]:

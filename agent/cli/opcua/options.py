@@ -117,8 +117,3 @@ def _prompt(user: str) -> str:
     if not sys.stdin.isatty():
         raise click.UsageError(f"the password of {user} cannot be asked for here; give --password-file")
     return str(click.prompt(f"password of {user}", hide_input=True, err=True))
-
-
-def printable(text: str) -> str:
-    """A server's text without control sequences for a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)

@@ -6,15 +6,15 @@ import asyncio
 import json
 import shlex
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import click
 
 from agent.cli import json_option
-from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options, printable
+from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options
+from agent.cli.terminal import print_step, printable
 from agent.ingest import OpcuaSourceSettings
-from agent.ingest.opcua.explore.probe import Outcome, Probe, section
+from agent.ingest.opcua.explore.probe import Probe, section
 
 
 @click.command()
@@ -57,15 +57,8 @@ async def _run(probe: Probe, *, as_json: bool) -> bool:
     if not as_json:
         click.echo(probe.settings.url)
     async for step in probe.steps():
-        failed |= step.outcome is Outcome.FAILED
-        if as_json:
-            click.echo(json.dumps({**asdict(step), "outcome": step.outcome.value}))
-            continue
-        click.echo(f"  {step.outcome.value:<7} {step.name:<16} {printable(step.what)}")
-        for line in step.details:
-            click.echo(f"{'':26} {printable(line)}")
-        if step.todo:
-            click.echo(f"{'':26} -> {printable(step.todo)}")
+        failed |= step.is_failed
+        print_step(step, as_json=as_json)
     return failed
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import json_option
-from agent.cli.opcua.options import Connection, connection_of, connection_options, printable
+from agent.cli.opcua.options import Connection, connection_of, connection_options
+from agent.cli.terminal import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
 
 if TYPE_CHECKING:

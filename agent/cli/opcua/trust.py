@@ -9,7 +9,8 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.opcua.options import pki_option, printable
+from agent.cli.opcua.options import pki_option
+from agent.cli.terminal import printable
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 
 

@@ -54,7 +54,7 @@ _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
 class UnitSilent(IngestError):
-    """A unit gave no answer."""
+    """A unit gave no answer that is one."""
 
 
 class UnitGarbled(UnitSilent):

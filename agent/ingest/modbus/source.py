@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from itertools import chain
 
 from agent.columns import SampleColumns
@@ -26,6 +27,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TAGS_NAMED_MAX
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterBook, fall_message
+from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.lessons import lessons_document, read_lessons
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled, open_line
 from agent.ingest.modbus.pace import MS, Missed, Pace
@@ -34,6 +36,7 @@ from agent.ingest.modbus.refusal import quality_of, reason
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
 from agent.ingest.ports import MemoryPort
+from agent.ingest.probe_result import ReadTags
 from agent.ingest.settings import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
@@ -54,6 +57,7 @@ class ModbusSource:
         self._read: list[SampleColumns] = []  # read and not delivered yet
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.backfill = None  # a device keeps no records
+        self.read_tags: ReadTags | None = None  # over the open line, for a device that takes no second connection
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
@@ -80,11 +84,14 @@ class ModbusSource:
         self._silence.clear()
         self._is_missing_told = self._takes_one_line = False
         settings = self._settings
-        async with open_line(settings) as line:
+        async with AsyncExitStack() as stack:
+            line = await stack.enter_async_context(open_line(settings))
             start_ns = time.monotonic_ns()
             await self._poll_all(line, self._intervals(), start_ns + settings.poll_interval_ms * MS)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
+            self.read_tags = partial(read_tags_over, line, settings)
+            stack.callback(setattr, self, "read_tags", None)
             on_up()
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._poll(line, Pace(self._intervals(), start_ns)), name=f"{settings.name} poll")

@@ -38,6 +38,7 @@ class OpcuaPollSource:
     ) -> None:
         self._settings, self._delivery = settings, delivery
         self.backfill = backfill
+        self.read_tags = None  # a server takes a second session
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)

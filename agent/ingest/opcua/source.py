@@ -84,6 +84,7 @@ class OpcuaSource:
     ) -> None:
         self._settings, self._delivery, self._companions = settings, delivery, companions
         self.backfill = backfill
+        self.read_tags = None  # a server takes a second session
         if backfill is not None:
             backfill.now_ns = self.now_ns
         for companion in companions:

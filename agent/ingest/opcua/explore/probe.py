@@ -11,7 +11,6 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from enum import Enum
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,7 +32,8 @@ from agent.ingest.opcua.security.client import SteppedClient, offered_endpoints
 from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
-from agent.ingest.settings import OpcuaSourceSettings, SecurityMode, SecurityPolicy
+from agent.ingest.probe_result import Outcome, ProbeStep, failed
+from agent.ingest.settings import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
 
 PORT = 4840
 CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to put together, and certificates may be refused
@@ -51,25 +51,6 @@ _TOKENS = {
     ua.UserTokenType.Certificate: "certificate",
     ua.UserTokenType.IssuedToken: "issued token",
 }
-
-
-class Outcome(Enum):
-    """How a step ended."""
-
-    OK = "ok"
-    NOTE = "note"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeStep:
-    """One step. `details` are further lines; `todo` is what to do."""
-
-    name: str
-    outcome: Outcome
-    what: str
-    todo: str = ""
-    details: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -92,7 +73,7 @@ class Probe:
             try:
                 found = await step()
             except SourceError as error:
-                found = _failed(_NAMES[step.__name__], str(error))
+                found = failed(_NAMES[step.__name__], str(error))
             if found is not None:
                 yield found
                 if found.outcome is Outcome.FAILED:
@@ -107,7 +88,7 @@ class Probe:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
             failure = Failure(Step.TCP, NAME_UNKNOWN, str(error))
-            return _failed("name", explain(failure, Identity(self.settings.url, "")).text)
+            return failed("name", explain(failure, Identity(self.settings.url, "")).text)
         addresses = sorted({str(each[4][0]) for each in found})
         return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
@@ -117,7 +98,7 @@ class Probe:
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
-            return _failed("endpoints", f"{self.settings.url} offers no endpoint", "configure one at the server")
+            return failed("endpoints", f"{self.settings.url} offers no endpoint", "configure one at the server")
         name = server.ApplicationName.Text if server.ApplicationName is not None else ""
         what = f"{name or 'a server'} ({server.ApplicationUri}), product {server.ProductUri or 'unnamed'}"
         return ProbeStep("endpoints", Outcome.OK, what, details=tuple(lines))
@@ -128,7 +109,7 @@ class Probe:
         if settings.security_policy == "None":
             if ("None", "None") in offered:
                 return ProbeStep("policy", Outcome.NOTE, "no signing and no encryption, as asked for with --insecure")
-            return _failed("policy", f"{settings.url} does not offer connections without security", "omit --insecure")
+            return failed("policy", f"{settings.url} does not offer connections without security", "omit --insecure")
         wanted = (settings.security_policy, settings.security_mode)
         if wanted in offered:
             return ProbeStep("policy", Outcome.OK, f"{wanted[0]}, {wanted[1]}")
@@ -141,7 +122,7 @@ class Probe:
         todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
         if "None" in offered_policies(self._endpoints):
             todo += "; or, where the network is protected otherwise, accept no security with --insecure"
-        return _failed("policy", f"{settings.url} offers no policy that can be used; it offers {names}", todo)
+        return failed("policy", f"{settings.url} offers no policy that can be used; it offers {names}", todo)
 
     async def _own(self) -> ProbeStep | None:
         settings = self.settings
@@ -188,11 +169,11 @@ class Probe:
         if verdict.trust is not None:
             return ProbeStep(name, Outcome.OK, f"accepted: {verdict.trust.value}", details=lines)
         if not verdict.is_unknown:
-            return _failed(name, verdict.why, verdict.todo, lines)
+            return failed(name, verdict.why, verdict.todo, lines)
         why = verdict.why + (f", and {verdict.also_why}" if verdict.also_why else "")
         if not self.confirm(verdict):
             todo = "compare the thumbprint with the one shown at the server, then call this again with --trust"
-            return _failed(name, why, todo, lines)
+            return failed(name, why, todo, lines)
         if settings.trust_folder is None or verdict.also_why or verdict.why != "is not trusted":
             self.settings = replace(settings, server_certificate_sha256=facts.sha256, server_certificate_file=None)
             return ProbeStep(name, Outcome.OK, f"pinned now: it {why}", details=lines)
@@ -212,7 +193,7 @@ class Probe:
                 yield await _limits_step(services)
                 self.is_over = True
         except SourceError as error:
-            yield _failed("session", str(error))
+            yield failed("session", str(error))
 
 
 _NAMES = {
@@ -287,18 +268,14 @@ def _certificate_lines(sha1: str, sha256: str, validity: str) -> tuple[str, ...]
     return f"thumbprint {sha1} (SHA-1)", f"SHA-256 {sha256}", f"valid {validity}"
 
 
-def _failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) -> ProbeStep:
-    return ProbeStep(name, Outcome.FAILED, what, todo, details)
-
-
 def _utc(time: datetime) -> datetime:
     return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
 
 
 def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
     """The `[[opcua]]` section of these settings, for node.toml: what differs from the defaults."""
-    lines = ["[[opcua]]", f"name = {_toml(settings.name)}", f"url = {_toml(settings.url)}"]
-    lines.append(f"tags_file = {_toml(tags_file)}")
+    lines = ["[[opcua]]", f"name = {toml(settings.name)}", f"url = {toml(settings.url)}"]
+    lines.append(f"tags_file = {toml(tags_file)}")
     default = OpcuaSourceSettings(settings.name, settings.url, settings.tags_file)
     for name in (
         *("security_policy", "security_mode", "insecure", "certificate_file", "private_key_file"),
@@ -311,7 +288,7 @@ def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
         if settings.server_certificate_sha256 and name == "trust_folder":
             continue
         if value != getattr(default, name) and value is not None:
-            lines.append(f"{name} = {_toml(value)}")
+            lines.append(f"{name} = {toml(value)}")
     return "\n".join(lines) + "\n"
 
 
@@ -319,13 +296,6 @@ _SECURED_ONLY = {
     *("certificate_file", "private_key_file", "trust_folder", "crl_required", "application_uri"),
     *("server_certificate_file", "server_certificate_sha256"),
 }
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{text}"'
 
 
 def check_settings(settings: OpcuaSourceSettings) -> None:

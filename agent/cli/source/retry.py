@@ -17,12 +17,7 @@ from agent.cli.local_node import ask
 from agent.config import load
 
 
-@click.group()
-def source() -> None:
-    """The OPC UA servers and Modbus devices that the node reads."""
-
-
-@source.command()
+@click.command()
 @config_option
 @click.argument("name")
 @json_option

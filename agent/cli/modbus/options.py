@@ -1,0 +1,111 @@
+"""The options by which every command reaches a device, and the settings of a source made from them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+from urllib.parse import urlsplit
+
+import click
+
+from agent.cli import DEFAULT_CONFIG
+from agent.config import load
+from agent.ingest import ModbusSourceSettings, Parity, Transport
+from agent.ingest.modbus.explore.device import PAUSE_MS
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(path_type=Path, dir_okay=False)
+PORT, TLS_PORT = 502, 802
+BASES = ("0", "1", "40001")
+
+_OPTIONS = (
+    click.argument("device", metavar="DEVICE"),
+    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For DEVICE as a source's name."),
+    click.option(
+        "--base",
+        type=click.Choice(BASES),
+        help="How registers are counted: 0 as on the wire, 1 from one, 40001 with the table as the first digit.",
+    ),
+    click.option("--unit", "unit_id", type=click.IntRange(0, 255), help="The unit.  [default: 1, or the source's]"),
+    click.option("--timeout-ms", type=click.IntRange(10, 60_000), help="For each answer.  [default: 1000]"),
+    click.option("--pause-ms", type=click.IntRange(0, 10_000), help=f"Between reads.  [default: {PAUSE_MS}]"),
+    click.option("--baud-rate", type=click.IntRange(300, 4_000_000), help="Of a serial port.  [default: 19200]"),
+    click.option("--parity", type=click.Choice(get_args(Parity)), help="Of a serial port.  [default: even]"),
+    click.option("--stop-bits", type=click.IntRange(1, 2), help="Of a serial port.  [default: 1]"),
+    click.option("--ca", "ca_file", type=_FILE, help="For tls: who signed the device's certificate."),
+    click.option("--cert", "cert_file", type=_FILE, help="For tls: our certificate."),
+    click.option("--key", "key_file", type=_FILE, help="Its key."),
+    click.option("--server-name", help="For tls: the name in the device's certificate."),
+)
+_TRANSPORTS: dict[str, Transport] = {"tcp": "tcp", "tls": "tls", "rtu+tcp": "rtu_over_tcp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The device to look at: settings as a source has them, and whether they are those of a source of node.toml."""
+
+    settings: ModbusSourceSettings
+    is_source: bool
+
+
+def device_options(command: _Command) -> _Command:
+    """Give a command DEVICE and the options; it gets them as keyword arguments for `target_of`."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def target_of(options: dict[str, Any], *, needs_base: bool = True) -> Target:
+    """The device that the options mean: tcp://host[:port], tls://, rtu+tcp://, host[:port], a serial port such as
+    /dev/ttyS1, or a source of node.toml. Raises UsageError."""
+    device, config_file, base = options.pop("device"), options.pop("config_file"), options.pop("base")
+    pause_ms = options.pop("pause_ms")
+    given = {name: value for name, value in options.items() if value is not None}
+    source = None
+    if "/" not in device and config_file.exists():
+        source = next((one for one in load(config_file).modbus if one.name == device), None)
+    if source is not None:
+        given["request_pause_ms"] = max(source.request_pause_ms, PAUSE_MS) if pause_ms is None else pause_ms
+        if base is not None:
+            given["address_base"] = int(base)
+        return Target(_checked(replace(source, **given)), is_source=True)
+    if base is None and needs_base:
+        raise click.UsageError(
+            "--base is missing: 0 if the documentation's first register is 0, 1 if it is 1, 40001 if the first digit is "
+            "the table"
+        )
+    line = _line(device)
+    name = re.sub(r"[^a-z0-9._-]+", "-", (line.get("host") or Path(device).name).lower()).strip("-._") or "device"
+    pause_ms = PAUSE_MS if pause_ms is None else pause_ms
+    settings = ModbusSourceSettings(
+        name, Path(f"tags.d/{name}.csv"), int(base or 0), request_pause_ms=pause_ms, **line, **given
+    )
+    return Target(_checked(settings), is_source=False)
+
+
+def _line(device: str) -> dict[str, Any]:
+    """The settings of the line: transport, host and port, or a serial port."""
+    if device.startswith("/"):
+        return {"transport": "rtu", "serial_port": device}
+    parts = urlsplit(device if "://" in device else f"tcp://{device}")
+    try:
+        port = parts.port or (TLS_PORT if parts.scheme == "tls" else PORT)
+    except ValueError:
+        port = 0
+    is_plain = not (parts.username or parts.path.strip("/") or parts.query)
+    if parts.scheme not in _TRANSPORTS or not parts.hostname or not port or not is_plain:
+        raise click.UsageError(
+            f"{device!r} is no device; write tcp://host:502 (or tls://, rtu+tcp://), a serial port such as /dev/ttyS1, or "
+            "the name of a source of node.toml"
+        )
+    return {"transport": _TRANSPORTS[parts.scheme], "host": parts.hostname, "port": port}
+
+
+def _checked(settings: ModbusSourceSettings) -> ModbusSourceSettings:
+    problems = [f"{name}: {why}" for name, why in settings.problems()]
+    if problems:
+        raise click.UsageError("; ".join(problems))
+    return settings

@@ -1,0 +1,119 @@
+"""`bsfg modbus plan`: the requests that a tag file costs at each poll, and why each ends where it does.
+
+No device is asked. What a source has learned of its device while a node ran is read from the node's state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.modbus.options import BASES
+from agent.cli.table import lines
+from agent.cli.terminal import printable
+from agent.config import load
+from agent.ingest import LEARNED, ModbusSourceSettings, SourceMemory, load_tag_map
+from agent.ingest.modbus.explore.place import register_text
+from agent.ingest.modbus.explore.request_plan import PlannedRead, RequestPlan, request_plan
+
+COLUMNS = ("unit", "registers", "count", "used", "tags", "ends because")
+
+
+@click.command()
+@config_option
+@click.argument("name", required=False, metavar="[SOURCE]")
+@click.option(
+    "--tags", "tags_file", type=click.Path(path_type=Path, dir_okay=False), help="A tag file, without a source."
+)
+@click.option("--base", type=click.Choice(BASES), help="How the registers of --tags are counted.")
+@click.option("--registers-per-read-max", type=click.IntRange(1, 125), help="Try another limit of a read.")
+@click.option("--hole-max", type=click.IntRange(0, 125), help="Try another largest hole.")
+@json_option
+def plan(
+    config_file: Path,
+    name: str | None,
+    tags_file: Path | None,
+    base: str | None,
+    registers_per_read_max: int | None,
+    hole_max: int | None,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Show the requests for the tags of a SOURCE of node.toml, or of a tag file with --tags and --base."""
+    given = {"registers_per_read_max": registers_per_read_max, "hole_max": hole_max}
+    settings, learned = _settings(
+        config_file, name, tags_file, base, {key: one for key, one in given.items() if one is not None}
+    )
+    found = request_plan(settings, load_tag_map(settings).tags, learned)
+    if as_json:
+        click.echo(json.dumps(_facts(settings, found), ensure_ascii=False))
+        return
+    for line in lines(COLUMNS, (_row(settings, one) for one in found.reads), "table"):
+        click.echo(line)
+    for line in _summary(found):
+        click.echo(printable(line))
+
+
+def _settings(
+    config_file: Path, name: str | None, tags_file: Path | None, base: str | None, given: dict[str, Any]
+) -> tuple[ModbusSourceSettings, bytes | None]:
+    """The settings, and what the source has learned of its device, if it has run."""
+    if (name is None) == (tags_file is None):
+        raise click.UsageError("name a SOURCE of node.toml, or a tag file with --tags FILE --base 0|1|40001")
+    if tags_file is not None:
+        if base is None:
+            raise click.UsageError("--base is missing: how does the documentation count registers, from 0, 1 or 40001?")
+        return ModbusSourceSettings("plan", tags_file, int(base), **given), None
+    node = load(config_file)
+    found = next((source for source in node.modbus if source.name == name), None)
+    if found is None:
+        known = ", ".join(source.name for source in node.modbus) or "none"
+        raise click.UsageError(f"{name!r} is no Modbus source of {config_file}; it names {known}")
+    return replace(found, **given), SourceMemory(node.node.state_dir / LEARNED).load(found.name)
+
+
+def _row(settings: ModbusSourceSettings, one: PlannedRead) -> Sequence[object]:
+    first, last = (
+        register_text(one.read.table, address, settings.address_base)
+        for address in (one.read.address, one.read.end - 1)
+    )
+    span = f"{one.read.table.value} {first}" + ("" if first == last else f"-{last}")
+    return one.read.unit_id, span, one.read.count, one.used, len(one.read.registers), one.why
+
+
+def _summary(found: RequestPlan) -> Iterator[str]:
+    registers, used = sum(one.read.count for one in found.reads), sum(one.used for one in found.reads)
+    for one in found.intervals:
+        yield f"{one.tags:,} tags every {one.interval_ms:,} ms: {one.requests:,} requests"
+    yield f"{len(found.reads):,} requests when all are due: {registers:,} registers read, {used:,} of them used"
+    for parked in found.parked:
+        yield f"asked for apart: {parked.tag} ({parked.address}) is refused: {parked.why}"
+
+
+def _facts(settings: ModbusSourceSettings, found: RequestPlan) -> dict[str, object]:
+    return {
+        "requests": [_request(settings, one) for one in found.reads],
+        "intervals": [asdict(one) for one in found.intervals],
+        "refused": [asdict(one) for one in found.parked],
+    }
+
+
+def _request(settings: ModbusSourceSettings, one: PlannedRead) -> dict[str, object]:
+    read = one.read
+    return {
+        "unit_id": read.unit_id,
+        "table": read.table.value,
+        "address": read.address,
+        "register": register_text(read.table, read.address, settings.address_base),
+        "count": read.count,
+        "used": one.used,
+        "tags": len(read.registers),
+        "cut": one.cut.value,
+        "hole": one.hole,
+        "why": one.why,
+    }

@@ -1,0 +1,167 @@
+"""`bsfg modbus scan`: which units answer behind an address, and which registers of a table one of them has."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+from agent.cli import json_option
+from agent.cli.modbus.options import Target, device_options, target_of
+from agent.cli.terminal import Progress, printable
+from agent.ingest import SourceError
+from agent.ingest.modbus.explore.device import FoundUnit, find_units, open_device, scan_registers
+from agent.ingest.modbus.explore.place import Place, parse_places, register_text
+from agent.ingest.modbus.explore.register_scan import RegisterScan, Span
+
+UNITS = "1-16,255"
+BITS_PER_READ = 1_000  # far below what the standard allows, which many devices do not
+
+
+@click.command()
+@device_options
+@click.argument("registers", required=False, metavar="[TABLE:REGISTER-LAST]")
+@click.option("--units", help=f"Units to ask, as 1-16,255.  [default: {UNITS}]")
+@click.option(
+    "--reads-max", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Most reads of registers."
+)
+@json_option
+def scan(
+    registers: str | None,
+    units: str | None,
+    reads_max: int,
+    as_json: bool,  # noqa: FBT001 click's way
+    **options: Any,
+) -> None:
+    """Ask which units answer at DEVICE, or which registers a unit has: scan tcp://host:502 --base 1 holding:1-500.
+
+    Units are asked for one register each; a silent one costs --timeout-ms. Registers are found by halving the ranges that
+    are refused. Only reads, one at a time, with a pause. Exit status 1 when nothing was found.
+    """
+    if registers is not None and units is not None:
+        raise click.UsageError(
+            "--units asks for units, TABLE:REGISTER-LAST for the registers of --unit; give one of them"
+        )
+    target = target_of(options, needs_base=registers is not None)
+    if registers is None:
+        _units(target, _numbers(units or UNITS), as_json=as_json)
+        return
+    try:
+        places = parse_places(registers, target.settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    found = asyncio.run(_scan(target, places, reads_max))
+    for place, done in found:
+        if as_json:
+            click.echo(json.dumps(_facts(target, place, done)))
+        else:
+            for line in _lines(target, place, done):
+                click.echo(printable(line))
+    if not any(done.found for _, done in found):
+        sys.exit(1)
+
+
+# --- units ------------------------------------------------------------------------------------------------------------
+
+
+def _numbers(text: str) -> list[int]:
+    """The units in `1-16,255`."""
+    units: list[int] = []
+    try:
+        for part in text.split(","):
+            first, _, last = part.strip().partition("-")
+            units += range(int(first), int(last or first) + 1)
+    except ValueError:
+        units = []
+    if not units or not all(0 <= unit_id <= 255 for unit_id in units):
+        raise click.UsageError(f"--units {text!r}: write numbers from 0 to 255, as 1-16,255")
+    return list(dict.fromkeys(units))
+
+
+def _units(target: Target, unit_ids: Sequence[int], *, as_json: bool) -> None:
+    progress = Progress()
+    found: list[FoundUnit] = asyncio.run(find_units(target.settings, unit_ids, progress))
+    progress.end()
+    if as_json:
+        units = [{"unit_id": one.unit_id, "how": one.how} for one in found]
+        click.echo(json.dumps({"asked": list(unit_ids), "units": units}))
+    for one in () if as_json else found:
+        click.echo(printable(f"unit {one.unit_id:<3} {one.how}"))
+    if not found:
+        click.echo(
+            f"none of {len(unit_ids)} units answers; ask others with --units, or wait longer (--timeout-ms)", err=True
+        )
+        sys.exit(1)
+    if not as_json:
+        click.echo(f"{len(found)} of {len(unit_ids)} units answer")
+        if len(found) == len(unit_ids) > 1:
+            click.echo(
+                "all of them: this device may answer for any unit; look for registers (TABLE:REGISTER-LAST --unit N)"
+            )
+
+
+# --- registers --------------------------------------------------------------------------------------------------------
+
+
+async def _scan(target: Target, places: Sequence[Place], reads_max: int) -> list[tuple[Place, RegisterScan]]:
+    """Scan each place over one connection. What was found before the connection broke is kept."""
+    progress = Progress()
+    scans = []
+    settings = target.settings
+    async with open_device(settings) as line:
+        for place in places:
+            count_max = BITS_PER_READ if place.table.is_bits else settings.registers_per_read_max
+            one = RegisterScan(place.address, place.address + place.count, count_max, reads_max)
+            scans.append((place, one))
+            try:
+                await scan_registers(line, settings.unit_id, place.table, one, progress)
+            except SourceError as error:
+                if not any(done.found for _, done in scans):
+                    raise
+                one.why_cut = str(error)
+                break
+    progress.end()
+    return scans
+
+
+def _lines(target: Target, place: Place, done: RegisterScan) -> Iterator[str]:
+    table = place.table.value
+    base = target.settings.address_base
+    for span in done.found:
+        yield f"{table} {_span_text(place, span, base)} ({span[1] - span[0]:,})"
+    total = sum(end - first for first, end in done.found)
+    yield f"{total:,} of {place.count:,} {table} registers of unit {target.settings.unit_id} exist, {done.reads_total:,} reads"
+    for why, count in done.refusals.most_common():
+        yield f"{count:,} do not: {why}"
+    if done.too_long:
+        yield (
+            f"a read of {done.too_long} is refused for its length, one of {done.count_max} is answered: set "
+            f"registers_per_read_max = {done.count_max}, or as much as the manual allows"
+        )
+    if done.unknown:
+        spans = ", ".join(_span_text(place, span, base) for span in done.unknown)
+        todo = done.why_cut or "--reads-max is reached; raise it, or scan a part"
+        yield f"not looked at: {spans}; {todo}"
+
+
+def _span_text(place: Place, span: Span, base: int) -> str:
+    first, last = (register_text(place.table, address, base) for address in (span[0], span[1] - 1))
+    return first if first == last else f"{first}-{last}"
+
+
+def _facts(target: Target, place: Place, done: RegisterScan) -> dict[str, Any]:
+    return {
+        "unit_id": target.settings.unit_id,
+        "table": place.table.value,
+        "address_base": target.settings.address_base,
+        "found": [{"address": first, "count": end - first} for first, end in done.found],
+        "refused": dict(done.refusals),
+        "unknown": [{"address": first, "count": end - first} for first, end in done.unknown],
+        "registers_per_read_max": done.count_max,
+        "reads": done.reads_total,
+        "why_cut": done.why_cut,
+    }

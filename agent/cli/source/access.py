@@ -1,0 +1,78 @@
+"""How a command reaches a source: over a connection of its own with the source's settings, or through the running node.
+
+A device that takes one connection only is asked by the running node, over the node's connection: a second one would be
+refused, or would end the first. Everything else takes a connection beside the node's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent import local_socket
+from agent.config import NodeSettings, load
+from agent.ingest import (
+    ProbeStep,
+    SourceSettings,
+    Tag,
+    TagReading,
+    judge_readings_of_node,
+    probe_source,
+    read_source,
+    readings_of_node,
+    takes_one_connection,
+)
+
+TAGS_PER_REQUEST = 200  # some hundred reads of a slow device, and an answer far below the socket's limit
+READ_MS_MAX = 120_000
+
+
+def source_of(config_file: Path, name: str) -> tuple[NodeSettings, SourceSettings]:
+    """The settings of a node and of one of its sources. Raises ConfigError and UsageError."""
+    settings = load(config_file)
+    for source in settings.sources:
+        if source.name == name:
+            return settings, source
+    known = ", ".join(source.name for source in settings.sources) or "none"
+    raise click.UsageError(f"{config_file} names no source {name!r}; it names {known}")
+
+
+async def read_tags(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
+    """The values of tags now, not recorded. Raises SourceError, LocalError."""
+    through_node = await _through_node(node, source, tags)
+    return await read_source(source, tags) if through_node is None else through_node
+
+
+async def steps(
+    node: NodeSettings, source: SourceSettings, tags: Sequence[Tag], tags_total: int
+) -> AsyncIterator[ProbeStep]:
+    """The steps of a test, as they end. Raises LocalError."""
+    readings = await _through_node(node, source, tags)
+    if readings is None:
+        async for step in probe_source(source, tags, tags_total):
+            yield step
+        return
+    for step in judge_readings_of_node(source, tags, readings, tags_total):
+        yield step
+
+
+async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading] | None:
+    """The values as the running node reads them for us. None where a connection of one's own is the way: the device
+    takes several, or no node holds its only one."""
+    if not takes_one_connection(source):
+        return None
+    found: dict[str, tuple[Any, int, str]] = {}
+    names = [tag.definition.subject.removeprefix("tag:") for tag in tags]
+    for first in range(0, len(names), TAGS_PER_REQUEST):
+        request = local_socket.ReadSource(source.name, names[first : first + TAGS_PER_REQUEST])
+        try:
+            answer = await local_socket.ask(node.node.state_dir, request, READ_MS_MAX)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return None
+        if not isinstance(answer, local_socket.SourceRead):
+            return None  # the node is not connected to it either, so the way is free
+        found |= {one.tag: (one.value, one.quality, one.why) for one in answer.values}
+    return readings_of_node(tags, found)

@@ -1,0 +1,114 @@
+"""Everything that node.toml connects to, tried at once: each source, broker and peer, one result each.
+
+The tests are those of `bsfg source test`, `bsfg broker check` and `bsfg peer test`; here they run in parallel, within a
+number and a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.cli.peer import broker_of, peer_of, target_at
+from agent.cli.source.access import steps
+from agent.cli.terminal import Progress
+from agent.config import BrokerSettings, NodeSettings, PeerSettings
+from agent.errors import BsfgError
+from agent.ingest import ProbeStep, SourceSettings, TagMapError, load_tag_map, some_tags
+
+if TYPE_CHECKING:
+    from agent.replication.broker import Diagnostic
+
+AT_ONCE = 8
+TRY_S_MAX = 60.0  # of one source; brokers and peers have limits of their own, of seconds for each step
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one connection; `todo` says what to do about a bad one."""
+
+    kind: str
+    name: str
+    what: str
+    todo: str = ""
+    is_bad: bool = True
+
+
+async def try_all(settings: NodeSettings) -> list[Tried]:
+    """Every connection, in the order of node.toml."""
+    progress, places = Progress(), asyncio.Semaphore(AT_ONCE)
+    tries = list(_tries(settings))
+    done = 0
+
+    async def one(part: Awaitable[Tried]) -> Tried:
+        nonlocal done
+        async with places:
+            found = await part
+        done += 1
+        progress(f"of {len(tries)} connections tried", done)
+        return found
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(part), name="try a connection") for part in tries]
+    progress.end()
+    return [task.result() for task in tasks]
+
+
+def _tries(settings: NodeSettings) -> Iterator[Awaitable[Tried]]:
+    for source in settings.sources:
+        yield _try_source(settings, source)
+    for broker in settings.broker:
+        yield asyncio.to_thread(_try_broker, settings, broker)
+    for peer in settings.peer:
+        yield asyncio.to_thread(_try_peer, settings, peer)
+
+
+async def _try_source(settings: NodeSettings, source: SourceSettings) -> Tried:
+    try:
+        tags = load_tag_map(source).tags
+    except TagMapError:
+        return Tried("source", source.name, "not tried: its tag file has problems", "correct the tag file")
+    last: ProbeStep | None = None
+    try:
+        async with asyncio.timeout(TRY_S_MAX):
+            async for step in steps(settings, source, some_tags(tags), len(tags)):
+                last = step
+                if step.is_failed:
+                    break
+    except TimeoutError:
+        what = f"not done in {TRY_S_MAX:.0f} s, after: {last.what if last else 'nothing'}"
+        return Tried("source", source.name, what, f"try it alone: bsfg source test {source.name}")
+    except BsfgError as error:
+        return Tried("source", source.name, str(error), error.hint)
+    assert last is not None, "a test has a step"
+    detail = "".join(f"; {line}" for line in last.details[:1])
+    what = f"{last.name}: {last.what}{detail}" if last.is_failed else last.what
+    return Tried("source", source.name, what, last.todo, last.is_failed)
+
+
+def _try_broker(settings: NodeSettings, broker: BrokerSettings) -> Tried:
+    from agent.replication.broker import PeerLink, check_broker
+
+    own = settings.node.zone
+    peers = [peer for peer in settings.peer if peer.broker == broker.name]
+    links = [PeerLink(own, peer.zone) for peer in peers if peer.exports or peer.appends]
+    links += [PeerLink(peer.zone, own) for peer in peers if peer.pulls or peer.asks]
+    return _judged("broker", broker.name, check_broker(target_at(settings, broker), links))
+
+
+def _try_peer(settings: NodeSettings, peer: PeerSettings) -> Tried:
+    from agent.replication.broker import check_peer
+
+    return _judged("peer", peer.zone, check_peer(target_at(settings, broker_of(settings, peer)), peer_of(peer)))
+
+
+def _judged(kind: str, name: str, diagnostics: Iterable[Diagnostic]) -> Tried:
+    """The first result that is bad, or how many were good."""
+    count = 0
+    for one in diagnostics:
+        count += 1
+        if one.is_bad:
+            return Tried(kind, name, f"{one.step}: {one.what}" if one.step else one.what, one.hint)
+    return Tried(kind, name, f"{count} checks passed", is_bad=False)

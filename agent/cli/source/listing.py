@@ -1,0 +1,108 @@
+"""`bsfg source list`: the sources of node.toml, and how the running node fares with them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from agent import local_socket
+from agent.cli import config_option, json_option
+from agent.cli.table import lines
+from agent.cli.terminal import printable
+from agent.config import NodeSettings, load
+from agent.health.verdict import duration
+from agent.ingest import ModbusSourceSettings, SourceSettings, TagMapError, load_tag_map
+
+COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "last value", "")
+
+
+@click.command()
+@config_option
+@json_option
+def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """List the sources: endpoint, state in the running node, tags with and without a value, age of the last value."""
+    settings = load(config_file)
+    entries = asyncio.run(_entries(settings))
+    if as_json:
+        for source in settings.sources:
+            click.echo(json.dumps(_facts(source, entries), ensure_ascii=False))
+        return
+    if not settings.sources:
+        click.echo(f"{config_file} names no [[opcua]] and no [[modbus]]; see bsfg opcua test and bsfg modbus probe")
+        return
+    for line in lines(COLUMNS, _rows(settings.sources, entries), "table"):
+        click.echo(printable(line))
+    if entries is None:
+        click.echo("no node runs here: this is what node.toml and the tag files say", err=True)
+
+
+async def _entries(settings: NodeSettings) -> dict[str, local_socket.SourceEntry] | None:
+    """The sources of the running node by name; None when no node runs. Raises LocalError."""
+    try:
+        answer = await local_socket.ask(settings.node.state_dir, local_socket.ListSources())
+    except (FileNotFoundError, ConnectionRefusedError):
+        return None
+    if isinstance(answer, local_socket.Refused):
+        raise local_socket.LocalError(answer.message, answer.hint)
+    assert isinstance(answer, local_socket.SourceEntries)
+    return {one.name: one for one in answer.sources}
+
+
+def _rows(
+    sources: Sequence[SourceSettings], entries: dict[str, local_socket.SourceEntry] | None
+) -> Iterator[tuple[object, ...]]:
+    for source in sources:
+        head = (source.name, _protocol(source), source.where)
+        one = None if entries is None else entries.get(source.name)
+        if one is None:
+            count, problem = _tags(source)
+            state = "" if entries is None else "unknown"
+            remark = problem if entries is None else "the running node does not read it; restart the node"
+            yield *head, state, count, *("",) * 3, "", remark
+            continue
+        good = one.tags - one.tags_bad - one.tags_silent
+        age_s = None if one.last_value_unix_ms is None else max(0.0, time.time() - one.last_value_unix_ms / 1000)
+        age = "never" if age_s is None else f"{duration(age_s)} ago"
+        yield *head, one.state, one.tags, good, one.tags_bad, one.tags_silent, age, one.trouble or one.tags_problem
+
+
+def _tags(source: SourceSettings) -> tuple[int | str, str]:
+    """How many tags the file has, or its first problem."""
+    try:
+        return len(load_tag_map(source).tags), ""
+    except TagMapError as error:
+        return "", str(error.problems[0])
+
+
+def _protocol(source: SourceSettings) -> str:
+    return "modbus" if isinstance(source, ModbusSourceSettings) else "opcua"
+
+
+def _facts(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] | None) -> dict[str, object]:
+    one = None if entries is None else entries.get(source.name)
+    facts: dict[str, object] = {
+        "name": source.name,
+        "protocol": _protocol(source),
+        "endpoint": source.where,
+        "is_node_running": entries is not None,
+    }
+    if one is None:
+        count, problem = _tags(source)
+        return {**facts, "state": None, "tags": count or None, "tags_problem": problem}
+    return {
+        **facts,
+        "state": one.state,
+        "tags": one.tags,
+        "tags_good": one.tags - one.tags_bad - one.tags_silent,
+        "tags_bad": one.tags_bad,
+        "tags_silent": one.tags_silent,
+        "values_total": one.values_total,
+        "last_value_unix_ms": one.last_value_unix_ms,
+        "trouble": one.trouble,
+        "tags_problem": one.tags_problem,
+    }

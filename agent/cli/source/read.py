@@ -1,0 +1,66 @@
+"""`bsfg source read`: the values of a source's tags as the device gives them now. Nothing is recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.source.access import read_tags, source_of
+from agent.cli.table import lines
+from agent.cli.terminal import printable, value_text
+from agent.ingest import Tag, TagReading, load_tag_map
+from agent.message import json_value, time_text
+from agent.status_codes import status_name
+
+COLUMNS = ("tag", "value", "unit", "status", "source_time", "")
+
+
+@click.command()
+@config_option
+@click.argument("name")
+@click.argument("tags", nargs=-1, metavar="[TAG]...")
+@json_option
+def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Read TAGs of the source NAME once, by default all, without recording them.
+
+    bsfg latest shows what was recorded. Exit status 1 when one has no value.
+    """
+    node, source = source_of(config_file, name)
+    wanted = _wanted(load_tag_map(source).tags, tags, name)
+    found = asyncio.run(read_tags(node, source, wanted))
+    if as_json:
+        for one in found:
+            click.echo(json.dumps(_facts(one), ensure_ascii=False))
+    else:
+        for line in lines(COLUMNS, _rows(found), "table"):
+            click.echo(printable(line))
+    if any(one.is_bad for one in found):
+        sys.exit(1)
+
+
+def _wanted(known: Sequence[Tag], names: Sequence[str], source: str) -> list[Tag]:
+    by_name = {tag.definition.subject.removeprefix("tag:"): tag for tag in known}
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise click.UsageError(f"source {source} has no tag {unknown[0]!r}; its tag file has {len(known):,} others")
+    return [by_name[name] for name in dict.fromkeys(names)] if names else list(known)
+
+
+def _rows(found: Sequence[TagReading]) -> Iterator[tuple[str, ...]]:
+    for one in found:
+        time = time_text(one.source_time_ns) if one.source_time_ns else ""
+        yield one.tag, value_text(one.value), one.unit, status_name(one.quality), time, one.why
+
+
+def _facts(one: TagReading) -> dict[str, object]:
+    time = time_text(one.source_time_ns) if one.source_time_ns else None
+    facts = {**asdict(one), "value": json_value(one.value), "status": status_name(one.quality), "source_time": time}
+    del facts["source_time_ns"]
+    return facts

@@ -1,0 +1,199 @@
+"""Looking at a device over an open line: the words around a register, the units behind it, the registers of a table, the
+values of registers.
+
+A read that is refused is halved down to single values, each with its reason. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import groupby
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.modbus.address import Register, Table
+from agent.ingest.modbus.block import BlockDecoder
+from agent.ingest.modbus.explore.interpretation import ranges_to_try
+from agent.ingest.modbus.explore.register_scan import RegisterScan
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, open_line, quiet_library
+from agent.ingest.modbus.plan import Limits, Read, plan_reads
+from agent.ingest.modbus.refusal import SILENT, quality_of, reason
+from agent.ingest.settings import ModbusSourceSettings
+from agent.message import Value
+
+UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
+PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
+NETWORK_HINT = "is the device on, are address and port right, does no firewall stand between? Some devices take one connection only"
+SERIAL_HINT = (
+    "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
+    "node, use it?"
+)
+SILENT_AT_FIRST_MAX = 3  # reads without an answer before a scan takes the unit for absent
+Progress = Callable[[str, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A range that the device does not give, and why."""
+
+    first: int
+    end: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class RegisterAnswer:
+    """What became of one register: its words and its value, or why there is none and the status that a sample gets."""
+
+    register: Register
+    words: tuple[int, ...] = ()
+    value: Value = None
+    quality: int = quality.GOOD
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundUnit:
+    """A unit that answers, and how."""
+
+    unit_id: int
+    how: str
+
+
+@asynccontextmanager
+async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
+    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused; where there is
+    no connection, with a hint."""
+    quiet_library()
+    async with AsyncExitStack() as stack:
+        try:
+            line = await stack.enter_async_context(open_line(settings))
+        except SourceLost as error:
+            error.hint = SERIAL_HINT if settings.transport == "rtu" else NETWORK_HINT
+            raise
+        yield line
+
+
+async def read_around(
+    line: Line, unit_id: int, table: Table, address: int, count: int
+) -> tuple[dict[int, int], list[Refusal]]:
+    """The words at `count` addresses and around them, as far as the device gives them. Raises SourceLost and
+    UnitSilent."""
+    words: dict[int, int] = {}
+    refused: dict[tuple[int, int], str] = {}
+    for first, length in ranges_to_try(address, count):
+        span = range(first, first + length)
+        if (first, length) in refused or all(place in words for place in span):
+            continue
+        try:
+            found = await line.read(Read(unit_id, table, first, length, ()))
+        except ReadRefused as error:
+            refused[first, length] = reason(error.code)
+        else:
+            words.update(zip(span, found, strict=True))
+    return words, list(_lacking(words, refused))
+
+
+def _lacking(words: Mapping[int, int], refused: Mapping[tuple[int, int], str]) -> Iterator[Refusal]:
+    """The addresses that no read gave, neighbours with the same reason as one; that of the shortest read counts."""
+    whys: dict[int, str] = {}
+    for (first, length), why in sorted(refused.items(), key=lambda one: -one[0][1]):
+        whys |= {place: why for place in range(first, first + length) if place not in words}
+    numbered = enumerate(sorted(whys))  # neighbours are those whose address grows with their number
+    for (_, why), part in groupby(numbered, key=lambda one: (one[1] - one[0], whys[one[1]])):
+        places = [place for _, place in part]
+        yield Refusal(places[0], places[-1] + 1, why)
+
+
+async def find_units(settings: ModbusSourceSettings, unit_ids: Sequence[int], progress: Progress) -> list[FoundUnit]:
+    """The units that answer. A device that closes the connection for a unit it does not have is connected to again.
+    Raises SourceLost when there is no connection."""
+    found: list[FoundUnit] = []
+    left = list(unit_ids)
+    while left:
+        async with open_device(settings) as line:
+            is_first = True
+            while left:
+                unit_id = left.pop(0)
+                try:
+                    await line.read(Read(unit_id, *UNITS_ASKED, 1, ()))
+                    found.append(FoundUnit(unit_id, "answers"))
+                except ReadRefused as error:
+                    found.append(
+                        FoundUnit(unit_id, f"answers, and refuses the first holding register ({reason(error.code)})")
+                    )
+                except UnitSilent:
+                    pass
+                except SourceLost:
+                    if is_first:
+                        raise
+                    break
+                finally:
+                    is_first = False
+                    progress("units asked", len(unit_ids) - len(left))
+    return found
+
+
+async def scan_registers(line: Line, unit_id: int, table: Table, scan: RegisterScan, progress: Progress) -> None:
+    """Carry a scan out. Raises SourceLost, and UnitSilent when the unit answers none of the first reads."""
+    answers, silences = 0, 0
+    while (span := scan.next_range()) is not None:
+        first, end = span
+        try:
+            await line.read(Read(unit_id, table, first, end - first, ()))
+        except ReadRefused as error:
+            answers += 1
+            scan.refused(reason(error.code))
+        except UnitSilent:
+            silences += 1
+            if not answers and silences >= SILENT_AT_FIRST_MAX:
+                raise
+            scan.refused(reason(SILENT))  # some devices are silent about addresses that they do not have
+        else:
+            answers += 1
+            scan.answered()
+        progress("addresses to look at", scan.addresses_left)
+
+
+async def read_registers(
+    line: Line, settings: ModbusSourceSettings, registers: Iterable[Register]
+) -> list[RegisterAnswer]:
+    """What each register holds, decoded as a source does. A refused read is halved down to single registers; a unit
+    that does not answer once is not asked again. Raises SourceLost."""
+    answers: list[RegisterAnswer] = []
+    silent: dict[int, str] = {}
+    limits = Limits(settings.registers_per_read_max, settings.hole_max)
+    pending = deque(plan_reads(registers, limits))  # bounded by the registers
+    while pending:
+        read = pending.popleft()
+        if read.unit_id not in silent:
+            try:
+                answers += _answers(read, await line.read_bytes(read))
+            except UnitSilent as error:
+                silent[read.unit_id] = str(error)
+            except ReadRefused as error:
+                if len(read.registers) > 1:
+                    middle = len(read.registers) // 2
+                    halves = read.registers[:middle], read.registers[middle:]
+                    pending.extendleft(reversed([part for half in halves for part in plan_reads(half, limits)]))
+                else:
+                    why = f"unit {read.unit_id} refuses it: {reason(error.code)}"
+                    answers.append(RegisterAnswer(read.registers[0], quality=error.quality, why=why))
+        if read.unit_id in silent:
+            why = silent[read.unit_id]
+            answers += [RegisterAnswer(one, quality=quality_of(SILENT), why=why) for one in read.registers]
+    return answers
+
+
+def _answers(read: Read, data: bytes) -> Iterator[RegisterAnswer]:
+    """The registers of a read in the bytes of its answer."""
+    decoded = BlockDecoder(read, range(len(read.registers))).decode(data, 0)
+    for register, value, status in zip(read.registers, decoded.values, decoded.qualities, strict=True):
+        start = 2 * (register.address - read.address)
+        own = b"" if read.table.is_bits else data[start : start + 2 * register.count]
+        why = "its digits are no decimal number" if status == quality.BAD_DECODING_ERROR else ""
+        yield RegisterAnswer(register, struct.unpack(f">{len(own) // 2}H", own), value, status, why)

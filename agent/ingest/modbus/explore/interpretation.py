@@ -1,0 +1,269 @@
+"""Everything that registers can mean, and which of it equals a value that a person has read off the device's panel.
+
+Plausible is not right. A float whose high word is that of the neighbour, read with the wrong word order, lies within half
+a percent of it (influxdata/telegraf#8151). So the registers around the given one are searched as well, and every reading
+that meets the value is reported, the most exact first. Core: takes words, returns readings.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+
+from agent.ingest.modbus.address import ADDRESS_MAX, Table
+from agent.ingest.modbus.decode import ORDERS, DecodeError, ValueType, decode, scaled, value_type
+from agent.ingest.modbus.explore.place import register_text
+from agent.message import Value
+
+TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; of two that read the same, the first is offered
+    1: ("uint16", "int16", "float16", "bcd16"),
+    2: ("uint32", "int32", "float32", "bcd32"),
+    4: ("uint64", "int64", "float64"),
+}
+WIDEST = 4  # registers of the longest number
+POWERS = (-1, -2, -3, 1, 2, 3, -4, -5, -6)  # of ten: tenths to millionths, and units that are a thousand times smaller
+TOLERANCE = "1%"
+# What few devices use, and what therefore meets a value by chance more often than in truth.
+_RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}
+_RARITY |= {"EFGHABCD": 1, "CDABGHEF": 1}
+_NUMBER_LIKE = re.compile(r"[+-]?[\d.,' ]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The value on the panel: a number, or a text such as a model name. `half_step` is half of its last digit."""
+
+    text: str
+    number: float | None
+    half_step: float
+    tolerance: float
+    is_relative: bool
+
+    @property
+    def margin(self) -> float:
+        """How far a number may be off."""
+        assert self.number is not None, "texts have no margin"
+        return abs(self.number) * self.tolerance if self.is_relative else self.tolerance
+
+
+def parse_wanted(text: str, tolerance: str = TOLERANCE) -> Wanted:
+    """A value as typed, and `1%` or `0.5` as its tolerance. Raises ValueError that says what to write."""
+    size, is_relative = tolerance.strip(), tolerance.strip().endswith("%")
+    try:
+        margin = float(size.rstrip("% "))
+    except ValueError:
+        raise ValueError(f"tolerance {tolerance!r} is no number; write 1% or, in the value's own unit, 0.5") from None
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"tolerance {tolerance!r} must be 0 or more")
+    margin = margin / 100 if is_relative else margin
+    try:
+        number = float(text)
+    except ValueError:
+        if _NUMBER_LIKE.fullmatch(text.strip()):
+            raise ValueError(f"{text!r} is no number; write it with a point and without blanks, as 1234.5") from None
+        return Wanted(text.strip(), None, 0.0, margin, is_relative)
+    if not math.isfinite(number):
+        raise ValueError(f"{text!r} is not a finite number")
+    exponent = Decimal(text.strip()).as_tuple().exponent
+    assert isinstance(exponent, int), "finite"
+    return Wanted(text.strip(), number, 0.5 * 10.0**exponent, margin, is_relative)
+
+
+@dataclass(frozen=True, slots=True)
+class Interpretation:
+    """One way to read registers. `address` is the one on the wire, where the value begins; `value` has the scale of
+    `kind`."""
+
+    table: Table
+    address: int
+    kind: ValueType
+    value: Value
+
+    @property
+    def end(self) -> int:
+        """The first address after it."""
+        return self.address + self.kind.registers
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A reading that meets the wanted value. `error` is relative; `is_exact`: not farther off than the last digit that
+    was given; `also`: types that read the same from the same registers now."""
+
+    found: Interpretation
+    error: float
+    is_exact: bool
+    is_asked: bool
+    also: tuple[str, ...] = ()
+
+
+def ranges_to_try(address: int, count: int) -> Iterator[tuple[int, int]]:
+    """The reads (address, count) that may show `count` registers, one more on each side, and what a long value there
+    needs. The first would show all; the shorter ones are for a device that refuses it because something in it does not
+    exist, or because it cuts a value."""
+    first, end = max(0, address - 1), min(ADDRESS_MAX + 1, address + count + WIDEST)
+    yield first, end - first
+    for length in (count, WIDEST, 2, 1):
+        for start in (address, *range(first, min(address + count + 1, ADDRESS_MAX + 1))):
+            yield start, min(length, ADDRESS_MAX + 1 - start)
+
+
+def interpretations(words: Mapping[int, int], table: Table, address: int) -> Iterator[Interpretation]:
+    """Every number that may begin at an address, by size, type and order."""
+    for registers, names in TYPES.items():
+        found = _words_at(words, address, registers)
+        for name in names if found is not None else ():
+            for order in ORDERS[2 * registers]:
+                kind = value_type(name, order)
+                try:
+                    value = decode(kind, found or ())
+                except DecodeError:
+                    continue  # four bits that are no decimal digit
+                yield Interpretation(table, address, kind, value)
+
+
+def texts(words: Mapping[int, int], table: Table, address: int, count: int) -> Iterator[Interpretation]:
+    """The registers as text, in both orders, where that is printable."""
+    found = _words_at(words, address, count)
+    if found is None:
+        return
+    for order in ORDERS[2]:
+        kind = value_type(f"string{2 * count}", order)
+        value = decode(kind, found)
+        if isinstance(value, str) and value and value.isprintable():
+            yield Interpretation(table, address, kind, value)
+
+
+def candidates(words: Mapping[int, int], table: Table, address: int, count: int, wanted: Wanted) -> Iterator[Candidate]:
+    """The readings that meet the wanted value, at the `count` registers from `address` and one register off."""
+    for start in range(max(0, address - 1), min(address + count, ADDRESS_MAX) + 1):
+        is_asked = address <= start < address + count
+        if wanted.number is None:
+            length = max(1, (len(wanted.text.encode()) + 1) // 2)
+            yield from (
+                Candidate(found, 0.0, is_exact=True, is_asked=is_asked)
+                for found in texts(words, table, start, length)
+                if str(found.value).startswith(wanted.text)
+            )
+            continue
+        met = [
+            Candidate(one, *_distance(one, wanted), is_asked)
+            for found in interpretations(words, table, start)
+            for one in _meeting(found, wanted)
+        ]
+        yield from _merged(met)
+
+
+def ranked(found: Iterable[Candidate]) -> list[Candidate]:
+    """The best first: a usual type and order, as exact as the panel shows it, where it was looked for, without a scale,
+    the nearest."""
+
+    def key(one: Candidate) -> tuple[object, ...]:
+        kind = one.found.kind
+        rarity = _RARITY.get(kind.name, 0) + _RARITY.get(kind.order_name, 0)
+        scale = abs(math.log10(kind.scale))
+        return rarity > 1, not one.is_exact, not one.is_asked, rarity, scale, one.error, kind.registers, kind.name
+
+    return sorted(found, key=key)
+
+
+def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
+    """Why the first of the ranked candidates may be wrong all the same."""
+    remarks = []
+    if wanted.number == 0:
+        remarks.append("many readings are 0; take a moment at which the device shows another value")
+    if len(found) > 1:
+        remarks.append(
+            f"{len(found)} readings meet {wanted.text}, and one of them is right at most: compare again when the device "
+            "shows another value, or with a smaller --tolerance"
+        )
+    pairs = ((one, other) for index, one in enumerate(found) for other in found[index + 1 :])
+    for one, other in pairs:
+        if _share_a_word(one.found, other.found):
+            remarks.append(
+                f"{_name(one.found)} and {_name(other.found)} share a register: one register off with the wrong word "
+                "order gives plausible values, because the high word is that of a neighbour; the manual decides"
+            )
+            break
+    return remarks
+
+
+def moved(readings: Sequence[Mapping[int, int]], found: Interpretation) -> tuple[list[Value], frozenset[int]]:
+    """The values of one reading over several looks at its registers, and the addresses that changed between them."""
+    values: list[Value] = []
+    changed = set[int]()
+    for words in readings:
+        at = _words_at(words, found.address, found.kind.registers)
+        if at is None:
+            continue
+        try:
+            values.append(decode(found.kind, at))
+        except DecodeError:
+            values.append(None)
+        changed |= {place for place, word in words.items() if readings[0].get(place, word) != word}
+    return values, frozenset(changed) & frozenset(range(found.address, found.end))
+
+
+def tag_row(found: Interpretation, unit_id: int, base: int, scope: str) -> dict[str, str]:
+    """The row of a tag file that reads this, by column."""
+    register = register_text(found.table, found.address, base)
+    kind = found.kind
+    return {
+        "tag": f"{scope}/{found.table.value}_{register}",
+        "unit_id": str(unit_id),
+        "table": found.table.value,
+        "register": register,
+        "type": kind.name,
+        "byte_order": kind.order_name,
+        "scale": "" if kind.scale == 1 else f"{kind.scale:.6f}".rstrip("0").rstrip("."),
+    }
+
+
+def _meeting(found: Interpretation, wanted: Wanted) -> Iterator[Interpretation]:
+    """The reading, plain or in the power of ten by which it meets the wanted value."""
+    raw = found.value
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not math.isfinite(raw):
+        return
+    for power in (0, *POWERS) if raw else (0,):
+        kind = found.kind if not power else replace(found.kind, scale=10**power)
+        value = scaled(kind, raw)
+        assert wanted.number is not None, "numbers only"
+        # the panel's own rounding counts as well: 231.4 meets 231.44 also with a tolerance of 0
+        if abs(value - wanted.number) <= max(wanted.margin, wanted.half_step):
+            yield replace(found, kind=kind, value=value)
+
+
+def _distance(found: Interpretation, wanted: Wanted) -> tuple[float, bool]:
+    assert isinstance(found.value, int | float), "numbers only"
+    assert wanted.number is not None, "numbers only"
+    apart = abs(found.value - wanted.number)
+    return apart / abs(wanted.number) if wanted.number else apart, apart <= wanted.half_step * (1 + 1e-9)
+
+
+def _merged(met: Iterable[Candidate]) -> Iterator[Candidate]:
+    """Types that read the same from the same registers in the same order, as one: uint16 and int16 below 32768."""
+    groups: dict[object, list[Candidate]] = {}
+    for one in met:
+        kind = one.found.kind
+        groups.setdefault((one.found.address, kind.registers, kind.order, kind.scale, one.found.value), []).append(one)
+    for group in groups.values():
+        yield replace(group[0], also=tuple(one.found.kind.name for one in group[1:]))
+
+
+def _share_a_word(one: Interpretation, other: Interpretation) -> bool:
+    """Whether two readings are the same type one register apart, so that a word of one value passes for one of the
+    other's."""
+    sizes = {one.kind.registers, other.kind.registers}
+    return one.table is other.table and sizes != {1} and len(sizes) == 1 and abs(one.address - other.address) == 1
+
+
+def _name(found: Interpretation) -> str:
+    return f"{found.kind.name} {found.kind.order_name} at wire address {found.address}"
+
+
+def _words_at(words: Mapping[int, int], address: int, count: int) -> list[int] | None:
+    found = [words[place] for place in range(address, address + count) if place in words]
+    return found if len(found) == count else None

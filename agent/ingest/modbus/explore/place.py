@@ -1,0 +1,101 @@
+"""Registers as a person names them in a command: `[TABLE:]REGISTER[-LAST][:TYPE[:ORDER]]`, numbers as the source's
+`address_base` counts them: `holding:100`, `40101:float32:CDAB`, `input:0-9`. Core.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+from agent.ingest.modbus.address import Register, Table, dialect
+from agent.ingest.settings import ModbusSourceSettings
+from agent.ingest.tags.tag_map import CellError, Cells
+
+WITH_TABLE = 40_001  # the base in which the first digit names the table
+VALUES_MAX = 2_000  # of one argument: what a terminal can show and a slow device can give in a minute
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+_DIGITS = {Table.COIL: "0", Table.DISCRETE: "1", Table.INPUT: "3", Table.HOLDING: "4"}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where somebody points: `count` entries of a table from wire address `address`, written as number `number`."""
+
+    table: Table
+    address: int
+    count: int
+    number: int
+
+
+def parse_places(text: str, settings: ModbusSourceSettings) -> list[Place]:
+    """The registers meant by a text without a type. Without a table there are two: the input and the holding
+    registers. Raises ValueError that says what to write."""
+    table, first, last, rest = _parts(text)
+    if rest:
+        raise ValueError(f"{text!r} names a type, and all types are tried here; write it without")
+    if table or settings.address_base == WITH_TABLE:
+        return [_place(table, first, last, settings)]
+    return [_place(one.value, first, last, settings) for one in (Table.INPUT, Table.HOLDING)]
+
+
+def parse_registers(text: str, settings: ModbusSourceSettings) -> list[Register]:
+    """The values meant by a text: one, or as many of its type as fit between two registers. uint16 where no type is
+    given. Raises ValueError that says what to write."""
+    table, first, last, rest = _parts(text)
+    if not table and settings.address_base != WITH_TABLE:
+        raise ValueError(f"{text!r} names no table; write holding:{first} (or input, coil, discrete)")
+    place = _place(table, first, last, settings)
+    kind = rest[0] if rest else "" if place.table.is_bits else "uint16"
+    order = rest[1] if len(rest) > 1 else ""
+    register = _register({"table": table, "register": first, "type": kind, "byte_order": order}, settings)
+    count = max(1, place.count // register.count)
+    if count > VALUES_MAX:
+        raise ValueError(f"{text!r} are {count:,} values; name at most {VALUES_MAX:,}")
+    return [replace(register, address=register.address + index * register.count) for index in range(count)]
+
+
+def register_text(table: Table, address: int, base: int) -> str:
+    """A wire address as a tag file of this base writes it."""
+    if base != WITH_TABLE:
+        return str(address + base)
+    return f"{_DIGITS[table]}{address + 1:0{4 if address < 9_999 else 5}d}"
+
+
+def base_hint(number: int, base: int, address: int) -> str:
+    """Which way of counting would make register `number` of a source with this base the one at another wire address;
+    empty where none does."""
+    other = {(0, -1): 1, (1, 0): 0}.get((base, address - number))
+    if other is None:
+        return ""
+    return f"as if counted from {other} (address_base = {other})"
+
+
+def _parts(text: str) -> tuple[str, str, str, list[str]]:
+    """Table, first and last number, and what follows."""
+    words = text.strip().split(":")
+    table = words.pop(0).lower() if words[0].lower() in {one.value for one in Table} else ""
+    match = _RANGE.fullmatch(words.pop(0)) if words else None
+    if match is None or len(words) > 2:
+        raise ValueError(
+            f"{text!r} is no register; write [TABLE:]REGISTER[-LAST][:TYPE[:ORDER]], as holding:100:float32"
+        )
+    return table, match[1], match[2] or match[1], words
+
+
+def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) -> Place:
+    has_digit = settings.address_base == WITH_TABLE and first.zfill(5)[0] in "01"
+    kind = "" if has_digit or table in {Table.COIL.value, Table.DISCRETE.value} else "uint16"
+    begin, end = (_register({"table": table, "type": kind, "register": number}, settings) for number in (first, last))
+    if end.address < begin.address or end.table is not begin.table:
+        raise ValueError(f"{first}-{last} does not run upwards within one table")
+    return Place(begin.table, begin.address, end.address - begin.address + 1, int(first))
+
+
+def _register(cells: dict[str, str], settings: ModbusSourceSettings) -> Register:
+    """The register that a row with these cells reads."""
+    try:
+        register, _, _ = dialect(settings).read_point(Cells(cells, decimal_comma=False))
+    except CellError as error:
+        raise ValueError(f"{error.column} {cells.get(error.column, '')!r} {error.why}") from error
+    assert isinstance(register, Register), "of the Modbus dialect"
+    return register

@@ -1,0 +1,82 @@
+"""The way to a Modbus device, step by step: host name, connection, units, tags. A step that fails ends the way.
+
+The steps use what a source uses, so what works here works there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import fields
+
+from agent.ingest.errors import SourceError, SourceLost
+from agent.ingest.modbus.explore.device import open_device
+from agent.ingest.modbus.explore.tag_values import read_tags_over
+from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
+from agent.ingest.quality import BAD_TIMEOUT
+from agent.ingest.settings import ModbusSourceSettings, toml
+from agent.ingest.tags.tag_map import Tag
+
+
+async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
+    """The steps, as they end; `tags` are those to read."""
+    if settings.transport != "rtu":
+        found = await _name(settings)
+        yield found
+        if found.is_failed:
+            return
+    began_s = time.monotonic()
+    try:
+        async with open_device(settings) as line:
+            took_ms = 1000 * (time.monotonic() - began_s)
+            yield ProbeStep("connection", Outcome.OK, f"to {settings.where} within {took_ms:.0f} ms")
+            try:
+                readings = await read_tags_over(line, settings, tags)
+            except SourceLost as error:
+                yield failed("tags", str(error), "does the device close connections that it does not expect?")
+                return
+            for found in judged(settings, tags, readings, tags_total):
+                yield found
+    except SourceError as error:
+        yield failed("connection", str(error), error.hint)
+
+
+def judged(
+    settings: ModbusSourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
+) -> list[ProbeStep]:
+    """What the values of tags say about the units and the tag file."""
+    units: dict[int, bool] = {}
+    for tag, reading in zip(tags, readings, strict=True):
+        unit_id = tag.point.unit_id
+        units[unit_id] = units.get(unit_id, False) or reading.quality != BAD_TIMEOUT
+    silent = sorted(unit_id for unit_id, answers in units.items() if not answers)
+    answering = ", ".join(str(unit_id) for unit_id in sorted(units) if unit_id not in silent)
+    if silent:
+        what = f"no answer from unit {', '.join(map(str, silent))}" + (f"; {answering} answers" if answering else "")
+        todo = f"which units are there: bsfg modbus scan {settings.name}; a slow device needs a longer timeout_ms"
+        found = [failed("units", what, todo)]
+    else:
+        found = [ProbeStep("units", Outcome.OK, f"{answering} answer{'s' * (len(units) == 1)}")]
+    todo = f"find the registers with bsfg modbus probe {settings.name} REGISTER, and correct {settings.tags_file}"
+    return [*found, tags_step(readings, tags_total, todo)]
+
+
+async def _name(settings: ModbusSourceSettings) -> ProbeStep:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        todo = "correct host, or this machine's name resolution; an address such as 192.0.2.20 works, too"
+        return failed("name", f"the host name {settings.host} is unknown here ({error.strerror})", todo)
+    addresses = ", ".join(sorted({str(each[4][0]) for each in found}))
+    return ProbeStep("name", Outcome.OK, f"{settings.host} is {addresses}, port {settings.port}")
+
+
+def section(settings: ModbusSourceSettings) -> str:
+    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults. The pause between reads is
+    left out: it is that of looking."""
+    known = [one for one in fields(settings) if one.name != "request_pause_ms"]
+    values = [(one.name, getattr(settings, one.name), one.default) for one in known]
+    lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]
+    return "\n".join(["[[modbus]]", *lines]) + "\n"

@@ -1,0 +1,145 @@
+"""Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is refused
+is cut into quarters, down to pairs and single registers.
+
+A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads has a limit; what is left
+then is said to be unknown, never to be missing. Parts begin at even distances from the first register, because some
+devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length: from then
+on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+Span = tuple[int, int]
+"""(first, end) of wire addresses, the end not included."""
+
+
+@dataclass(slots=True)
+class _Range:
+    """A range to be read, and the refused one that it is a part of."""
+
+    first: int
+    end: int
+    whole: _Range | None = None
+    open_parts: int = 0
+    is_answered: bool = True  # every part of it, so far
+
+    @property
+    def count(self) -> int:
+        return self.end - self.first
+
+
+class RegisterScan:
+    """One scan of the addresses from `first` to `end`, not included."""
+
+    def __init__(self, first: int, end: int, count_max: int, reads_max: int) -> None:
+        assert first < end, "something to look for"
+        assert count_max >= 1, "a read has an entry"
+        assert reads_max >= 1, "a scan makes a read"
+        self._reads_max = reads_max
+        self.count_max = count_max  # of one read; it shrinks when the device proves to take less
+        self._pending: deque[_Range] = deque()  # bounded by the 65,536 addresses of a table
+        self._now: _Range | None = None
+        self._found: list[Span] = []
+        self.too_long = 0  # a length that the device refused although it has all of the registers; 0: none was met
+        self.why_cut = ""  # what ended the scan early, other than the limit of reads
+        self.reads_total = 0
+        self.refusals: Counter[str] = Counter()  # of single registers, by reason
+        self._cut(_Range(first, end), self._length)
+
+    def next_range(self) -> Span | None:
+        """The next range to read; None when all is known or the limit of reads is reached."""
+        assert self._now is None, "tell what became of the last one first"
+        if not self._pending or self.reads_total >= self._reads_max:
+            return None
+        wanted = self._pending.popleft()
+        if wanted.count > self.count_max:
+            self._cut(wanted, self._length)
+            wanted = self._pending.popleft()
+        self._now = wanted
+        self.reads_total += 1
+        return wanted.first, wanted.end
+
+    def answered(self) -> None:
+        """The range was read."""
+        done = self._take()
+        if self._found and self._found[-1][1] == done.first:
+            self._found[-1] = (self._found[-1][0], done.end)
+        else:
+            self._found.append((done.first, done.end))
+        self._close(done, is_answered=True)
+
+    def refused(self, why: str) -> None:
+        """The range was not read; `why` is counted where it is a single register."""
+        done = self._take()
+        if done.count == 1:
+            self.refusals[why] += 1
+            self._close(done, is_answered=False)
+            return
+        self._cut(done, _part_of(done.count))
+
+    @property
+    def found(self) -> list[Span]:
+        """The registers that exist, in order."""
+        return list(self._found)
+
+    @property
+    def unknown(self) -> list[Span]:
+        """What was not looked at, because the limit of reads was reached."""
+        return list(_joined((one.first, one.end) for one in self._pending))
+
+    @property
+    def addresses_left(self) -> int:
+        """How many addresses are not known yet."""
+        return sum(one.count for one in self._pending)
+
+    @property
+    def _length(self) -> int:
+        """Of the reads that a longer range is cut into: even, so that pairs stay whole."""
+        return max(1, self.count_max - self.count_max % 2)
+
+    def _take(self) -> _Range:
+        assert self._now is not None, "a range was asked for"
+        done, self._now = self._now, None
+        return done
+
+    def _cut(self, whole: _Range, length: int) -> None:
+        """Put the parts of a range in front."""
+        parts = [_Range(at, min(at + length, whole.end), whole) for at in range(whole.first, whole.end, length)]
+        whole.open_parts = len(parts)
+        self._pending.extendleft(reversed(parts))
+
+    def _close(self, done: _Range, *, is_answered: bool) -> None:
+        """A range is known; so is, with its last part, the one that was refused."""
+        whole = done.whole
+        if whole is None:
+            return
+        whole.open_parts -= 1
+        whole.is_answered = whole.is_answered and is_answered
+        if whole.open_parts:
+            return
+        if whole.is_answered and whole.count <= self.count_max:
+            self.count_max, self.too_long = _part_of(whole.count), whole.count  # refused for its length alone
+        self._close(whole, is_answered=whole.is_answered)
+
+
+def _part_of(count: int) -> int:
+    """The length of the parts of a refused range: a quarter, even as long as it can be."""
+    return 1 if count <= 2 else -(-count // 8) * 2
+
+
+def _joined(spans: Iterator[Span]) -> Iterator[Span]:
+    """Spans in order, neighbours as one."""
+    last: Span | None = None
+    for span in spans:
+        if last is not None and last[1] == span[0]:
+            last = (last[0], span[1])
+            continue
+        if last is not None:
+            yield last
+        last = span
+    if last is not None:
+        yield last

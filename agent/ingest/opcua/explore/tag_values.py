@@ -1,0 +1,61 @@
+"""The tags of a source read once, over a session of its own, by the same decoder as the source's. Nothing is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.address import Reading
+from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.session import CallTooLarge, Session, open_session, quiet_library
+from agent.ingest.probe_result import TagReading
+from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.tags.tag_map import Tag
+
+
+async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
+    """The tags now, in their order. Raises SourceLost and SourceRefused."""
+    quiet_library()
+    async with open_session(settings) as session:
+        namespaces = await session.namespaces()
+        size = min(settings.items_per_call_max, (await session.limits()).nodes_per_read or settings.items_per_call_max)
+        found = await _read(session, [tag.point.readings[0] for tag in tags], namespaces, size)
+        # A name that ends like an index may be an element of an array: the second reading of an address.
+        again = [
+            place
+            for place, (tag, change) in enumerate(zip(tags, found, strict=True))
+            if change.quality & quality.CODE_BITS in quality.GONE and len(tag.point.readings) > 1
+        ]
+        others = await _read(session, [tags[place].point.readings[1] for place in again], namespaces, size)
+        for place, change in zip(again, others, strict=True):
+            found[place] = change
+    return [_reading(tag, change) for tag, change in zip(tags, found, strict=True)]
+
+
+async def _read(session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int) -> list[Change]:
+    """As many in a call as the server takes. What cannot be decoded costs its own value."""
+    found: list[Change] = []
+    while len(found) < len(readings):
+        part = readings[len(found) : len(found) + size]
+        try:
+            found += await session.read_values(part, namespaces)
+        except (CallTooLarge, DecodeError) as error:
+            if len(part) > 1:
+                size = len(part) // 2
+            elif isinstance(error, CallTooLarge):
+                raise SourceLost(f"the server refuses to read even one value: {error}") from error
+            else:
+                found.append(Change(0, None, quality.BAD_DECODING_ERROR, 0, 0))
+    return found
+
+
+def _reading(tag: Tag, change: Change) -> TagReading:
+    return TagReading(
+        tag=tag.definition.subject.removeprefix("tag:"),
+        address=tag.definition.address,
+        value=change.value,
+        quality=change.quality,
+        source_time_ns=change.source_time_ns or change.server_time_ns,
+        unit=tag.definition.unit,
+    )

@@ -1,0 +1,81 @@
+"""What looking at a source gives, whatever its protocol: the steps of a test, and values of tags read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from agent.ingest import quality
+from agent.ingest.tags.tag_map import Tag
+from agent.message import Value
+from agent.status_codes import status_name
+
+BAD_NAMED_MAX = 10  # of the tags that a step names
+
+
+class Outcome(Enum):
+    """How a step ended."""
+
+    OK = "ok"
+    NOTE = "note"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeStep:
+    """One step. `details` are further lines; `todo` is what to do."""
+
+    name: str
+    outcome: Outcome
+    what: str
+    todo: str = ""
+    details: tuple[str, ...] = ()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether something must be corrected."""
+        return self.outcome is Outcome.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class TagReading:
+    """A tag's value as read once, and its OPC UA status. A source time of 0: the source gives none. `why` says what the
+    device answered in place of a value."""
+
+    tag: str
+    address: str
+    value: Value
+    quality: int
+    source_time_ns: int = 0
+    unit: str = ""
+    why: str = ""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the value must not be used."""
+        return quality.is_bad(self.quality)
+
+
+ReadTags = Callable[[Sequence[Tag]], Awaitable[list[TagReading]]]
+
+
+def failed(name: str, what: str, todo: str = "", details: tuple[str, ...] = ()) -> ProbeStep:
+    """A step that failed."""
+    return ProbeStep(name, Outcome.FAILED, what, todo, details)
+
+
+def tags_step(readings: Sequence[TagReading], tags_total: int, todo: str) -> ProbeStep:
+    """How many of the tags that were read have a value, and which have none; `todo` is what to do about those."""
+    bad = [one for one in readings if one.is_bad]
+    asked = f"all {tags_total:,}" if len(readings) == tags_total else f"{len(readings):,} of {tags_total:,}"
+    if not bad:
+        return ProbeStep("tags", Outcome.OK, f"{asked} tags read, each has a value")
+    counts = Counter(status_name(one.quality) for one in bad)
+    kinds = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+    lines = [f"{one.tag} ({one.address}): {one.why or status_name(one.quality)}" for one in bad[:BAD_NAMED_MAX]]
+    if len(bad) > BAD_NAMED_MAX:
+        lines.append(f"and {len(bad) - BAD_NAMED_MAX:,} more")
+    what = f"{asked} tags read, {len(bad):,} without a value ({kinds})"
+    return failed("tags", what, todo, tuple(lines))

@@ -1,0 +1,264 @@
+"""`bsfg modbus` against the plant's device: scan, probe, read, plan, and the page that shows them."""
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent.ingest import ModbusSourceSettings, load_tag_map
+from tests.ingest.fakes import Program, running
+from tests.support import command
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "operate" / "modbus.md"
+pytestmark = pytest.mark.system
+Bsfg = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def bsfg(tmp_path: Path) -> Bsfg:
+    """Run `bsfg` in an empty folder."""
+    return partial(command.bsfg, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def meter() -> Iterator[Program]:
+    """The plant's device."""
+    with running("modbus_server") as program:
+        yield program
+
+
+@pytest.fixture
+def device(meter: Program) -> str:
+    """Where it is, as commands name it."""
+    return f"tcp://127.0.0.1:{meter.port}"
+
+
+def test_the_commands_of_the_page(meter: Program, device: str, bsfg: Bsfg, tmp_path: Path) -> None:
+    """Every command of the page works, in its order, in an empty folder, with the tag file and the section that the page
+    shows; what the page says that they print is printed, figures apart."""
+    text = PAGE.read_text(encoding="utf-8")
+    (rows,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
+    (section,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    assert len(commands) >= 10
+    assert bsfg("init", "--zone", "plant-a").returncode == 0
+    (tmp_path / "tags.d").mkdir()
+    (tmp_path / "tags.d" / "meter.csv").write_text(rows)
+    with (tmp_path / "node.toml").open("a") as file:
+        file.write(section.replace("meter.example", "127.0.0.1").replace("502", str(meter.port)))
+    output = []
+    for line in commands:
+        words = shlex.split(line.replace("tcp://meter.example", device))
+        assert words[0] == "bsfg", line
+        done = bsfg(*words[1:])
+        assert done.returncode == 0, (line, done.stdout, done.stderr)
+        output.append(done.stdout)
+    printed = re.sub(r"\s+", " ", "\n".join(output))
+    for shown in re.findall(r"```text\n(.*?)```", text, re.DOTALL):
+        for line in shown.splitlines():
+            plain = re.sub(r"\s+", " ", line.replace("meter.example", "127.0.0.1")).strip()
+            if plain.startswith(("register ", "input 16 float32")) or set(plain) <= set("- "):
+                continue  # widths and values differ from look to look
+            assert plain in printed, line
+
+
+def test_what_the_page_says_of_messages_is_said() -> None:
+    """Each message that the page explains stands in the product's text, so that a search for it leads there."""
+    rows = re.findall(r"^\| `(.+?)` \|", PAGE.read_text(encoding="utf-8").partition("## Messages")[2], re.MULTILINE)
+    assert len(rows) >= 6
+    folder = ROOT / "agent" / "ingest"
+    text = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
+    text = re.sub(r'"\s*\n\s*f?"', "", text)  # strings over several lines
+    for row in rows:
+        assert row in text, row
+
+
+def test_probe_prints_the_row_that_a_source_reads(device: str, bsfg: Bsfg, tmp_path: Path) -> None:
+    """The printed section and row, pasted as they are, are a source whose tag has the value of the panel."""
+    done = bsfg("modbus", "probe", device, "--base", "40001", "30017", "--value", "50.0")
+    assert done.returncode == 0, done.stderr
+    text = done.stdout
+    rows = text.partition("# row for the tag file (address_base = 40001)\n")[2].splitlines()[:2]
+    section = text.partition("# for node.toml\n")[2]
+    assert rows[1].split(",")[1:6] == ["1", "input", "30017", "float32", "ABCD"]
+    assert bsfg("init", "--zone", "plant-a").returncode == 0
+    (tmp_path / "tags.d").mkdir()
+    (tmp_path / "tags.d" / "127.0.0.1.csv").write_text("\n".join(rows))
+    with (tmp_path / "node.toml").open("a") as file:
+        file.write(section)
+    done = bsfg("source", "read", "127.0.0.1", "--json")
+    assert abs(json.loads(done.stdout)["value"] - 50.0) <= 0.5
+
+
+def test_probe_finds_what_the_wrong_base_hides(device: str, bsfg: Bsfg) -> None:
+    """A register that is one off is found, marked as such, and the base that explains it is named."""
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:17", "--value", "50.0")
+    wanted = r"input 16 +float32 +ABCD .*one register off as if counted from 1 \(address_base = 1\)"
+    assert re.search(wanted, done.stdout)
+    done = bsfg("modbus", "probe", device, "--base", "1", "input:16", "--value", "50.0")
+    wanted = r"input 17 +float32 +ABCD .*one register off as if counted from 0 \(address_base = 0\)"
+    assert re.search(wanted, done.stdout)
+
+
+def test_probe_of_texts_and_of_nothing(device: str, bsfg: Bsfg) -> None:
+    """A model name is found as a string; a value that nothing meets is status 1 with what to try, registers that do not
+    exist are status 1 with the reason of the device."""
+    done = bsfg("modbus", "probe", device, "--base", "0", "100", "--value", "PM-1", "--json")
+    (best, *_) = json.loads(done.stdout)["candidates"]
+    assert (best["table"], best["register"], best["type"], best["value"]) == ("holding", "100", "string4", "PM-1")
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:16", "--value", "7123456789", "--tolerance", "0")
+    assert done.returncode == 1
+    assert "nothing here or one register off equals 7123456789 within 0, in any power of ten" in done.stdout
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:500", "--value", "1")
+    assert done.returncode == 1
+    assert "unit 1 gives none of these registers (input: illegal data address (2))" in done.stderr
+
+
+def test_probe_again_tells_what_moved(device: str, bsfg: Bsfg) -> None:
+    """Over several looks a live reading moves and the text beside it does not."""
+    options = ("--again", "3", "--interval-s", "0.3", "--tolerance", "5%")
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:16", "--value", "50.0", *options)
+    assert re.search(r"input 16 +float32 +ABCD .* [\d.]+ to [\d.]+", done.stdout), done.stdout
+    assert "in 4 looks" in done.stdout
+    done = bsfg("modbus", "probe", device, "--base", "0", "holding:100", "--value", "20557", *options)
+    assert re.search(r"holding 100 +uint16 +AB +20557 +0 +constant", done.stdout)
+
+
+def test_scan_finds_units_and_registers(device: str, bsfg: Bsfg) -> None:
+    """Registers are found exactly, in the numbers of the base; what was not looked at is called so and not missing."""
+    done = bsfg("modbus", "scan", device, "--base", "1", "discrete:1-40", "--pause-ms", "0", "--json")
+    found = json.loads(done.stdout)
+    assert found["found"] == [{"address": 0, "count": 16}]  # this server keeps bits in whole words
+    done = bsfg("modbus", "scan", device, "--base", "40001", "40101-40200", "--pause-ms", "0")
+    assert done.stdout.startswith("holding 40101-40106 (6)\n6 of 100 holding registers of unit 1 exist, ")
+    done = bsfg("modbus", "scan", device, "--base", "0", "input:0-499", "--pause-ms", "0", "--reads-max", "7", "--json")
+    found = json.loads(done.stdout)
+    assert found["reads"] == 7
+    assert found["unknown"][-1]["address"] + found["unknown"][-1]["count"] == 500
+    done = bsfg("modbus", "scan", device, "--base", "0", "input:400-420", "--pause-ms", "0")
+    assert (done.returncode, "0 of 21 input registers" in done.stdout) == (1, True)
+
+
+def test_scan_tells_silent_units_apart(bsfg: Bsfg) -> None:
+    """A unit that does not answer is not listed, and a scan of its registers ends with what to do."""
+    with running("modbus_server", "--silent", "2") as program:
+        device = f"tcp://127.0.0.1:{program.port}"
+        quick = ("--timeout-ms", "200", "--pause-ms", "0")
+        done = bsfg("modbus", "scan", device, *quick, "--units", "1-2", "--json")
+        assert [one["unit_id"] for one in json.loads(done.stdout)["units"]] == [1]
+        done = bsfg("modbus", "scan", device, *quick, "--units", "2")
+        assert (done.returncode, "none of 1 units answers" in done.stderr) == (1, True)
+        done = bsfg("modbus", "scan", device, *quick, "--base", "0", "--unit", "2", "holding:0-50")
+        assert (done.returncode, "unit 2" in done.stderr) == (1, True)
+
+
+def test_read_gives_each_value_or_the_reason(device: str, bsfg: Bsfg) -> None:
+    """Values of several tables and types in one call; one that is refused has its reason and the others their values."""
+    points = ("input:0-2", "input:24:float64:DCBA", "coil:0", "holding:100:string8", "holding:7")
+    done = bsfg("modbus", "read", device, "--base", "0", *points, "--json")
+    assert done.returncode == 1
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["register"] for one in found] == ["0", "1", "2", "24", "0", "100", "7"]
+    assert all(2260 <= one["value"] <= 2340 for one in found[:3])
+    assert 750 <= found[3]["value"] <= 1250
+    assert found[5]["value"] == "PM-1"
+    assert found[6]["why"] == "unit 1 refuses it: illegal data address (2)"
+    done = bsfg("modbus", "read", device, "--base", "1", "--unit", "2", "holding:41:float32:BADC")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"holding 41 +float32 +BADC +[45]\d\.\d+", done.stdout)
+
+
+def test_read_watches_until_it_is_interrupted(device: str, tmp_path: Path) -> None:
+    """--watch prints what has changed, line by line also in a pipe, and Ctrl-C is its good end."""
+    words = ["modbus", "read", device, "--base", "0", "input:16:float32", "--watch", "--interval-s", "0.2", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agent.cli", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        values = [json.loads(process.stdout.readline())["value"] for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(command.LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.stdout.close()
+    assert len(set(values)) == 3
+
+
+def test_plan_shows_requests_and_why(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Of a tag file alone: each request with its reason, the limits as tried; no device is asked."""
+    rows = [*range(130), 140, 200]
+    lines = ["tag,table,register,type", *(f"a/{n},holding,{n},uint16" for n in rows), "a/c,coil,5,bool"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    done = bsfg("modbus", "plan", "--tags", "t.csv", "--base", "0", "--json")
+    found = json.loads(done.stdout)
+    requests = found["requests"]
+    assert [(one["table"], one["address"], one["count"], one["used"], one["cut"]) for one in requests] == [
+        ("coil", 5, 1, 1, "last"),
+        ("holding", 0, 125, 125, "limit"),
+        ("holding", 125, 16, 6, "hole"),
+        ("holding", 200, 1, 1, "last"),
+    ]
+    done = bsfg("modbus", "plan", "--tags", "t.csv", "--base", "0", "--hole-max", "0")
+    assert "133 tags every 1,000 ms: 5 requests\n5 requests when all are due: 133 registers read, 133" in done.stdout
+    assert "the next tag is 10 registers on, and hole_max is 0" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, why",
+    [
+        (("probe", "tcp://h", "100"), "--base is missing"),
+        (("probe", "ftp://h", "100", "--base", "0"), "is no device; write tcp://host:502"),
+        (("probe", "tcp://h", "--base", "0", "coil:1"), "is one bit"),
+        (("probe", "tcp://h", "--base", "0", "1-99"), "name at most 32"),
+        (("probe", "tcp://h", "--base", "0", "1", "--value", "231,4"), "write it with a point"),
+        (("probe", "tcp://h", "--base", "0", "1", "--value", "2", "--tolerance", "x"), "write 1% or"),
+        (("probe", "tcp://h", "--base", "1", "0"), "is outside 1 to 65536"),
+        (("read", "tcp://h", "--base", "0", "5"), "names no table; write holding:5"),
+        (("read", "tcp://h", "--base", "0", "holding:5:real"), "is not a type; known are"),
+        (("read", "tcp://h", "--base", "0", "holding:9-5"), "does not run upwards"),
+        (("read", "tcp://h", "--base", "40001", "x"), "is no register; write"),
+        (("scan", "tcp://h", "--units", "0-999"), "write numbers from 0 to 255"),
+        (("scan", "tcp://h", "holding:0-9"), "--base is missing"),
+        (("plan",), "name a SOURCE of node.toml, or a tag file"),
+        (("plan", "--tags", "t.csv"), "--base is missing"),
+    ],
+)
+def test_wrong_words_are_usage_errors(bsfg: Bsfg, arguments: tuple[str, ...], why: str) -> None:
+    """What cannot be meant is status 2, with what to write instead; no connection is tried."""
+    done = bsfg("modbus", *arguments)
+    assert done.returncode == 2, done.stdout
+    text = re.sub(r"\s+", " ", done.stderr)
+    assert why in text
+
+
+def test_a_device_that_is_not_there(bsfg: Bsfg) -> None:
+    """A closed port is status 1 and says what to look at, in every command that connects."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        device = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        for arguments in (("scan", device), ("probe", device, "1"), ("read", device, "holding:1")):
+            done = bsfg("modbus", *arguments, *(() if arguments[0] == "scan" else ("--base", "0")))
+            assert (done.returncode, "is the device on, are address and port right" in done.stderr) == (1, True), (
+                arguments
+            )
+
+
+def test_the_row_of_probe_is_a_tag_file(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
+    """With a scale, too: 16-bit tenths are found, and the row reads the scaled value."""
+    done = bsfg("modbus", "probe", device, "--base", "0", "input:0", "--value", "230", "--tolerance", "3%", "--json")
+    best = json.loads(done.stdout)["candidates"][0]
+    assert (best["type"], best["scale"], best["also"]) == ("uint16", 0.1, ["int16"])
+    (tmp_path / "t.csv").write_text(",".join(best["row"]) + "\n" + ",".join(best["row"].values()) + "\n")
+    tags = load_tag_map(ModbusSourceSettings("m", tmp_path / "t.csv", 0)).tags
+    assert tags[0].point.kind.scale == 0.1
