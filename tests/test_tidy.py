@@ -184,6 +184,7 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/modbus/{name}.py"
         for name in (
             "address",
+            "columns",
             "decode",
             "plan",
             "units",
@@ -193,6 +194,7 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/opcua/{name}.py"
         for name in (
             "address",
+            "columns",
             "decode",
             "groups",
             "history/gap_fill",
@@ -221,7 +223,12 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/tags/{name}.py"
         for name in (
             "change",
+            "columns",
+            "csv_rows",
+            "sheet",
             "tag_map",
+            "templates",
+            "toml_rows",
         )
     ),
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),

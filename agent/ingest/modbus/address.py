@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ValueType, value_type
 from agent.ingest.settings import UNIT_ID_MAX, ModbusSourceSettings
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.templates import add_whole
 
 ADDRESS_MAX = 65_535
-COLUMNS = ("unit_id", "table", "register", "type", "byte_order", "scale", "offset")
 
 
 class Table(Enum):
@@ -61,7 +62,21 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         address = f"unit {register.unit_id} {register.table.value} {written} (base {settings.address_base}){order}"
         return register, address, register.kind.name
 
-    return Dialect(columns=COLUMNS, required=("tag", "register"), read_point=read_point)
+    def add_to_register(first: str, more: int) -> str:
+        """A register further on in the same table, also where the table is the first digit."""
+        if settings.address_base in (0, 1):
+            return add_whole(first, more)
+        digits = first.zfill(5)
+        return digits[0] + str(int(digits[1:]) + more).zfill(len(digits) - 1)
+
+    return Dialect(
+        columns=COLUMNS,
+        required=("tag", "register"),
+        read_point=read_point,
+        interval_ms=lambda _: settings.poll_interval_ms,
+        sums={"register": add_to_register, "unit_id": add_whole},
+        examples=EXAMPLE_ROWS,
+    )
 
 
 def _register(cells: Cells, settings: ModbusSourceSettings) -> Register:
