@@ -17,7 +17,8 @@ from agent.ingest.errors import IngestError, SourceError, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
-from agent.ingest.ports import Newest, StoredFacts
+from agent.ingest.ports import Newest, RemovedTag, StoredFacts
+from agent.ingest.quality import BAD_OUT_OF_SERVICE as OUT_OF_SERVICE
 from agent.ingest.settings import (
     APPLICATION_URI,
     ModbusSourceSettings,
@@ -35,11 +36,13 @@ __all__ = [
     "FILL_PREDICATE",
     "GAP_PREDICATE",
     "OUTAGE_REASONS",
+    "OUT_OF_SERVICE",
     "Ingest",
     "IngestError",
     "ModbusSourceSettings",
     "Newest",
     "OpcuaSourceSettings",
+    "RemovedTag",
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",
