@@ -46,6 +46,16 @@ class Tag:
     template_row: int = 0
     interval_ms: int = 0
 
+    @property
+    def longest_interval_ms(self) -> int:
+        """The longest time between two facts of the tag while its source is well; 0 if a fact comes on change only."""
+        rule, found = self.rule, list[int]()
+        if rule.max_interval_ns:
+            found.append(rule.max_interval_ns // 1_000_000)
+        if self.interval_ms and rule.deadband is None:
+            found.append(max(self.interval_ms, rule.min_interval_ns // 1_000_000))
+        return min(found, default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class TagMap:
