@@ -92,7 +92,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject
-    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.store"),
+    *("agent.cli", "agent.cli.facts", "agent.cli.opcua", "agent.cli.store", "agent.cli.tags"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -102,12 +102,14 @@ OPEN = {
         "agent.ingest.opcua.values",
         "agent.ingest.modbus",
         "agent.ingest.tags",
+        "agent.ingest.tags.foreign",
     ),
     "agent.demo.plant",
 }
 
-# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody.
-ENTERED = ("agent.ingest.opcua.explore", "agent.ingest.opcua.security")
+# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody, or
+# would name what only one group of commands needs.
+ENTERED = ("agent.ingest.opcua.explore", "agent.ingest.opcua.security", "agent.ingest.tags")
 
 # A folder that holds more than this is two folders.
 MODULES_PER_FOLDER_MAX = 15
@@ -225,6 +227,11 @@ CORES: tuple[str, ...] = (
             "change",
             "columns",
             "csv_rows",
+            "example",
+            "foreign/ignition",
+            "foreign/kepware",
+            "foreign/neuron",
+            "foreign/translation",
             "sheet",
             "tag_map",
             "templates",

@@ -41,6 +41,7 @@ _COMMANDS = {
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
     "source": "agent.cli.source:source",
+    "tags": "agent.cli.tags.group:tags",
     "opcua": "agent.cli.opcua.group:opcua",
     "hardware": "agent.cli.hardware:hardware",
     "bench": "agent.cli.bench:bench",

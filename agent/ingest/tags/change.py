@@ -62,8 +62,7 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
         for tag in found.tags:
             owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
             if owner != source:
-                where = place(maps[owner].file, owned.row, owned.template_row)
-                why = f"is also in {where}, of source {owner}; a tag comes from one source"
+                why = f"is also in {maps[owner].place(owned)}, of source {owner}; a tag comes from one source"
                 name = tag.definition.subject.removeprefix("tag:")
                 yield owner, source, Problem(found.file, tag.row, "tag", name, why, tag.template_row)
 

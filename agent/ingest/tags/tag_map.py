@@ -66,6 +66,10 @@ class TagMap:
     tags: tuple[Tag, ...]
     notes: tuple[str, ...] = ()
 
+    def place(self, tag: Tag) -> str:
+        """Where a tag stands, for a message."""
+        return place(self.file, tag.row, tag.template_row)
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:

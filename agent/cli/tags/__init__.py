@@ -1,0 +1,1 @@
+"""`bsfg tags`: write, check, compare and translate tag files."""
