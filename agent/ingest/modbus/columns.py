@@ -29,7 +29,7 @@ COLUMNS = (
 )
 
 EXAMPLE_ROWS = (
-    {"tag": "boiler/pressure", "table": "input", "register": "0", "type": "uint16", "scale": "0.1", "unit": "bar"},
+    {"tag": "boiler/pressure", "table": "input", "register": "1", "type": "uint16", "scale": "0.1", "unit": "bar"},
     {
         "tag": "boiler/flow",
         "table": "input",

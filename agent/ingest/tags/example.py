@@ -17,7 +17,7 @@ SCHEMA_VERSION = "https://json-schema.org/draft/2020-12/schema"
 
 def example_csv(dialect: Dialect) -> bytes:
     """A tag file with a comment for each column and the example rows of the protocol."""
-    columns = [column.name for column in _ordered(dialect)]
+    columns = [column.name for column in dialect.all_columns]
     rows = [[row.get(name, "") for name in columns] for row in dialect.examples]
     comments = [f"{name}: {text}" for name, text in _explained(dialect)]
     return write_csv(columns, rows, ["Lines that begin with # above the header are comments.", *comments])
@@ -56,15 +56,9 @@ def json_schema(dialect: Dialect, protocol: str) -> dict[str, Any]:
     }
 
 
-def _ordered(dialect: Dialect) -> list[Column]:
-    """The columns in the order in which a person fills them in: the template, the tag, where it is, everything else."""
-    first = [column for column in dialect.all_columns if column.name in (TEMPLATE, USE, "tag")]
-    return [*first, *dialect.columns, *(one for one in dialect.all_columns if one not in (*first, *dialect.columns))]
-
-
 def _explained(dialect: Dialect) -> Iterator[tuple[str, str]]:
     """Name and meaning of each column."""
-    for column in _ordered(dialect):
+    for column in dialect.all_columns:
         needed = " (needed)" if column.name in dialect.required else ""
         choices = f"; one of {', '.join(column.choices)}" if column.choices else ""
         yield f"{column.name}{needed}", f"{column.meaning}{choices}; such as {column.example}"

@@ -91,8 +91,10 @@ class Dialect:
 
     @property
     def all_columns(self) -> tuple[Column, ...]:
-        """The columns of a tag file of this protocol."""
-        return TEMPLATE_COLUMNS + COMMON_COLUMNS + self.columns
+        """The columns of a tag file of this protocol, in the order in which a person fills them in: the template, the
+        tag, where its value is, everything else."""
+        tag, *about = COMMON_COLUMNS
+        return (*TEMPLATE_COLUMNS, tag, *self.columns, *about)
 
 
 class Cells:

@@ -29,7 +29,7 @@ from agent.ingest.tags.foreign.translation import (
 from agent.ingest.tags.sheet import ROWS_MAX, check_size
 
 DEPTH_MAX = 20  # folders in folders, and UDTs in UDTs
-NODES_MAX = 10 * ROWS_MAX  # folders and tags with all UDTs written out; UDTs in UDTs multiply
+NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs written out; UDTs in UDTs multiply
 TEXT_MAX = 4_096  # characters of a setting, parameters filled in
 TABLES = {"C": "0", "DI": "1", "IR": "3", "HR": "4"}
 TYPES = {
@@ -215,7 +215,7 @@ class _Export:
     def tags(self) -> Iterator[tuple[str, Mapping[str, str] | str]]:
         """(path and name, settings by name in lower case, or why there are none)."""
         root = self._root
-        is_one = isinstance(root, dict) and "tags" not in root
+        is_one = isinstance(root, dict) and "tags" not in root and "name" in root
         yield from self._walk({"tags": [root]} if is_one else root, "", {}, 0)
 
     def _collect_types(self, node: object, path: str, depth: int) -> None:

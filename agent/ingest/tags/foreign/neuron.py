@@ -61,15 +61,15 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     """The tags of a node. Raises TagMapError for a file that is no such list."""
     found = Translation()
     for row, cells in foreign_rows(file, data, "Neuron", ("group", "name", "address", "type")):
-        group, name = cells.get("group", ""), cells.get("name", "")
+        name = "/".join(part for part in (cells.get("group", ""), cells.get("name", "")) if part)
         try:
             _check(cells)
             own = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
         except NotTranslated as error:
-            found.refused.append(Remark(row, f"{group}/{name}", str(error)))
+            found.refused.append(Remark(row, name, str(error)))
             continue
         about = {"description": cells.get("description", "")}
-        tag = {"tag": tag_name(options, f"{group}/{name}" if group else name)}
+        tag = {"tag": tag_name(options, name)}
         found.rows.append((row, tag | own | {key: text for key, text in about.items() if text}))
         if (precision := cells.get("precision", "")) not in {"", "0"}:
             found.remarks.append(

@@ -74,7 +74,8 @@ def tag_file(found: Translation, dialect: Dialect) -> bytes:
         if lost:
             found.remarks.append(Remark(row, cells["tag"], f"not carried over: {', '.join(lost)}"))
     while True:
-        columns = [name for name in known if any(cells.get(name) for _, cells in found.rows)] or ["tag"]
+        used = {name for _, cells in found.rows for name, text in cells.items() if text}
+        columns = [name for name in known if name in used or name in dialect.required]
         data = write_csv(columns, ([cells.get(name, "") for name in columns] for _, cells in found.rows))
         if not found.rows:
             return data
@@ -172,4 +173,4 @@ def node_address(options: Options, namespace: int, identifier: str) -> str:
 def _decimal(number: Fraction) -> str:
     if number.denominator == 1:
         return str(number.numerator)
-    return format(float(number), ".15g")
+    return repr(float(number))
