@@ -12,19 +12,25 @@ from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tag-file.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"```csv\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```(csv|toml)\n(.*?)```", PAGE, re.DOTALL)
 
 
-@pytest.mark.parametrize("protocol, block", [*zip(["opcua", "modbus"], BLOCKS, strict=True)])
-def test_the_examples_are_good_tag_files(protocol: str, block: str, tmp_path: Path) -> None:
-    """A reader who copies an example gets tags, one for each row."""
-    file = tmp_path / "tags.csv"
+@pytest.mark.parametrize("form, block", BLOCKS)
+def test_the_examples_are_good_tag_files(form: str, block: str, tmp_path: Path) -> None:
+    """A reader who copies an example gets tags: one for each row, or as many as the page says."""
+    file = tmp_path / f"tags.{form}"
     file.write_text(block, encoding="utf-8")
-    if protocol == "opcua":
+    if "address" in block:
         found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file))
     else:
         found = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0))
-    assert len(found.tags) == block.count("\n") - 1
+    rows = {"csv": block.count("\n") - 1, "toml": 1}[form]
+    assert len(found.tags) == (4 if "meter,,{tag}" in block else rows)
+
+
+def test_the_page_has_examples_of_all_kinds() -> None:
+    """A template, TOML, OPC UA and Modbus."""
+    assert [form for form, _ in BLOCKS] == ["csv", "toml", "csv", "csv"]
 
 
 def test_every_column_and_status_is_on_the_page() -> None:
