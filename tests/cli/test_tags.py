@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings
+from agent.cli.tags.options import made_up
 from agent.ingest.tags.example import json_schema
 from agent.ingest.tags.file import dialect_of, load_tag_map
 from agent.ingest.tags.toml_rows import read_toml
@@ -21,8 +21,8 @@ NODE = '[node]\nzone = "a"\n[[modbus]]\nname = "m1"\nhost = "h"\ntags_file = "m1
 OTHER = '[[modbus]]\nname = "m2"\nhost = "h"\ntags_file = "m2.csv"\naddress_base = 0\n'
 HEADER = "tag,table,register,type,scale,unit\n"
 DIALECTS = {
-    "opcua": dialect_of(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))),
-    "modbus": dialect_of(ModbusSourceSettings("m", "h", Path("t.csv"), 0)),
+    "opcua": dialect_of(made_up("opcua", Path("t.csv"), None)),
+    "modbus": dialect_of(made_up("modbus", Path("t.csv"), "0")),
 }
 
 
@@ -47,9 +47,7 @@ def test_a_file_to_begin_with(bsfg: Bsfg, tmp_path: Path, protocol: str, form: s
     checked = bsfg("tags", "check", f"new.{form}", "--protocol", protocol, *base)
     assert (checked.returncode, checked.stdout) == (0, f"new.{form}: good; {7 + (protocol == 'modbus')} tags\n")
     (tmp_path / "other.csv").write_text(bsfg("tags", "template", protocol).stdout)
-    kind = OpcuaSourceSettings if protocol == "opcua" else ModbusSourceSettings
-    more: tuple[object, ...] = () if protocol == "opcua" else (1,)
-    maps = [load_tag_map(kind("s", "h", tmp_path / name, *more)) for name in (f"new.{form}", "other.csv")]  # type: ignore[arg-type]
+    maps = [load_tag_map(made_up(protocol, tmp_path / name, "1")) for name in (f"new.{form}", "other.csv")]
     one, other = ([(tag.definition, tag.point, tag.rule) for tag in found.tags] for found in maps)
     assert one == other
 
@@ -135,6 +133,7 @@ def test_a_file_is_checked_as_its_source_reads_it(bsfg: Bsfg, tmp_path: Path) ->
     for arguments, why in (
         (("new.csv",), "no source of node.toml reads new.csv"),
         (("new.csv", "--protocol", "modbus"), "--base 0, 1, 40001"),
+        (("new.csv", "--protocol", "opcua", "--source", "m1"), "give one of them"),
         (("new.csv", "--source", "m9"), "no good section of a source 'm9'; it has m1, m2"),
     ):
         wrong = bsfg("tags", "check", *arguments)

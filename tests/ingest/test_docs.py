@@ -23,7 +23,7 @@ def test_the_examples_are_good_tag_files(form: str, block: str, tmp_path: Path) 
     if "address" in block:
         found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file))
     else:
-        found = load_tag_map(ModbusSourceSettings("meter", "meter", file, 0))
+        found = load_tag_map(ModbusSourceSettings(name="meter", host="meter", tags_file=file, address_base=0))
     rows = {"csv": block.count("\n") - 1, "toml": 1}[form]
     assert len(found.tags) == (4 if "meter,,{tag}" in block else rows)
 
@@ -35,7 +35,9 @@ def test_the_page_has_examples_of_all_kinds() -> None:
 
 def test_every_column_and_status_is_on_the_page() -> None:
     """A column the program knows is described, and so is every status it gives by itself."""
-    modbus = modbus_address.dialect(ModbusSourceSettings("meter", "meter", Path("tags.csv"), 0))
+    modbus = modbus_address.dialect(
+        ModbusSourceSettings(name="m", host="m", tags_file=Path("tags.csv"), address_base=0)
+    )
     for column in (*opcua_address.dialect().all_columns, *modbus.all_columns):
         assert f"`{column.name}`" in PAGE, column.name
     given = [value for name, value in vars(quality).items() if name.startswith("BAD_")]

@@ -33,7 +33,7 @@ def check(
 
     A file of a source of node.toml is also compared with those of the other sources: a tag comes from one source.
     """
-    sources = () if protocol is not None else sources_of(config_file)
+    sources = () if protocol is not None else sources_of(config_file)  # what is made up clashes with nothing
     settings = source_for(file, sources, source_name, protocol, base, config_file)
     problems, found = list[str](), None
     try:

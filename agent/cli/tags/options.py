@@ -27,7 +27,7 @@ def made_up(protocol: str, file: Path, base: str | None) -> SourceSettings:
         return OpcuaSourceSettings("plc", "opc.tcp://192.0.2.10:4840", file)
     if base is None:
         raise click.UsageError(f"say how registers are counted: --base {', '.join(BASES)} (address_base of the source)")
-    return ModbusSourceSettings("device", "192.0.2.20", file, int(base))
+    return ModbusSourceSettings(name="device", host="192.0.2.20", tags_file=file, address_base=int(base))
 
 
 def sources_of(config_file: Path) -> tuple[SourceSettings, ...]:
@@ -57,6 +57,8 @@ def source_for(
 ) -> SourceSettings:
     """The source that reads `file`: the one that is named, a made-up one of the protocol, or the one of node.toml whose
     tag file it is."""
+    if name is not None and protocol is not None:
+        raise click.UsageError("--source names the settings, and --protocol makes some up; give one of them")
     if name is not None:
         return replace(named(sources, name, config), tags_file=file)
     if protocol is not None:

@@ -20,7 +20,7 @@ def modbus(folder: Path, rows: str, base: int = 0, header: str = HEADER) -> TagM
     """The tag map that a Modbus source reads from these rows."""
     file = folder / "meters.csv"
     file.write_text(header + rows, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings("meters", "gateway", file, base))
+    return load_tag_map(ModbusSourceSettings(name="meters", host="gateway", tags_file=file, address_base=base))
 
 
 def problems(folder: Path, rows: str, base: int = 0) -> list[str]:

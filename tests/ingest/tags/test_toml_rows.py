@@ -37,7 +37,7 @@ register = 0x4
 def modbus(folder: Path, name: str, text: str) -> TagMap:
     """The tag map that a Modbus source reads from a file of this name."""
     (folder / name).write_text(text, encoding="utf-8")
-    return load_tag_map(ModbusSourceSettings("meter", "meter", folder / name, 0))
+    return load_tag_map(ModbusSourceSettings(name="meter", host="meter", tags_file=folder / name, address_base=0))
 
 
 def opcua(folder: Path, text: str) -> TagMap:

@@ -22,7 +22,7 @@ def dialect(options: Options) -> Dialect:
     """How a tag file with these options is read."""
     if options.protocol == "opcua":
         return dialect_of(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")))
-    return dialect_of(ModbusSourceSettings("device", "h", Path("t.csv"), options.base))
+    return dialect_of(ModbusSourceSettings(name="device", host="h", tags_file=Path("t.csv"), address_base=options.base))
 
 
 def translated(product: str, file: str, data: bytes | None = None, **more: Any) -> tuple[Translation, TagMap]:
