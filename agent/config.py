@@ -259,12 +259,23 @@ def load(file: Path) -> NodeSettings:
 
 def load_sections(file: Path) -> Sections:
     """What of `file` can be used, and every problem of the rest. Raises ConfigError for a file that is no TOML."""
-    table = _parsed(file)
+    return _sections(_parsed(file), file)
+
+
+def read(table: Mapping[str, object], file: Path) -> NodeSettings:
+    """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
+    sections = _sections(table, file)
+    if sections.settings is None:
+        raise ConfigError(file, sections.problems)
+    return sections.settings
+
+
+def _sections(table: Mapping[str, object], file: Path) -> Sections:
     reader = _Reader(file.parent.absolute())
     settings = reader.table(NodeSettings, table, "")
 
     def good(kind: type[SettingsT], found: object) -> list[SettingsT]:
-        alone = _Reader(file.parent.absolute())
+        alone = _Reader(reader.folder)
         section = alone.table(kind, found, "")
         return [] if alone.problems else [section]
 
@@ -282,16 +293,6 @@ def load_sections(file: Path) -> Sections:
         each(OpcuaSourceSettings, "opcua"),
         each(ModbusSourceSettings, "modbus"),
     )
-
-
-def read(table: Mapping[str, object], file: Path) -> NodeSettings:
-    """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
-    reader = _Reader(file.parent.absolute())
-    settings = reader.table(NodeSettings, table, "")
-    if reader.problems:
-        raise ConfigError(file, reader.problems)
-    assert isinstance(settings, NodeSettings)
-    return settings
 
 
 def _parsed(file: Path) -> Mapping[str, object]:
