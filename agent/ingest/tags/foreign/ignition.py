@@ -19,6 +19,7 @@ from agent.ingest.tags.foreign.translation import (
     Options,
     Remark,
     Translation,
+    clamp,
     foreign_rows,
     linear,
     node_address,
@@ -73,6 +74,7 @@ SETTINGS = (
 # Numbers that the CSV of 7.x and words that the JSON of 8.x has for the same.
 OPC = {"0", "opc", "opctag", "opc tag"}
 OFF = {"", "0", "off", "none", "false"}
+CLAMP_BOTH = {"3", "clamp_both", "both"}
 
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
@@ -119,7 +121,8 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
         own = _opcua(path, options) | {"data_type": OPCUA_TYPES.get(tag.get("datatype", "").lower(), "")}
     own |= _deadband(tag)
     own |= {"unit": tag.get("engunit", ""), "description": tag.get("documentation", "") or tag.get("tooltip", "")}
-    lost = f"clampMode {tag['clampmode']}" if tag.get("clampmode", "").lower() not in {*OFF, "no_clamp"} else ""
+    mode = tag.get("clampmode", "").lower()
+    lost = f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""  # ours has two ends
     return {name: " ".join(text.split()) for name, text in own.items() if text}, lost
 
 
@@ -162,7 +165,9 @@ def _scaling(tag: Mapping[str, str]) -> dict[str, str]:
         raise NotTranslated(f"scaleMode {tag['scalemode']} has no counterpart; only Linear has")
     # What the export leaves out has the default of the product: 0 to 10 becomes 0 to 10.
     ends = (("rawlow", "0"), ("rawhigh", "10"), ("scaledlow", "0"), ("scaledhigh", "10"))
-    return linear(*(tag.get(name) or default for name, default in ends))
+    points = [tag.get(name) or default for name, default in ends]
+    is_clamped = tag.get("clampmode", "").lower() in CLAMP_BOTH
+    return linear(*points) | (clamp(*points[2:]) if is_clamped else {})
 
 
 def _deadband(tag: Mapping[str, str]) -> dict[str, str]:

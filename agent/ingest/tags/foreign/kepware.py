@@ -17,6 +17,7 @@ from agent.ingest.tags.foreign.translation import (
     Options,
     Remark,
     Translation,
+    clamp,
     factor,
     foreign_rows,
     linear,
@@ -114,7 +115,9 @@ def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str],
         own["poll_interval_ms"] = rate
     lost = [] if cells.get("client access", "RO").upper() in {"", "RO", "R/W", "RW"} else [cells["client access"]]
     own |= _scaling(cells)
-    lost += [f"{name} {cells[name]}" for name in ("clamp low", "clamp high") if cells.get(name, "0") not in {"", "0"}]
+    clamps = [name for name in ("clamp low", "clamp high") if cells.get(name, "0") not in {"", "0"}]
+    if len(clamps) == 1:  # ours has two ends
+        lost.append(f"{clamps[0]} {cells[clamps[0]]}")
     return own, ", ".join(lost)
 
 
@@ -144,4 +147,6 @@ def _scaling(cells: Mapping[str, str]) -> dict[str, str]:
     low, high = cells.get("scaled low", ""), cells.get("scaled high", "")
     if negated:
         low, high = (text.removeprefix("-") if text.startswith("-") else f"-{text or 0}" for text in (low, high))
-    return linear(cells.get("raw low", ""), cells.get("raw high", ""), low, high)
+    is_clamped = all(cells.get(name, "0") not in {"", "0"} for name in ("clamp low", "clamp high"))
+    line = linear(cells.get("raw low", ""), cells.get("raw high", ""), low, high)
+    return line | (clamp(low, high) if is_clamped else {})

@@ -154,6 +154,12 @@ def linear(raw_low: str, raw_high: str, low: str, high: str) -> dict[str, str]:
     return factor(scale, y0 - x0 * scale)
 
 
+def clamp(low: str, high: str) -> dict[str, str]:
+    """The cell of a value that stays within two limits."""
+    first, last = sorted((number(low), number(high)))
+    return {"clamp": f"{_decimal(first)}..{_decimal(last)}"}
+
+
 def factor(scale: Fraction, offset: Fraction = Fraction(0)) -> dict[str, str]:
     """The cells of scale and offset, empty where they change nothing."""
     cells = {"scale": "" if scale == 1 else _decimal(scale), "offset": _decimal(offset) if offset else ""}

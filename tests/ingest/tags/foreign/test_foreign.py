@@ -68,7 +68,9 @@ def test_kepware() -> None:
     assert "is read the same way in row 3" in reasons.pop(14)
     assert not reasons
     assert (tags.tags[0].definition.unit, tags.tags[0].definition.description) == ("bar", "Steam pressure")
-    assert any("clamp low 1, clamp high 1" in one.why for one in found.remarks if one.row == 6)
+    assert any("not carried over: clamp low 1" in one.why for one in found.remarks if one.row == 3)
+    clamped = next(cells for row, cells in found.rows if row == 6)
+    assert clamped["clamp"] == "-10..10"
     assert 'byte_order = "CDAB"' in found.notes[0]
 
 
@@ -104,6 +106,7 @@ def test_ignition_json() -> None:
         "Hall_1/Serial": ("holding", 26, 1, "string40", "AB", 1, 0),
     }
     assert tags.tags[0].definition.description == "main feed"
+    assert next(cells for _, cells in found.rows if cells["tag"] == "Hall_1/Pressure")["clamp"] == "0..100"
     assert tags.tags[2].rule.deadband == 0.5
     whys = [("M2", "Elsewhere"), ("Zero", "--zero-based"), ("Other", "--device Press"), ("Odd", "HRX"), ("Sum", "OPC")]
     whys += [("Off", "disabled"), ("Speed", "--protocol opcua"), ("Named", "--protocol opcua")]
