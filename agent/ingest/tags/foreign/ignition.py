@@ -44,7 +44,6 @@ TYPES = {
     "D": "float64",
     "BCD": "bcd16",
     "BCD_32": "bcd32",
-    "BCD32": "bcd32",
 }
 OPCUA_TYPES = {
     "int1": "SByte",
@@ -58,8 +57,8 @@ OPCUA_TYPES = {
     "datetime": "DateTime",
 }
 ITEM = re.compile(r"(?:ns=1;s=)?\[(?P<device>[^\]]*)\](?P<rest>.*)")
-MODBUS = re.compile(
-    r"(?:(?P<unit>[0-9]{1,3})\.)?(?P<table>C|DI|IR|HR)(?P<kind>[A-Z0-9_]*?)(?P<number>[0-9]{1,5})"
+MODBUS = re.compile(  # the longest kind first: HRI_641 is register 1 as 64 bits
+    r"(?:(?P<unit>[0-9]{1,3})\.)?(?P<table>C|DI|IR|HR)(?P<kind>U?I_64|BCD_32|BCD|US|UI|I|F|D|S|)(?P<number>[0-9]{1,5})"
     r"(?:\.(?P<bit>[0-9]{1,2})|:(?P<length>[0-9]{1,3}))?"
 )
 NODE = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>[0-9]{1,5});)?(?P<identifier>[isgb]=.+)", re.DOTALL)
@@ -136,6 +135,8 @@ def _modbus(item: re.Match[str], options: Options) -> dict[str, str]:
     if match["unit"]:
         own["unit_id"] = match["unit"]
     if match["table"] in ("C", "DI"):
+        if match["kind"] or match["bit"] or match["length"]:
+            raise NotTranslated(f"{item['rest']!r} asks for more than the bit that it is")
         return own
     if match["kind"] == "S" and match["length"]:
         return own | {"type": f"string{int(match['length'])}"}

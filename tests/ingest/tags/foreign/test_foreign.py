@@ -115,6 +115,26 @@ def test_ignition_json() -> None:
         assert (one.name, why in one.why) == (f"Hall 1/{name}", True)
 
 
+@pytest.mark.parametrize(
+    "item, kind, address",
+    [
+        ("HR1", "int16", 0),
+        ("IRUS7", "uint16", 6),
+        ("HRI_641", "int64", 0),
+        ("HRUI_6430001", "uint64", 30_000),
+        ("HRBCD_3210", "bcd32", 9),
+        ("HRBCD10", "bcd16", 9),
+        ("HRD100", "float64", 99),
+        ("DI3", "bool", 2),
+    ],
+)
+def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> None:
+    """Digits that belong to the kind are not taken for the register."""
+    data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": f"[D]{item}"}]).encode()
+    found, tags = translated("ignition", "list.json", data)
+    assert [(tag.point.kind.name, tag.point.address) for tag in tags.tags] == [(kind, address)], found.refused
+
+
 def test_ignition_csv() -> None:
     """The export of 7.x says the same in numbers."""
     found, tags = translated("ignition", "ignition79.csv")
