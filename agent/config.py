@@ -75,6 +75,11 @@ class IdentitySettings:
     zone: str
     state_dir: Path = Path("state")
 
+    @property
+    def store_file(self) -> Path:
+        """The fact store of this node."""
+        return self.state_dir / "facts.db"
+
     def problems(self) -> Iterator[tuple[str, str]]:
         if not ZONE.fullmatch(self.zone):
             yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
@@ -225,31 +230,84 @@ class NodeSettings:
     @property
     def store_file(self) -> Path:
         """The fact store of this node."""
-        return self.node.state_dir / "facts.db"
+        return self.node.store_file
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """The sections of a node.toml that are good by themselves, whatever is wrong with the others; `settings` only if
+    there is no problem at all."""
+
+    file: Path
+    problems: tuple[Problem, ...]
+    settings: NodeSettings | None
+    node: IdentitySettings | None
+    health: HealthSettings | None
+    broker: tuple[BrokerSettings, ...]
+    opcua: tuple[OpcuaSourceSettings, ...]
+    modbus: tuple[ModbusSourceSettings, ...]
+
+    @property
+    def sources(self) -> tuple[SourceSettings, ...]:
+        """The sources of all protocols."""
+        return (*self.opcua, *self.modbus)
 
 
 def load(file: Path) -> NodeSettings:
     """The settings in `file`. Raises ConfigError with every problem found."""
+    return read(_parsed(file), file)
+
+
+def load_sections(file: Path) -> Sections:
+    """What of `file` can be used, and every problem of the rest. Raises ConfigError for a file that is no TOML."""
+    return _sections(_parsed(file), file)
+
+
+def read(table: Mapping[str, object], file: Path) -> NodeSettings:
+    """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
+    sections = _sections(table, file)
+    if sections.settings is None:
+        raise ConfigError(file, sections.problems)
+    return sections.settings
+
+
+def _sections(table: Mapping[str, object], file: Path) -> Sections:
+    reader = _Reader(file.parent.absolute())
+    table = _with_profiles(reader, table)
+    settings = reader.table(NodeSettings, table, "")
+    problems = tuple(Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems)
+
+    def good(kind: type[SettingsT], found: object) -> list[SettingsT]:
+        alone = _Reader(reader.folder)
+        section = alone.table(kind, found, "")
+        return [] if alone.problems else [section]
+
+    def each(kind: type[SettingsT], name: str) -> tuple[SettingsT, ...]:
+        found = table.get(name, [])
+        return tuple(one for each in found for one in good(kind, each)) if isinstance(found, list) else ()
+
+    return Sections(
+        file,
+        problems,
+        None if problems else settings,
+        next(iter(good(IdentitySettings, table.get("node"))), None),
+        next(iter(good(HealthSettings, table.get("health", {}))), None),
+        each(BrokerSettings, "broker"),
+        each(OpcuaSourceSettings, "opcua"),
+        each(ModbusSourceSettings, "modbus"),
+    )
+
+
+def _parsed(file: Path) -> Mapping[str, object]:
+    """The tables of `file`. Raises ConfigError."""
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(file, [Problem("file", MISSING, "does not exist; `bsfg init` writes one")]) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}")]) from error
-    return read(table, file)
-
-
-def read(table: Mapping[str, object], file: Path) -> NodeSettings:
-    """The settings in a parsed file. Relative paths start at the folder of `file`. Raises ConfigError."""
-    reader = _Reader(file.parent.absolute())
-    settings = reader.table(NodeSettings, _with_profiles(reader, table), "")
-    if reader.problems:
-        problems = [Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems]
-        raise ConfigError(file, problems)
-    assert isinstance(settings, NodeSettings)
-    return settings
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:

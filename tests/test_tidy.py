@@ -93,6 +93,7 @@ OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
+    "agent.cli.tags",
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -103,12 +104,19 @@ OPEN = {
         "agent.ingest.modbus",
         "agent.ingest.modbus.explore",
         "agent.ingest.tags",
+        "agent.ingest.tags.foreign",
     ),
     "agent.demo.plant",
 }
 
-# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody.
-ENTERED = ("agent.ingest.modbus.explore", "agent.ingest.opcua.explore", "agent.ingest.opcua.security")
+# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody, or
+# would name what only one group of commands needs.
+ENTERED = (
+    "agent.ingest.modbus.explore",
+    "agent.ingest.opcua.explore",
+    "agent.ingest.opcua.security",
+    "agent.ingest.tags",
+)
 
 # A folder that holds more than this is two folders.
 MODULES_PER_FOLDER_MAX = 15
@@ -187,6 +195,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "block",
+            "columns",
             "counters",
             "decode",
             "explore/interpretation",
@@ -206,6 +215,7 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/opcua/{name}.py"
         for name in (
             "address",
+            "columns",
             "decode",
             "groups",
             "history/gap_fill",
@@ -234,11 +244,21 @@ CORES: tuple[str, ...] = (
         f"agent/ingest/tags/{name}.py"
         for name in (
             "change",
+            "columns",
+            "csv_rows",
+            "example",
+            "foreign/ignition",
+            "foreign/kepware",
+            "foreign/neuron",
+            "foreign/translation",
+            "sheet",
             "tag_map",
+            "templates",
+            "toml_rows",
         )
     ),
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
-    *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search")),
+    *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
     *(
         f"agent/replication/broker/{name}.py"

@@ -41,6 +41,7 @@ _COMMANDS = {
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
     "source": "agent.cli.source.group:source",
+    "tags": "agent.cli.tags.group:tags",
     "opcua": "agent.cli.opcua.group:opcua",
     "modbus": "agent.cli.modbus.group:modbus",
     "hardware": "agent.cli.hardware:hardware",

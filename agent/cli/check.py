@@ -1,17 +1,20 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
-It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, and checks that the
-state folder can hold a store. It writes nothing, and connects to nothing unless `--connect` is given. What `check`
-accepts, `run` starts with.
+It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
+its store, and tries the port of the health page. What is wrong in one section hides nothing of the others. It writes
+nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +24,17 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.terminal import printable
-from agent.config import BrokerSettings, ConfigError, NodeSettings, load
-from agent.ingest import TagMapError, load_tag_map
+from agent.config import ConfigError, Sections, load_sections
+from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
+from agent.ingest import TagMapError, load_tag_maps
+from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import check_identity
 
 if TYPE_CHECKING:
     from agent.cli.source.connections import Tried
+
+Check = Callable[[Sections], Iterator[Finding]]
 
 
 @click.command()
@@ -38,25 +45,30 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
     """Read node.toml and the files that it names, and print every problem."""
     tried: list[Tried] = []
     try:
-        settings = load(config_file)
+        sections = load_sections(config_file)
     except ConfigError as error:
-        problems, text, notes = [f"{config_file}: {problem}" for problem in error.problems], "", []
+        problems, notes, summary = [f"{config_file}: {problem}" for problem in error.problems], list[str](), ""
     else:
-        if connect:
+        problems = [f"{config_file}: {problem}" for problem in sections.problems]
+        found = [finding for each in STATIC_CHECKS for finding in each(sections)]
+        problems += [finding.text for finding in found if finding.is_problem]
+        notes = [finding.text for finding in found if not finding.is_problem]
+        summary = "" if problems else summary_of(sections)
+        if connect and sections.settings is not None:
             from agent.cli.source.connections import try_all
 
-            tried = asyncio.run(try_all(settings))
-        problems, notes = list(problems_of(settings)), notes_on(settings)
-        text = "" if problems else summary(settings)
+            tried = asyncio.run(try_all(sections.settings))
+        elif connect:
+            notes.append("no connection was tried: correct node.toml first")
     if as_json:
-        found = {"file": str(config_file), "problems": problems, "notes": notes}
-        click.echo(json.dumps(found | ({"connections": [asdict(one) for one in tried]} if connect else {})))
+        told = {"file": str(config_file), "problems": problems, "notes": notes}
+        click.echo(json.dumps(told | ({"connections": [asdict(one) for one in tried]} if connect else {})))
     elif problems:
         click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
         for problem in problems:
             click.echo(f"  {problem}")
     else:
-        click.echo(f"{config_file}: good; {text}")
+        click.echo(f"{config_file}: good; {summary}")
     for note in () if as_json else notes:
         click.echo(f"note: {note}")
     for one in () if as_json else tried:
@@ -66,44 +78,109 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
     sys.exit(1 if problems or any(one.is_bad for one in tried) else 0)
 
 
-def problems_of(settings: NodeSettings) -> Iterator[str]:
-    """The problems of the files and folders that the settings name."""
-    yield from _state_problems(settings.node.state_dir)
-    for broker in settings.broker:
-        yield from _identity_problems(broker, settings.node.zone)
-    for source in settings.sources:
-        try:
-            load_tag_map(source)
-        except TagMapError as error:
-            yield from (str(problem) for problem in error.problems)
-    yield from (found.text for found in check_source_files(settings.sources, datetime.now(UTC)) if found.is_problem)
-
-
-def notes_on(settings: NodeSettings) -> list[str]:
-    """What works today and needs attention, such as a certificate that ends soon."""
-    return [found.text for found in check_source_files(settings.sources, datetime.now(UTC)) if not found.is_problem]
-
-
-def summary(settings: NodeSettings) -> str:
-    """The node in one line: its zone, sources, tags and peers."""
-    tags = sum(len(load_tag_map(source).tags) for source in settings.sources)
+def summary_of(sections: Sections) -> str:
+    """A node without problems in one line: its zone, sources, tags and peers."""
+    settings = sections.settings
+    assert settings is not None, "there is no problem"
+    tags = sum(len(found.tags) for found in load_tag_maps(settings.sources).values())
     peers = ", ".join(peer.zone for peer in settings.peer) or "none"
     return f"zone {settings.node.zone}, {len(settings.sources)} sources with {tags} tags, peers: {peers}"
 
 
-def _state_problems(folder: Path) -> Iterator[str]:
-    existing = folder
+def check_state(sections: Sections) -> Iterator[Finding]:
+    """Whether the state folder can hold a store, and whether the store in it is this node's."""
+    if sections.node is None:
+        return
+    folder = existing = sections.node.state_dir
     try:
         while not existing.exists():
             existing = existing.parent
     except OSError as error:  # a name too long, a folder above that may not be entered
-        yield f"{folder}: {error.strerror}; correct state_dir"
+        yield Finding(f"{folder}: {error.strerror}; correct state_dir", is_problem=True)
         return
     if not existing.is_dir():
-        yield f"{existing}: is not a folder; state_dir must name one"
+        yield Finding(f"{existing}: is not a folder; state_dir must name one", is_problem=True)
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"{existing}: this user may not write there; run as the node's user, or correct state_dir"
+        hint = "run as the node's user, or correct state_dir"
+        yield Finding(f"{existing}: this user may not write there; {hint}", is_problem=True)
+    elif (file := sections.node.store_file).exists():
+        yield from _check_store(file, sections.node.zone)
 
 
-def _identity_problems(broker: BrokerSettings, zone: str) -> Iterator[str]:
-    return (str(problem) for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, zone))
+def _check_store(file: Path, zone: str) -> Iterator[Finding]:
+    if not os.access(file, os.R_OK | os.W_OK):
+        yield Finding(f"{file}: this user may not write it; run as the node's user", is_problem=True)
+        return
+    try:
+        with closing(StoreReader(file)) as reader:
+            if reader.origin.zone != zone:
+                why = f"is the store of zone {reader.origin.zone!r}, this node is {zone!r}"
+                hint = "correct the zone in node.toml, or name another state_dir"
+                yield Finding(f"{file}: {why}; {hint}", is_problem=True)
+    except (StoreForeign, StoreTooNew) as error:
+        yield Finding(f"{error.why}; {error.hint}" if error.hint else error.why, is_problem=True)
+    except StoreDamaged as error:
+        yield Finding(f"{error.why}; the node will set the file aside and begin a new store", is_problem=False)
+    except StoreError:  # a store of an older schema, which the node migrates, or one that never began
+        return
+
+
+def check_identities(sections: Sections) -> Iterator[Finding]:
+    """The certificates and keys by which this node is known at its brokers."""
+    if sections.node is not None:
+        for broker in sections.broker:
+            for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, sections.node.zone):
+                yield Finding(str(problem), is_problem=True)
+
+
+def check_tag_files(sections: Sections) -> Iterator[Finding]:
+    """The tag files of all sources, and that no two have the same tag."""
+    try:
+        maps = load_tag_maps(sections.sources)
+    except TagMapError as error:
+        yield from (Finding(str(problem), is_problem=True) for problem in error.problems)
+    else:
+        yield from (Finding(note, is_problem=False) for found in maps.values() for note in found.notes)
+
+
+def check_certificates(sections: Sections) -> Iterator[Finding]:
+    """The files of the sources' security, and what of them ends soon."""
+    yield from check_source_files(sections.sources, datetime.now(UTC))
+
+
+def check_health_port(sections: Sections) -> Iterator[Finding]:
+    """Whether the health page can be served. A port that is in use is no problem while the node itself runs."""
+    health = sections.health
+    if health is None or not health.listen_port:
+        return
+    try:
+        found = socket.getaddrinfo(health.listen_host, health.listen_port, type=socket.SOCK_STREAM)
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tried.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and sections.node is not None and _runs(sections.node.store_file):
+            return
+        where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
+        hint = "stop the other program, or correct listen_host and listen_port"
+        yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)
+
+
+def _runs(store_file: Path) -> bool:
+    """Whether a process holds the store: its number is in the lock file."""
+    try:
+        pid = int(store_file.with_name(f"{store_file.name}.lock").read_text())
+    except (OSError, ValueError):
+        return False
+    return Path(f"/proc/{pid}").exists()
+
+
+STATIC_CHECKS: tuple[Check, ...] = (
+    check_state,
+    check_identities,
+    check_tag_files,
+    check_certificates,
+    check_health_port,
+)
+"""What `run` asks for at its start, without connecting to anything, in the order of its steps."""

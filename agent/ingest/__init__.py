@@ -17,8 +17,9 @@ from agent.ingest.errors import IngestError, SourceError, StoredUnreadable, TagM
 from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
 from agent.ingest.gap import PREDICATE as GAP_PREDICATE
 from agent.ingest.lifecycle import State
-from agent.ingest.ports import Newest, StoredFacts
+from agent.ingest.ports import Newest, RemovedTag, StoredFacts
 from agent.ingest.probe_result import ProbeStep, TagReading
+from agent.ingest.quality import BAD_OUT_OF_SERVICE as OUT_OF_SERVICE
 from agent.ingest.settings import (
     APPLICATION_URI,
     DeviceProfile,
@@ -49,6 +50,7 @@ __all__ = [
     "GAP_PREDICATE",
     "LEARNED",
     "OUTAGE_REASONS",
+    "OUT_OF_SERVICE",
     "DeviceProfile",
     "Ingest",
     "IngestError",
@@ -57,6 +59,7 @@ __all__ = [
     "OpcuaSourceSettings",
     "Parity",
     "ProbeStep",
+    "RemovedTag",
     "SecurityMode",
     "SecurityPolicy",
     "SourceError",

@@ -30,17 +30,35 @@ class IngestError(BsfgError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong in a tag file. `row` counts as a spreadsheet does (the header is 1); 0 is the file itself."""
+    """One thing wrong in a tag file. `row` counts as a spreadsheet does (the header is 1), in a TOML file it is the
+    line of `[[tag]]`; 0 is the file itself. `template_row` is the row of a template that `row` uses, if it does."""
 
     file: str
     row: int
     column: str
     value: str
     why: str
+    template_row: int = 0
 
     def __str__(self) -> str:
-        where = self.file + (f" row {self.row}" if self.row else "") + (f" column {self.column}" if self.column else "")
+        _, column = _words_of(self.file)
+        where = place(self.file, self.row, self.template_row) + (f" {column} {self.column}" if self.column else "")
         return f"{where}: {self.value!r} {self.why}" if self.column else f"{where}: {self.why}"
+
+
+def place(file: str, row: int, template_row: int = 0) -> str:
+    """Where a row is, in the words of the kind of file: `meters.csv row 7 (template row 2)`."""
+    word, _ = _words_of(file)
+    return file + (f" {word} {row}" if row else "") + (f" (template {word} {template_row})" if template_row else "")
+
+
+def is_toml(file: str) -> bool:
+    """Whether a tag file of this name is TOML; all others are CSV."""
+    return file.lower().endswith(".toml")
+
+
+def _words_of(file: str) -> tuple[str, str]:
+    return ("line", "key") if is_toml(file) else ("row", "column")
 
 
 class TagMapError(IngestError):

@@ -37,6 +37,16 @@ class Newest(NamedTuple):
     good_ns: int
 
 
+class RemovedTag(NamedTuple):
+    """A tag of this node that no tag file names any more: where its newest sample was recorded, its number, subject,
+    and the source time of that sample."""
+
+    stream: str
+    number: int
+    subject: str
+    newest_ns: int
+
+
 class StoredFacts(Protocol):
     """What the store holds already, for what fills gaps. Each call reads the store, in any thread, and may take
     seconds. Times in ns of source time since 1970. Where the store cannot be read, the searches at the start of a source

@@ -30,6 +30,7 @@ from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
+from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.tag_map import TagMap
@@ -446,6 +447,7 @@ class Ingest:
         watch_times: WatchTimes = PATIENT,
         stored: StoredFacts | None = None,
         memory: MemoryPort | None = None,
+        find_removed: FindRemoved | None = None,
     ) -> None:
         self._supervisors = [
             SourceSupervisor(
@@ -457,6 +459,9 @@ class Ingest:
         self._watch = TagWatch(sources, tag_maps, self._offer, self._note_file_problems, watch_times)
         self._stop = asyncio.Event()
         self._notes = [note for found in tag_maps.values() for note in found.notes]
+        self._find_removed = find_removed
+        self._subjects = frozenset(tag.definition.subject for found in tag_maps.values() for tag in found.tags)
+        self._removal_recorder = Recorder("removed-tags", zone, store, refusals, operational_stream)
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
@@ -465,10 +470,16 @@ class Ingest:
         async with asyncio.TaskGroup() as group:
             for supervisor in self._supervisors:
                 group.create_task(supervisor.run(self._stop), name=f"supervise {supervisor.settings.name}")
+            beside: list[asyncio.Task[None]] = []
             if self._supervisors:
-                watch = group.create_task(self._watch.run(), name="tag files")
+                beside.append(group.create_task(self._watch.run(), name="tag files"))
+            if self._find_removed is not None:
+                removal = record_removed(self._find_removed, self._subjects, self._removal_recorder)
+                beside.append(group.create_task(removal, name="removed tags"))
+            if beside:
                 await self._stop.wait()
-                watch.cancel()
+            for task in beside:
+                task.cancel()
 
     def stop(self) -> None:
         """Ask `run` to end: stop taking, drain, see it committed."""

@@ -27,6 +27,7 @@ from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
+from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.stored_samples import StoredSamples
@@ -84,6 +85,7 @@ class Node:
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
             stored=stored,
             memory=SourceMemory(settings.node.state_dir / LEARNED),
+            find_removed=partial(find_removed_tags, store.reader, store.origin),
         )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),

@@ -281,7 +281,7 @@ def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     header, _, *rows = done.stdout.splitlines()
     assert header.split() == [
-        "zone", "tag", "value", "unit", "quality", "source_time", "ahead", "mode", "as_of",
+        "zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode", "as_of",
         "staleness",
     ]  # fmt: skip
     assert any(row.split()[:5] == ["plant", "line1/flow", "7.25", "m3/h", "Good"] for row in rows)
@@ -300,6 +300,35 @@ def test_latest_shows_staleness(bsfg: Bsfg, tmp_path: Path) -> None:
     assert (nothing.returncode, "no tag matches" in nothing.stderr) == (1, True)
     unknown = bsfg("latest", "--stream", "facts.none", "--file", str(file))
     assert (unknown.returncode, "facts.telemetry" in unknown.stderr) == (1, True)
+
+
+def test_latest_judges_each_tag_by_the_tag_files(bsfg: Bsfg, tmp_path: Path) -> None:
+    """One that should have come again is stale, one that no file names any more is removed, one that comes on change
+    has its age; in the table and in JSON. With tag files that cannot be read nothing is marked, and a line says so."""
+    config = '[node]\nzone = "plant"\n[[modbus]]\nname = "plc1"\nhost = "h"\ntags_file = "t.csv"\naddress_base = 0\n'
+    (tmp_path / "node.toml").write_text(config)
+    (tmp_path / "t.csv").write_text(
+        "tag,table,register,type,deadband\nl/polled,holding,1,int16,\nl/change,holding,2,int16,1\n"
+    )
+    (tmp_path / "state").mkdir()
+    now_ns = time.time_ns()
+    with FactStore.open(tmp_path / "state" / "facts.db", "plant", settings=AT_ONCE) as store:
+        names = ("tag:l/change", "tag:l/gone", "tag:l/polled")
+        numbers = done(store.appends.define([TagDefinition(name, source="plc1") for name in names]))
+        samples = [Sample(number, now_ns - 30_000_000_000, 1) for number in numbers]
+        done(store.appends.append_samples(TELEMETRY, samples))
+    rows = [json.loads(line) for line in bsfg("latest", "--json").stdout.splitlines()]
+    assert [(row["mode"], row["expected_ms"]) for row in rows] == [("fresh", None), ("removed", None), ("stale", 1000)]
+    assert all(row["age_ms"] >= 30_000 for row in rows)
+    table = bsfg("latest").stdout.splitlines()
+    assert table[0].split()[-4:] == ["age", "mode", "as_of", "staleness"]
+    assert [word for line in table[2:] for word in line.split() if word in {"fresh", "removed", "stale"}] == [
+        *("fresh", "removed", "stale"),
+    ]
+    (tmp_path / "t.csv").unlink()
+    unread = bsfg("latest", "--json")
+    assert {json.loads(line)["mode"] for line in unread.stdout.splitlines()} == {"fresh"}
+    assert "stale and removed tags are not marked: t.csv: does not exist" in unread.stderr
 
 
 def test_latest_marks_a_time_that_is_ahead(bsfg: Bsfg, tmp_path: Path) -> None:

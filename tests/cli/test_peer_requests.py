@@ -35,6 +35,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
     assert [code for code, _ in (every, some, table, none, secret, both, own)] == [0, 0, 0, 1, 1, 2, 0]
     rows = [json.loads(text.splitlines()[0]) for _, text in (every, some, own)]
     ages = [row.pop("staleness_ms") for row in rows]
+    assert all(row.pop("age_ms") >= age for row, age in zip(rows, ages, strict=True))
     assert rows[0] == rows[1] == rows[2]
     assert (rows[0]["value"], rows[0]["mode"], rows[0]["stream"]) == (50.0, "degraded", STREAM)
     assert max(ages) - min(ages) < 60_000
@@ -46,6 +47,7 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
         "quality",
         "source_time",
         "ahead",
+        "age",
         "mode",
         "as_of",
         "staleness",

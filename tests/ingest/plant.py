@@ -8,6 +8,7 @@ from pathlib import Path
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.ingest.lifecycle import State
 from agent.ingest.ports import StoredFacts
+from agent.ingest.removal import FindRemoved
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_maps
@@ -78,10 +79,12 @@ async def ingesting(
     store: FakeStore | None = None,
     times: WatchTimes = PATIENT,
     stored: StoredFacts | None = None,
+    find_removed: FindRemoved | None = None,
 ) -> AsyncIterator[Running]:
     """Ingest of these sources into a fake store for the length of a block; stopped in order at its end."""
     kept = store or FakeStore()
-    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), watch_times=times, stored=stored)
+    more = {"watch_times": times, "stored": stored, "find_removed": find_removed}
+    ingest = Ingest("plant-a", sources, load_tag_maps(sources), kept, (Busy,), **more)  # type: ignore[arg-type]
     async with asyncio.TaskGroup() as group:
         group.create_task(ingest.run(), name="ingest")
         try:

@@ -1,6 +1,7 @@
-"""`bsfg latest`: the latest value of every tag and its staleness, from this store or from a peer.
+"""`bsfg latest`: the latest value of every tag, its age and its staleness, from this store or from a peer.
 
-Every row has its staleness. Tags without a value within the depth are listed on standard error, or with --json as rows
+Every row has its staleness. What the tag files of this node say of a tag decides whether it is stale by itself, or
+removed. Tags without a value within the depth are listed on standard error, or with --json as rows
 without a value.
 """
 
@@ -20,11 +21,23 @@ from agent.cli.local_node import answer_s_option
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
 from agent.config import load
-from agent.query.latest import DEPTH_FACTS, FRESH_MS, LatestRecord, Tag, find_latest, latest_record, merge_peer_records
+from agent.ingest import TagMapError, load_tag_maps
+from agent.query.latest import (
+    DEPTH_FACTS,
+    FRESH_MS,
+    AgedRecord,
+    LatestRecord,
+    Tag,
+    TagsInForce,
+    aged_record,
+    find_latest,
+    latest_record,
+    merge_peer_records,
+)
 from agent.query.scan import Scanner, matches_glob
 from agent.status_codes import status_name
 
-COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "mode", "as_of", "staleness")
+COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
 MISSING_NAMED = 5
 
@@ -73,7 +86,8 @@ def latest(
         from agent.cli.facts.peer_requests import get_latest  # MQTT is slow to import
 
         asked = get_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
-        rows = [row for row in asked if zone in {None, row["zone"]}]
+        in_force, now_ns = _tags_in_force(config_file), time.time_ns()
+        rows = [aged_record(row, in_force, now_ns) for row in asked if zone in {None, row["zone"]}]
         _print(rows, as_json=as_json)
         if not as_json:
             _report_ahead(rows)
@@ -84,14 +98,16 @@ def latest(
         streams = None if stream is None else scanner.check_streams([stream])
         wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
         found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
-    rows = [latest_record(row) for row in found]
+    records, in_force = [latest_record(row) for row in found], None
     if store_file is None:
+        in_force = _tags_in_force(config_file)
         from_peers = [
             row
             for row in _peer_records(config_file, stream)
             if wanted(Tag(row["zone"], row["subject"], row["predicate"]))
         ]
-        rows = merge_peer_records(rows, from_peers, now_ns, fresh_ms) if from_peers else rows
+        records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
+    rows = [aged_record(row, in_force, now_ns) for row in records]
     _print(rows, as_json=as_json)
     if not as_json:
         _report_ahead(rows)
@@ -110,7 +126,7 @@ def matching(tag_glob: str, zone: str | None) -> Callable[[Tag], bool]:
     return matches
 
 
-def _print(rows: Sequence[LatestRecord], *, as_json: bool) -> None:
+def _print(rows: Sequence[AgedRecord], *, as_json: bool) -> None:
     """Print the rows that have a value as a table, or all rows as JSON objects."""
     if as_json:
         for row in rows:
@@ -120,7 +136,7 @@ def _print(rows: Sequence[LatestRecord], *, as_json: bool) -> None:
         click.echo(line)
 
 
-def _cells(row: LatestRecord) -> tuple[Any, ...]:
+def _cells(row: AgedRecord) -> tuple[Any, ...]:
     value = row["value"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return (
@@ -131,6 +147,7 @@ def _cells(row: LatestRecord) -> tuple[Any, ...]:
         status_name(row["quality"] or 0),
         row["source_time"],
         _duration(row["ahead_ms"]) if row["ahead_ms"] else "",
+        "" if row["age_ms"] is None else _duration(row["age_ms"]),
         row["mode"],
         row["as_of"],
         _duration(row["staleness_ms"] or 0),
@@ -142,6 +159,18 @@ def _duration(ms: int) -> str:
         if ms >= 2 * unit_ms:
             return f"{ms / unit_ms:.1f} {unit}"
     return f"{ms / 1000:.1f} s"
+
+
+def _tags_in_force(config_file: Path) -> TagsInForce | None:
+    """What the tag files of this node say now; None, with a line on standard error, where they cannot be read."""
+    settings = load(config_file)
+    try:
+        maps = load_tag_maps(settings.sources)
+    except TagMapError as error:
+        click.echo(f"bsfg: stale and removed tags are not marked: {error.problems[0]}; see bsfg check", err=True)
+        return None
+    tags = [tag for found in maps.values() for tag in found.tags]
+    return TagsInForce(settings.node.zone, {tag.definition.subject: tag.longest_interval_ms for tag in tags})
 
 
 def _report_no_match(rows: Sequence[object], tag_glob: str, zone: str | None) -> None:

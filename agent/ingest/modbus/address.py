@@ -11,15 +11,13 @@ import re
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ValueType, value_type
 from agent.ingest.settings import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.templates import add_whole
 
 ADDRESS_MAX = 65_535
-COLUMNS = (
-    *("unit_id", "table", "register", "type", "byte_order", "scale", "offset"),
-    *("mask", "clamp", "counter", "poll_interval_ms"),
-)
 _POWER = re.compile(r"2\^([0-9]{1,2})")
 
 
@@ -75,7 +73,22 @@ def dialect(settings: ModbusSourceSettings) -> Dialect:
         )
         return register, address, register.kind.name
 
-    return Dialect(columns=COLUMNS, required=("tag", "register"), read_point=read_point, identity=_identity)
+    def add_to_register(first: str, more: int) -> str:
+        """A register further on in the same table, also where the table is the first digit."""
+        if settings.address_base in (0, 1):
+            return add_whole(first, more)
+        digits = first.zfill(5)
+        return digits[0] + str(int(digits[1:]) + more).zfill(len(digits) - 1)
+
+    return Dialect(
+        columns=COLUMNS,
+        required=("tag", "register"),
+        read_point=read_point,
+        identity=_identity,
+        interval_ms=lambda register: register.poll_interval_ms,
+        sums={"register": add_to_register, "unit_id": add_whole},
+        examples=EXAMPLE_ROWS,
+    )
 
 
 def _identity(register: Register) -> Register:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 
@@ -24,7 +25,6 @@ NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb
 STANDARD_URI = "http://opcfoundation.org/UA/"
 INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
-COLUMNS = ("address", "data_type", "sampling_interval_ms", "queue_size", "server_deadband", "trigger")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,11 @@ def parse_readings(text: str) -> tuple[Reading, ...]:
 def dialect() -> Dialect:
     """The OPC UA columns of a tag map."""
     return Dialect(
-        columns=COLUMNS, required=("tag", "address"), read_point=_read_point, identity=lambda point: point.readings
+        columns=COLUMNS,
+        required=("tag", "address"),
+        read_point=_read_point,
+        identity=lambda point: point.readings,
+        examples=EXAMPLE_ROWS,
     )
 
 

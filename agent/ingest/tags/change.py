@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from agent.ingest.errors import Problem
+from agent.ingest.errors import Problem, place
 from agent.ingest.tags.tag_map import Tag, TagMap
 
 
@@ -62,9 +62,9 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
         for tag in found.tags:
             owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
             if owner != source:
-                why = f"is also in {maps[owner].file} row {owned.row}, of source {owner}; a tag comes from one source"
+                why = f"is also in {maps[owner].place(owned)}, of source {owner}; a tag comes from one source"
                 name = tag.definition.subject.removeprefix("tag:")
-                yield owner, source, Problem(found.file, tag.row, "tag", name, why)
+                yield owner, source, Problem(found.file, tag.row, "tag", name, why, tag.template_row)
 
 
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
@@ -82,9 +82,12 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
                 refused.setdefault(second, []).append(problem)
             else:
                 name = problem.value
-                why = f"is also in {problem.file} row {problem.row}, of source {second}; a tag comes from one source"
-                row = next(t.row for t in admitted[first].tags if t.definition.subject == f"tag:{name}")
-                refused.setdefault(first, []).append(Problem(admitted[first].file, row, "tag", name, why))
+                where = place(problem.file, problem.row, problem.template_row)
+                why = f"is also in {where}, of source {second}; a tag comes from one source"
+                own = next(t for t in admitted[first].tags if t.definition.subject == f"tag:{name}")
+                refused.setdefault(first, []).append(
+                    Problem(admitted[first].file, own.row, "tag", name, why, own.template_row)
+                )
         if not refused:
             return Admission(admitted, problems)
         for source, found in refused.items():

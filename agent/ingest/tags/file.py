@@ -7,7 +7,8 @@ from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
 from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.change import clashes
-from agent.ingest.tags.tag_map import FILE_BYTES_MAX, TagMap, read_tag_map
+from agent.ingest.tags.sheet import FILE_BYTES_MAX
+from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
 
 
 def read_tag_file(settings: SourceSettings) -> bytes:
@@ -27,11 +28,12 @@ def read_tag_file(settings: SourceSettings) -> bytes:
 
 def parse_tag_file(settings: SourceSettings, data: bytes) -> TagMap:
     """The tag map in these bytes. Raises TagMapError with every problem."""
-    if isinstance(settings, ModbusSourceSettings):
-        dialect = modbus_address.dialect(settings)
-    else:
-        dialect = opcua_address.dialect()
-    return read_tag_map(settings.tags_file.name, data, settings.name, dialect)
+    return read_tag_map(settings.tags_file.name, data, settings.name, dialect_of(settings))
+
+
+def dialect_of(settings: SourceSettings) -> Dialect:
+    """How the tag file of a source is read."""
+    return modbus_address.dialect(settings) if isinstance(settings, ModbusSourceSettings) else opcua_address.dialect()
 
 
 def load_tag_map(settings: SourceSettings) -> TagMap:

@@ -1,46 +1,60 @@
 """The tag map: which values of a source are read, under which name, and when they are recorded.
 
-One CSV file per source, as a spreadsheet saves it: comma or semicolon, with or without a byte order mark, quoted or
-not. The first line names the columns, in any order. With semicolons a decimal comma is understood, for that is what
-such a spreadsheet writes. The whole file is checked before anything is used and every problem is told at once, with row
+One file per source, CSV as a spreadsheet saves it (`csv_rows`) or TOML (`toml_rows`); like devices are written once, as
+a template (`templates`). The whole file is checked before anything is used and every problem is told at once, with row
 and column.
 
 Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It will not guess: an
-unknown column, a tag twice or a type it does not know is an error that says what to write instead.
-
-Columns of every file: tag (scope/id), stream, predicate, unit, description, enumeration (0=Off|1=On), deadband (0.5 or
-5%), min_interval_ms, max_interval_ms. OPC UA adds address, sampling_interval_ms, queue_size, server_deadband, trigger;
-Modbus adds unit_id, table, register, type, byte_order, scale, offset.
+unknown column, a tag twice or a type it does not know is an error that says what to write instead. The columns and
+their meanings are in `columns`, `opcua/columns` and `modbus/columns`.
 """
 
 from __future__ import annotations
 
-import csv
+import dataclasses
 import difflib
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.errors import Problem, TagMapError, is_toml, place
 from agent.ingest.sampling import SamplingRule
+from agent.ingest.tags.columns import COMMON_COLUMNS, TEMPLATE_COLUMNS, Column
+from agent.ingest.tags.csv_rows import read_csv
+from agent.ingest.tags.sheet import CellError, Row, Sheet
+from agent.ingest.tags.templates import Sums, expand
+from agent.ingest.tags.toml_rows import read_toml
 from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_definition, enumeration_texts
 
-ROWS_MAX = 50_000  # five times the tags a node is measured with; the unit's MemoryMax is made for no more
-FILE_BYTES_MAX = 16 * 1024 * 1024  # far above ROWS_MAX rows of the usual length; read whole, so it costs memory
+__all__ = ["CellError", "Cells", "Dialect", "Tag", "TagMap", "read_rows", "read_tag_map"]
+
 INTERVAL_MS_MAX = 86_400_000  # a day: a slower heartbeat proves nothing
 DEFAULT_STREAM = "facts.telemetry"
 
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """One row: what is read (`point`, in the words of the protocol), and what becomes of it."""
+    """One row: what is read (`point`, in the words of the protocol), and what becomes of it. `template_row` is the row
+    of a template that it uses, 0 for none. `interval_ms`: how often a sample of the point comes whatever its value
+    does; 0 if it comes on change."""
 
     row: int
     stream: str
     definition: TagDefinition
     rule: SamplingRule
     point: Any
+    template_row: int = 0
+    interval_ms: int = 0
+
+    @property
+    def longest_interval_ms(self) -> int:
+        """The longest time between two facts of the tag while its source is well; 0 if a fact comes on change only."""
+        rule, found = self.rule, list[int]()
+        if rule.max_interval_ns:
+            found.append(rule.max_interval_ns // 1_000_000)
+        if self.interval_ms and rule.deadband is None:
+            found.append(max(self.interval_ms, rule.min_interval_ns // 1_000_000))
+        return min(found, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,28 +66,35 @@ class TagMap:
     tags: tuple[Tag, ...]
     notes: tuple[str, ...] = ()
 
+    def place(self, tag: Tag) -> str:
+        """Where a tag stands, for a message."""
+        return place(self.file, tag.row, tag.template_row)
+
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a protocol adds: its columns, the required ones among them, and how a row becomes a point.
+    """What a protocol adds: its columns, the required ones among all, and how a row becomes a point.
 
     `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at
-    fault. `identity` is what of a point no two rows may share.
+    fault. `identity` is what of a point no two rows may share, `interval_ms` how often it is sampled whatever its value
+    does (0: on change). `sums` are the columns in which a template may add to a placeholder. `examples` are rows that a
+    new file is begun with.
     """
 
-    columns: tuple[str, ...]
+    columns: tuple[Column, ...]
     required: tuple[str, ...]
     read_point: Callable[[Cells], tuple[Any, str, str]]
     identity: Callable[[Any], Any] = lambda point: point
+    interval_ms: Callable[[Any], int] = lambda _: 0
+    sums: Sums = field(default_factory=dict)
+    examples: tuple[Mapping[str, str], ...] = ()
 
-
-class CellError(Exception):
-    """One cell cannot be used. Never leaves this package: it becomes a Problem with file and row."""
-
-    def __init__(self, column: str, why: str) -> None:
-        super().__init__(why)
-        self.column = column
-        self.why = why
+    @property
+    def all_columns(self) -> tuple[Column, ...]:
+        """The columns of a tag file of this protocol, in the order in which a person fills them in: the template, the
+        tag, where its value is, everything else."""
+        tag, *about = COMMON_COLUMNS
+        return (*TEMPLATE_COLUMNS, tag, *self.columns, *about)
 
 
 class Cells:
@@ -124,34 +145,27 @@ class Cells:
         raise CellError(column, f"did you mean {near[0]}?" if near else f"must be one of {', '.join(choices)}")
 
 
-COMMON_COLUMNS = (
-    "tag",
-    "stream",
-    "predicate",
-    "unit",
-    "description",
-    "enumeration",
-    "deadband",
-    "min_interval_ms",
-    "max_interval_ms",
-)
-
-
 def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMap:
     """The tags in a file's bytes. Raises TagMapError with every problem found."""
-    text, notes = _decoded(file, data)
-    delimiter = _delimiter(text)
-    rows = _rows(file, text, delimiter)
-    columns = _columns(file, rows, dialect)
-    reader = _Reader(file, source, dialect, decimal_comma=delimiter == ";")
-    for line, cells in rows[1:]:
-        if any(cell.strip() for cell in cells):
-            reader.read(line, columns, cells)
-    if not reader.tags and not reader.problems:
-        reader.problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
-    if reader.problems:
-        raise TagMapError(reader.problems)
-    return TagMap(file, tuple(reader.tags), notes)
+    sheet = read_rows(file, data, dialect)
+    reader = _Reader(file, source, dialect, decimal_comma=sheet.decimal_comma)
+    for row in sheet.rows:
+        reader.read(row)
+    problems = [*sheet.problems, *_told_once(reader.problems)]
+    if not reader.tags and not problems:
+        problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
+    if problems:
+        raise TagMapError(sorted(problems, key=lambda problem: problem.row))
+    return TagMap(file, tuple(reader.tags), sheet.notes)
+
+
+def read_rows(file: str, data: bytes, dialect: Dialect) -> Sheet:
+    """The rows in a file's bytes, with all devices written out and their cells unread. Raises TagMapError where the
+    file as a whole cannot be read."""
+    names = [column.name for column in dialect.all_columns]
+    sheet = read_toml(file, data, names) if is_toml(file) else read_csv(file, data, names, dialect.required)
+    own = [column.name for column in COMMON_COLUMNS + dialect.columns]
+    return expand(file, sheet, own, dialect.sums)
 
 
 class _Reader:
@@ -162,45 +176,35 @@ class _Reader:
         self.problems: list[Problem] = []
         self._file, self._source, self._dialect = file, source, dialect
         self._decimal_comma = decimal_comma
-        self._rows_by_subject: dict[str, int] = {}
-        self._rows_by_point: dict[Any, int] = {}
+        self._rows_by_subject: dict[str, Row] = {}
+        self._rows_by_point: dict[Any, Row] = {}
 
-    def read(self, line: int, columns: Sequence[str], texts: Sequence[str]) -> None:
-        if len(texts) > len(columns):
-            extra = next((text for text in texts[len(columns) :] if text.strip()), "")
-            if extra:
-                self._problem(
-                    line,
-                    "",
-                    extra,
-                    f"has {len(texts)} cells under {len(columns)} columns; quote cells that hold the delimiter",
-                )
-                return
-        cells = Cells({c: t.strip() for c, t in zip(columns, texts, strict=False)}, decimal_comma=self._decimal_comma)
-        before = len(self.problems)
-        for name in self._dialect.required:
-            if not cells.text(name):
-                self._problem(line, name, "", "is empty; every row needs one")
-        if len(self.problems) > before:
+    def read(self, row: Row) -> None:
+        cells = Cells(row.texts, decimal_comma=self._decimal_comma)
+        missing = [name for name in self._dialect.required if not cells.text(name)]
+        for name in missing:
+            self._problem(row, name, "", "is empty; every row needs one")
+        if missing:
             return
-        rule = self._try(line, cells, _rule)
-        found = self._try(line, cells, self._dialect.read_point)
-        stream = self._try(line, cells, _stream)
+        rule = self._try(row, cells, _rule)
+        found = self._try(row, cells, self._dialect.read_point)
+        stream = self._try(row, cells, _stream)
         if found is None:
-            self._check_subject(line, cells)
+            self._check_subject(row, cells)
             return
         point, address, data_type = found
-        definition = self._try(line, cells, lambda c: self._definition(c, address, data_type))
-        self._check_subject(line, cells)
-        self._check_point(line, cells, point)
+        definition = self._try(row, cells, lambda c: self._definition(c, address, data_type))
+        self._check_subject(row, cells)
+        self._check_point(row, cells, point)
         if definition is not None and rule is not None and stream is not None:
-            self.tags.append(Tag(line, stream, definition, rule, point))
+            interval_ms = self._dialect.interval_ms(point)
+            self.tags.append(Tag(row.line, stream, definition, rule, point, row.template_line, interval_ms))
 
-    def _try(self, line: int, cells: Cells, read: Callable[[Cells], Any]) -> Any:
+    def _try(self, row: Row, cells: Cells, read: Callable[[Cells], Any]) -> Any:
         try:
             return read(cells)
         except CellError as error:
-            self._problem(line, error.column, cells.text(error.column), error.why)
+            self._problem(row, error.column, cells.text(error.column), error.why)
             return None
 
     def _definition(self, cells: Cells, address: str, data_type: str) -> TagDefinition:
@@ -228,20 +232,36 @@ class _Reader:
             raise CellError(column, error.why) from error
         return definition
 
-    def _check_subject(self, line: int, cells: Cells) -> None:
-        subject = _subject(cells)
-        first = self._rows_by_subject.setdefault(subject, line)
-        if first != line:
-            self._problem(line, "tag", cells.text("tag"), f"is also in row {first}; each tag stands once")
+    def _check_subject(self, row: Row, cells: Cells) -> None:
+        first = self._rows_by_subject.setdefault(_subject(cells), row)
+        if first is not row:
+            why = f"is also in {self._place(first)}; each tag stands once"
+            self._problem(row, "tag", cells.text("tag"), why)
 
-    def _check_point(self, line: int, cells: Cells, point: Any) -> None:
-        first = self._rows_by_point.setdefault(self._dialect.identity(point), line)
-        if first != line:
-            column = "address" if "address" in self._dialect.columns else "register"
-            self._problem(line, column, cells.text(column), f"is read the same way in row {first}; one value, one tag")
+    def _check_point(self, row: Row, cells: Cells, point: Any) -> None:
+        first = self._rows_by_point.setdefault(self._dialect.identity(point), row)
+        if first is not row:
+            column = self._dialect.required[-1]  # where the value is, in every dialect
+            why = f"is read the same way in {self._place(first)}; one value, one tag"
+            self._problem(row, column, cells.text(column), why)
 
-    def _problem(self, line: int, column: str, value: str, why: str) -> None:
-        self.problems.append(Problem(self._file, line, column, value, why))
+    def _place(self, row: Row) -> str:
+        return place(self._file, row.line, row.template_line).removeprefix(f"{self._file} ")
+
+    def _problem(self, row: Row, column: str, value: str, why: str) -> None:
+        self.problems.append(Problem(self._file, row.line, column, value, why, row.template_line))
+
+
+def _told_once(problems: Sequence[Problem]) -> list[Problem]:
+    """A mistake in a template is told for the first device that has it, with a count of the others."""
+    found: dict[object, list[Problem]] = {}
+    for index, one in enumerate(problems):
+        key = (one.template_row, one.column, one.value, one.why) if one.template_row else index
+        found.setdefault(key, []).append(one)
+    return [
+        first if not others else dataclasses.replace(first, why=f"{first.why} (and {len(others)} more devices)")
+        for first, *others in found.values()
+    ]
 
 
 def _enumeration(cells: Cells) -> str:
@@ -255,74 +275,6 @@ def _enumeration(cells: Cells) -> str:
             "enumeration", "is not a list of numbers with names, each once; write 0=Off|1=Manual|7=Automatic"
         )
     return "|".join(f"{number}={texts[number]}" for number in sorted(texts))
-
-
-def _decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
-    """The text of a file: UTF-8 with or without its mark, UTF-16 with one, else what Western Excel writes, and then
-    said so."""
-    if len(data) > FILE_BYTES_MAX:
-        raise TagMapError([Problem(file, 0, "", "", f"is larger than {FILE_BYTES_MAX} bytes")])
-    if b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise TagMapError([Problem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
-    if data.startswith(b"PK\x03\x04"):
-        raise TagMapError([Problem(file, 0, "", "", "is an Excel workbook; save the sheet as CSV")])
-    try:
-        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            return data.decode("utf-16"), (f"{file} was read as UTF-16",)
-        return data.decode("utf-8-sig"), ()
-    except UnicodeDecodeError:
-        note = f"{file} is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8"
-        return data.decode("cp1252", errors="replace"), (note,)
-
-
-def _delimiter(text: str) -> str:
-    """Semicolon, comma or tab: the commonest in the first line that is not empty."""
-    header = next((line for line in text.splitlines() if line.strip()), "")
-    return max(",;\t", key=header.count)
-
-
-def _rows(file: str, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
-    """(row number as the spreadsheet shows it, cells) of every row that is not empty."""
-    rows: list[tuple[int, list[str]]] = []
-    row = 0
-    try:
-        for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
-            if cells:
-                rows.append((row, cells))
-            if len(rows) > ROWS_MAX + 1:
-                raise TagMapError([Problem(file, row, "", "", f"more than {ROWS_MAX} tags; split the source")])
-    except csv.Error as error:
-        raise TagMapError([Problem(file, row + 1, "", "", f"is not CSV: {error}; check the quotes")]) from error
-    if not rows:
-        raise TagMapError([Problem(file, 0, "", "", "is empty; its first line must name the columns")])
-    return rows
-
-
-def _columns(file: str, rows: Sequence[tuple[int, list[str]]], dialect: Dialect) -> list[str]:
-    """The names in the header, checked."""
-    line, header = rows[0]
-    columns = [name.strip().lower().replace(" ", "_") for name in header]
-    while columns and not columns[-1]:
-        columns.pop()  # a spreadsheet leaves empty columns at the end
-    known = COMMON_COLUMNS + dialect.columns
-    problems = list(_header_problems(file, line, columns, known))
-    missing = [name for name in ("tag", *dialect.required) if name not in columns]
-    problems += [Problem(file, line, name, "", "is missing; add this column") for name in dict.fromkeys(missing)]
-    if problems:
-        raise TagMapError(problems)
-    return columns
-
-
-def _header_problems(file: str, line: int, columns: Sequence[str], known: Sequence[str]) -> Iterator[Problem]:
-    for index, name in enumerate(columns):
-        if not name:
-            yield Problem(file, line, str(index + 1), "", "has no name; name the column or remove it")
-        elif name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-            yield Problem(file, line, name, name, f"is not a column; {hint}")
-        elif columns.index(name) != index:
-            yield Problem(file, line, name, name, "is there twice; keep one")
 
 
 def _subject(cells: Cells) -> str:

@@ -75,9 +75,6 @@ def test_one_node_is_one_tag_however_it_is_monitored(tmp_path: Path) -> None:
     assert len(opcua(tmp_path, header + "a/1,i=1[0],\na/2,i=1[1],\n").tags) == 2
 
 
-ROW = "a/b;nsu=urn:x;s=y"
-
-
 @pytest.mark.parametrize(
     "data, note",
     [
@@ -248,3 +245,25 @@ def test_values_longer_than_a_read_are_refused_beforehand(tmp_path: Path) -> Non
     """The plan never meets a value that it cannot read."""
     with pytest.raises(TagMapError, match="needs 20 registers, but registers_per_read_max of source meter is 10"):
         modbus(tmp_path, f"{MODBUS_HEADER}a/b,holding,0,string40\n", registers_per_read_max=10)
+
+
+@pytest.mark.parametrize(
+    "deadband, least, most, expected",
+    [
+        ("", "", "", 1_000),
+        ("0.5", "", "", 0),
+        ("0.5", "", "60000", 60_000),
+        ("", "5000", "", 5_000),
+        ("", "", "500", 500),
+    ],
+)
+def test_how_often_a_tag_comes_at_the_longest(
+    tmp_path: Path, deadband: str, least: str, most: str, expected: int
+) -> None:
+    """A polled value without deadband at each poll, one with max_interval_ms after that; an OPC UA value without
+    max_interval_ms on change."""
+    header = "tag,table,register,type,deadband,min_interval_ms,max_interval_ms\n"
+    (tag,) = modbus(tmp_path, f"{header}a/b,holding,1,int16,{deadband},{least},{most}\n").tags
+    assert tag.longest_interval_ms == expected
+    (tag,) = opcua(tmp_path, f"tag,address,max_interval_ms\na/b,i=1,{most}\n").tags
+    assert tag.longest_interval_ms == int(most or 0)

@@ -2,6 +2,7 @@
 happened."""
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -388,3 +389,34 @@ async def test_a_folder_that_is_replaced(file: Path, tmp_path: Path) -> None:
         write(inside, rows("a", "b"))
         await watch.wait_taken("a", "b")
         assert watch.told == []
+
+
+PHASES = (
+    "[[tag]]\ntemplate = 'phase'\ntag = '{tag}/voltage'\ntable = 'input'\nregister = '{register}'\ntype = 'uint16'\n"
+)
+
+
+def phases(*numbers: int) -> str:
+    """A TOML tag file with a template, and a device for each phase of the meter."""
+    devices = (f"[[tag]]\nuse = 'phase'\ntag = 'meter/l{number}'\nregister = {number - 1}\n" for number in numbers)
+    return PHASES + "".join(devices)
+
+
+@pytest.mark.system
+@in_loop
+async def test_devices_of_a_template_come_and_go(meter: Program, tmp_path: Path) -> None:
+    """A device that is added to a TOML file is read, one that is removed ends out of service, the others go on; a
+    mistake in the template changes nothing, and its problem names both lines."""
+    file = tmp_path / "meter.toml"
+    write(file, phases(1, 2))
+    source = dataclasses.replace(modbus(meter.port, tmp_path), tags_file=file)
+    async with ingesting(source, times=SWIFT) as run:
+        await run.wait_good("meter/l1/voltage", 2)
+        put(file, phases(2, 3))
+        await run.wait_good("meter/l3/voltage", 2)
+        await run.wait_bad("meter/l1/voltage", BAD_OUT_OF_SERVICE)
+        put(file, phases(2, 3).replace("uint16", "uint17"))
+        await wait_problem(run, "meter", "meter.toml line 7 (template line 1) key type")
+        await run.wait_good("meter/l2/voltage", len(run.store.good("meter/l2/voltage")))
+        put(file, phases(2, 3))
+        await wait_problem(run, "meter", "")

@@ -8,9 +8,7 @@ variables and what was read of them, returns text.
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
-import io
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -18,8 +16,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from agent.ingest.errors import IngestError
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, dialect, parse_node_address
-from agent.ingest.tags.tag_map import ROWS_MAX
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.ingest.tags.csv_rows import write_csv
+from agent.ingest.tags.sheet import ROWS_MAX
 
 ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle of the path
 TEXT_BYTES_MAX = 1_000  # unit and description; a definition holds 1,024
@@ -109,27 +108,15 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
             f"{len(rows):,} variables, and a tag file holds {ROWS_MAX:,}; take fewer, by --filter or --glob"
         )
     columns = ["tag", "address", "data_type", "unit", "description"]
-    has_sampling = "sampling_interval_ms" in dialect().columns and any(row.sampling_ms for row in rows)
-    if has_sampling:
+    if any(row.sampling_ms for row in rows):
         columns.append("sampling_interval_ms")
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        cells = [row.tag, row.address, row.data_type, row.unit, row.description]
-        if has_sampling:
-            cells.append(str(row.sampling_ms) if row.sampling_ms else "")
-        writer.writerow([_cell(cell) for cell in cells])
-    return text.getvalue().encode("utf-8-sig", "replace")
+    cells = (
+        (row.tag, row.address, row.data_type, row.unit, row.description, str(row.sampling_ms or "")) for row in rows
+    )
+    return write_csv(columns, cells)
 
 
 def clean_text(text: str) -> str:
     """A server's text as a unit or description: one line, printable, of limited length."""
     plain = "".join(one if one.isprintable() else " " for one in text)
     return " ".join(plain.split()).encode("utf-8", "replace")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
-
-
-def _cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula, whatever a server calls its nodes; the space is passed over when
-    the file is read."""
-    return f" {text}" if text[:1] in {"=", "+", "-", "@"} else text

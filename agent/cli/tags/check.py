@@ -1,0 +1,68 @@
+"""`bsfg tags check`: every problem of one tag file, before it is put in its place."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.tags.options import FILE, base_option, protocol_option, source_for, source_option, sources_of
+from agent.ingest import SourceSettings, TagMap, TagMapError, load_tag_map
+from agent.ingest.tags.change import clashes
+
+
+@click.command()
+@config_option
+@click.argument("file", type=FILE)
+@source_option
+@protocol_option
+@base_option
+@json_option
+def check(
+    config_file: Path,
+    file: Path,
+    source_name: str | None,
+    protocol: str | None,
+    base: str | None,
+    as_json: bool,  # noqa: FBT001 click passes options by name
+) -> None:
+    """Check the tag file FILE, with the settings of the source that reads it.
+
+    A file of a source of node.toml is also compared with those of the other sources: a tag comes from one source.
+    """
+    sources = () if protocol is not None else sources_of(config_file)  # what is made up clashes with nothing
+    settings = source_for(file, sources, source_name, protocol, base, config_file)
+    problems, found = list[str](), None
+    try:
+        found = load_tag_map(settings)
+        problems += _clashes(settings, found, sources)
+    except TagMapError as error:
+        problems += [str(problem) for problem in error.problems]
+    notes = list(found.notes) if found is not None else []
+    count = 0 if found is None else len(found.tags)
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "tags": count, "problems": problems, "notes": notes}))
+    elif problems:
+        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
+        for problem in problems:
+            click.echo(f"  {problem}")
+    else:
+        click.echo(f"{file}: good; {count} tags")
+    for note in () if as_json else notes:
+        click.echo(f"note: {note}")
+    sys.exit(1 if problems else 0)
+
+
+def _clashes(settings: SourceSettings, found: TagMap, sources: tuple[SourceSettings, ...]) -> list[str]:
+    """Tags that other sources have, too. A file of another source that cannot be read is not ours to report."""
+    maps: dict[str, TagMap] = {}
+    for other in sources:
+        if other.name != settings.name:
+            try:
+                maps[other.name] = load_tag_map(other)
+            except TagMapError:
+                continue
+    return [str(problem) for _, second, problem in clashes({**maps, settings.name: found}) if second == settings.name]

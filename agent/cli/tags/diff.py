@@ -1,0 +1,102 @@
+"""`bsfg tags diff`: what a new tag file would change: tags added, removed, and changed by column."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.tags.options import FILE, named, source_option, sources_of
+from agent.ingest import SourceSettings, TagMap, TagMapError
+from agent.ingest.tags.change import difference
+from agent.ingest.tags.file import dialect_of, parse_tag_file, read_tag_file
+from agent.ingest.tags.tag_map import Tag, read_rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A tag file as it was read: its map, and the cells of each tag."""
+
+    found: TagMap
+    texts: dict[str, dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    """A tag whose row changed: the cells before and after by column, and whether it gets a new number."""
+
+    tag: str
+    columns: dict[str, tuple[str, str]]
+    new_number: bool
+
+
+@click.command()
+@config_option
+@click.argument("new", type=FILE)
+@source_option
+@json_option
+def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Compare the tag file NEW with the one that a source of node.toml has."""
+    settings = _settings(config_file, source_name)
+    old, now = _read(settings, settings.tags_file), _read(settings, new)
+    change = difference(old.found, now.found)
+    changed = [
+        _Changed(
+            _name(after),
+            _columns(old.texts[after.definition.subject], now.texts[after.definition.subject]),
+            before.definition != after.definition,
+        )
+        for before, after in change.changed
+    ]
+    counts = {kind: len(getattr(change, kind)) for kind in ("added", "removed", "changed", "kept")}
+    if as_json:
+        names = {kind: [_name(tag) for tag in getattr(change, kind)] for kind in ("added", "removed")}
+        click.echo(
+            json.dumps({"source": settings.name, **names, "changed": [*map(asdict, changed)], "kept": counts["kept"]})
+        )
+        return
+    for tag in change.added:
+        click.echo(f"+ {_name(tag)}  ({now.found.place(tag)})")
+    for tag in change.removed:
+        click.echo(f"- {_name(tag)}")
+    for one in changed:
+        columns = ", ".join(f"{name}: {before!r} -> {after!r}" for name, (before, after) in one.columns.items())
+        click.echo(f"~ {one.tag}  {columns}{'  (new number)' if one.new_number else ''}")
+    click.echo(f"{settings.name}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()))
+
+
+def _settings(config_file: Path, name: str | None) -> SourceSettings:
+    sources = sources_of(config_file)
+    if name is not None:
+        return named(sources, name, config_file)
+    if len(sources) != 1:
+        known = ", ".join(source.name for source in sources) or "none"
+        raise click.UsageError(f"say which source's file it would replace, by --source; {config_file} has {known}")
+    return sources[0]
+
+
+def _read(settings: SourceSettings, file: Path) -> _Read:
+    """Ends the command with the problems of a file that is not good: a comparison needs two good ones."""
+    own = replace(settings, tags_file=file)
+    try:
+        data = read_tag_file(own)
+        found = parse_tag_file(own, data)
+    except TagMapError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+    rows = read_rows(file.name, data, dialect_of(own)).rows
+    return _Read(found, {f"tag:{row.texts['tag']}": dict(row.texts) for row in rows})
+
+
+def _columns(before: dict[str, str], after: dict[str, str]) -> dict[str, tuple[str, str]]:
+    """The cells that differ, as they are written."""
+    names = [*before, *(name for name in after if name not in before)]
+    return {name: (before.get(name, ""), after.get(name, "")) for name in names if before.get(name) != after.get(name)}
+
+
+def _name(tag: Tag) -> str:
+    return tag.definition.subject.removeprefix("tag:")

@@ -1,0 +1,108 @@
+"""`bsfg tags import`: a tag file from the tag list of another product, and every row that could not be translated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from agent.cli.tags.options import BASES, FILE, PROTOCOLS, made_up
+from agent.ingest import TagMapError
+from agent.ingest.tags.file import dialect_of
+from agent.ingest.tags.foreign import ignition, kepware, neuron
+from agent.ingest.tags.foreign.translation import Options, Remark, Translation, tag_file
+from agent.ingest.tags.sheet import FILE_BYTES_MAX
+
+PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
+OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # in which the product itself counts
+
+
+@click.command("import")
+@click.option(
+    "--from", "product", type=click.Choice(list(PRODUCTS)), required=True, help="The product whose list it is."
+)
+@click.option("--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True)
+@click.option("--out", type=FILE, help="Write the tag file here.  [default: standard output]")
+@click.option("--base", type=click.Choice(BASES), help="How the written registers count.  [default: as in the file]")
+@click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")
+@click.option("--prefix", default="", metavar="TEXT", help="Put before each tag, such as line1/.")
+@click.option(
+    "--device", default="", metavar="NAME", help="Ignition: only this device. Kepware, OPC UA: Channel.Device."
+)
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NUMBER=URI",
+    help="OPC UA: the URI of a namespace number in the list; may be given several times.",
+)
+@click.argument("file", type=FILE)
+def import_list(
+    product: str,
+    protocol: str,
+    out: Path | None,
+    base: str | None,
+    zero_based: bool,  # noqa: FBT001 click passes options by name
+    prefix: str,
+    device: str,
+    namespaces: Sequence[str],
+    file: Path,
+) -> None:
+    """Translate the tag list FILE of another product: Kepware's CSV, Neuron's sheet as CSV, Ignition's JSON or CSV.
+
+    What cannot be translated is listed with the reason on standard error, and the exit status is then 1.
+    """
+    if product == "kepware" and protocol == "opcua" and not device:
+        raise click.UsageError(
+            "give the channel and device of the list, which it does not name: --device Channel1.Device1"
+        )
+    base = base or OWN_BASE[product]
+    options = Options(protocol, int(base), zero_based, prefix, device, _namespaces(namespaces))
+    try:
+        found = PRODUCTS[product](file.name, _content(file), options)
+        data = tag_file(found, dialect_of(made_up(protocol, file, base)))
+    except TagMapError as error:
+        sys.exit("".join(f"bsfg: {problem}\n" for problem in error.problems).rstrip())
+    if out is None:
+        click.echo(data, nl=False)
+    else:
+        out.write_bytes(data)
+    _report(found, file, f"{len(found.rows)} tags{'' if out is None else f' written to {out}'}", protocol, base)
+    sys.exit(1 if found.refused else 0)
+
+
+def _report(found: Translation, file: Path, summary: str, protocol: str, base: str) -> None:
+    for title, remarks in (("not translated", found.refused), ("translated, but", found.remarks)):
+        if remarks:
+            click.echo(f"{len(remarks)} rows of {file.name} {title}:", err=True)
+        for remark in sorted(remarks, key=_row):
+            click.echo(f"  {remark}", err=True)
+    for note in found.notes:
+        click.echo(f"note: {note}", err=True)
+    if protocol == "modbus":
+        click.echo(f"note: these registers count with address_base = {base}", err=True)
+    click.echo(f"{summary}; next: bsfg tags check, and compare some values with the device", err=True)
+
+
+def _row(remark: Remark) -> int:
+    return remark.row
+
+
+def _content(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        sys.exit(f"bsfg: {file} cannot be read: {error.strerror}")
+
+
+def _namespaces(texts: Sequence[str]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for text in texts:
+        number, separator, uri = text.partition("=")
+        if not separator or not number.isdigit() or not uri:
+            raise click.UsageError(f"--namespace {text!r}: write NUMBER=URI, such as 2=urn:vendor:plc")
+        found[int(number)] = uri
+    return found

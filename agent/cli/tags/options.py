@@ -1,0 +1,69 @@
+"""The source whose settings decide how a tag file is read: one of node.toml, or one that is made up from options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from agent.config import ConfigError, load_sections
+from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+
+PROTOCOLS = ("opcua", "modbus")
+BASES = ("0", "1", "40001")
+FILE = click.Path(path_type=Path, dir_okay=False)
+
+protocol_option = click.option("--protocol", type=click.Choice(PROTOCOLS), help="The protocol, without a node.toml.")
+source_option = click.option("--source", "source_name", metavar="NAME", help="A source of node.toml.")
+base_option = click.option(
+    "--base", type=click.Choice(BASES), help="address_base: registers count from 0, from 1, or with the table's digit."
+)
+
+
+def made_up(protocol: str, file: Path, base: str | None) -> SourceSettings:
+    """A source of this protocol that reads `file`."""
+    if protocol == "opcua":
+        return OpcuaSourceSettings("plc", "opc.tcp://192.0.2.10:4840", file)
+    if base is None:
+        raise click.UsageError(f"say how registers are counted: --base {', '.join(BASES)} (address_base of the source)")
+    return ModbusSourceSettings(name="device", host="192.0.2.20", tags_file=file, address_base=int(base))
+
+
+def sources_of(config_file: Path) -> tuple[SourceSettings, ...]:
+    """The sources of node.toml whose sections are good; none without a file."""
+    try:
+        return load_sections(config_file).sources
+    except ConfigError:
+        return ()
+
+
+def named(sources: tuple[SourceSettings, ...], name: str, config_file: Path) -> SourceSettings:
+    """A source by its name."""
+    found = next((source for source in sources if source.name == name), None)
+    if found is None:
+        known = ", ".join(source.name for source in sources) or "none"
+        raise click.UsageError(f"{config_file} has no good section of a source {name!r}; it has {known}")
+    return found
+
+
+def source_for(
+    file: Path,
+    sources: tuple[SourceSettings, ...],
+    name: str | None,
+    protocol: str | None,
+    base: str | None,
+    config: Path,
+) -> SourceSettings:
+    """The source that reads `file`: the one that is named, a made-up one of the protocol, or the one of node.toml whose
+    tag file it is."""
+    if name is not None and protocol is not None:
+        raise click.UsageError("--source names the settings, and --protocol makes some up; give one of them")
+    if name is not None:
+        return replace(named(sources, name, config), tags_file=file)
+    if protocol is not None:
+        return made_up(protocol, file, base)
+    for source in sources:
+        if source.tags_file.absolute() == file.absolute():
+            return source
+    raise click.UsageError(f"no source of {config} reads {file}; say which one will, by --source, or give --protocol")

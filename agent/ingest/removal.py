@@ -1,0 +1,43 @@
+"""Records what was removed from the tag files while no process ran: one sample for each tag, out of service, as for a
+tag that is removed from the file of a running source. Otherwise its last value would look current for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+
+from agent.columns import SampleColumns
+from agent.ingest import quality
+from agent.ingest.gap import TAGS_NAMED_MAX
+from agent.ingest.ports import RemovedTag
+from agent.ingest.recorder import Recorder
+from agent.message import Sample
+
+log = logging.getLogger(__name__)
+
+FindRemoved = Callable[[Collection[str]], Sequence[RemovedTag]]
+"""The tags of this node in the store that are none of these subjects and not out of service; in any thread, and it may
+take a second."""
+
+
+async def record_removed(find: FindRemoved, subjects: Collection[str], recorder: Recorder) -> None:
+    """Record each tag that is none of `subjects` as out of service. Waits while the store refuses."""
+    found = await asyncio.to_thread(find, subjects)
+    if not found:
+        return
+    now_ns = time.time_ns()
+    for stream in dict.fromkeys(one.stream for one in found):
+        # A fact is never older than the one before of its tag, whose source's clock may be ahead.
+        rows = [
+            Sample(one.number, max(now_ns, one.newest_ns + 1), None, quality.BAD_OUT_OF_SERVICE)
+            for one in found
+            if one.stream == stream
+        ]
+        await recorder.record(stream, SampleColumns.of(rows))
+    await recorder.drain()
+    named = [one.subject.removeprefix("tag:") for one in found[:TAGS_NAMED_MAX]]
+    extra = {"action": "tags_removed_while_stopped", "count": len(found), "tags": named}
+    log.info("tags were removed from the tag files while the node was down", extra=extra)

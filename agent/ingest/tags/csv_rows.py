@@ -1,0 +1,122 @@
+"""CSV as spreadsheets save it, read into rows: comma, semicolon or tab, with or without a byte order mark, quoted or
+not.
+
+The first line names the columns, in any order; lines before it that begin with # are comments. With semicolons a
+decimal comma is understood, for that is what such a spreadsheet writes. Core.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
+
+COMMENT = "#"
+
+
+def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[str]) -> Sheet:
+    """The rows of a file whose header names `known` columns, the `required` ones among them. Raises TagMapError where
+    the file as a whole cannot be read; a single row that cannot be is among the sheet's problems."""
+    text, notes = decoded(file, data)
+    delimiter = _delimiter(text)
+    lines = _lines(file, text, delimiter)
+    columns = _columns(file, *lines[0], known, required)
+    rows: list[Row] = []
+    problems: list[Problem] = []
+    for line, cells in lines[1:]:
+        extra = next((cell for cell in cells[len(columns) :] if cell.strip()), "")
+        if extra:
+            why = f"has {len(cells)} cells under {len(columns)} columns; quote cells that hold the delimiter"
+            problems.append(Problem(file, line, "", extra, why))
+            continue
+        texts = {column: text for column, cell in zip(columns, cells, strict=False) if (text := cell.strip())}
+        if texts:
+            rows.append(Row(line, texts))
+    return Sheet(tuple(rows), tuple(problems), decimal_comma=delimiter == ";", notes=notes)
+
+
+def decoded(file: str, data: bytes) -> tuple[str, tuple[str, ...]]:
+    """The text of a file: UTF-8 with or without its mark, UTF-16 with one, else what Western Excel writes, and then
+    said so. Raises TagMapError for what is no text."""
+    check_size(file, data)
+    if b"\0" in data and not data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TagMapError([Problem(file, 0, "", "", "is not text; save the sheet as CSV, not as a workbook")])
+    try:
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            return data.decode("utf-16"), (f"{file} was read as UTF-16",)
+        return data.decode("utf-8-sig"), ()
+    except UnicodeDecodeError:
+        note = f"{file} is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8"
+        return data.decode("cp1252", errors="replace"), (note,)
+
+
+def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: Iterable[str] = ()) -> bytes:
+    """Rows as a tag file; cells beyond the columns are left out. With a byte order mark, by which spreadsheets know
+    UTF-8."""
+    text = io.StringIO()
+    text.writelines(f"{COMMENT} {comment}\n" for comment in comments)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow([_cell(cell) for cell in row[: len(columns)]])
+    return text.getvalue().encode("utf-8-sig", "replace")
+
+
+def _cell(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula, whatever a server calls its nodes; the space is passed over when
+    the file is read."""
+    return f" {text}" if text[:1] in {"=", "+", "-", "@"} else text
+
+
+def _delimiter(text: str) -> str:
+    """Semicolon, comma or tab: the commonest in the header."""
+    header = next((line for line in text.splitlines() if line.strip() and not _is_comment(line)), "")
+    return max(",;\t", key=header.count)
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip(' "').startswith(COMMENT)
+
+
+def _lines(file: str, text: str, delimiter: str) -> list[tuple[int, list[str]]]:
+    """(row number as the spreadsheet shows it, cells) of the header and every row below that is not empty."""
+    lines: list[tuple[int, list[str]]] = []
+    row = 0
+    try:
+        for row, cells in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True), 1):
+            # Only above the header, where no name of a column begins with #: below, a tag may.
+            if cells and (lines or not _is_comment(cells[0])):
+                lines.append((row, cells))
+            if len(lines) > ROWS_MAX + 1:
+                raise TagMapError([Problem(file, row, "", "", f"more than {ROWS_MAX} tags; split the source")])
+    except csv.Error as error:
+        raise TagMapError([Problem(file, row + 1, "", "", f"is not CSV: {error}; check the quotes")]) from error
+    if not lines:
+        raise TagMapError([Problem(file, 0, "", "", "is empty; its first line must name the columns")])
+    return lines
+
+
+def _columns(file: str, line: int, header: Sequence[str], known: Sequence[str], required: Sequence[str]) -> list[str]:
+    """The names in the header, checked."""
+    columns = [name.strip().lower().replace(" ", "_") for name in header]
+    while columns and not columns[-1]:
+        columns.pop()  # a spreadsheet leaves empty columns at the end
+    problems = list(_header_problems(file, line, columns, known))
+    missing = [name for name in required if name not in columns]
+    problems += [Problem(file, line, name, "", "is missing; add this column") for name in missing]
+    if problems:
+        raise TagMapError(problems)
+    return columns
+
+
+def _header_problems(file: str, line: int, columns: Sequence[str], known: Sequence[str]) -> Iterator[Problem]:
+    for index, name in enumerate(columns):
+        if not name:
+            yield Problem(file, line, str(index + 1), "", "has no name; name the column or remove it")
+        elif name in known and columns.index(name) != index:
+            yield Problem(file, line, name, name, "is there twice; keep one")
+    for name, why in unknown_names([name for name in columns if name], known, "column"):
+        yield Problem(file, line, name, name, why)

@@ -1,0 +1,1 @@
+"""Tag lists of other products, translated into rows of our tag files."""

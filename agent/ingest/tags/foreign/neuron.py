@@ -1,0 +1,141 @@
+"""Neuron's tag list (EMQX Neuron), its Excel sheet saved as CSV.
+
+Columns: group, interval, name, address, attribute, type, description, decimal, precision. Modbus addresses are
+`SLAVE!ADDRESS[.BIT][#ENDIAN][.LEN[H][L][D][E]]`, such as `1!400001`, `1!400010.4`, `1!300004#BL`, `1!400001.10H`; OPC UA
+addresses are `NAMESPACE!NODEID`. Core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from agent.ingest.tags.foreign.translation import (
+    NotTranslated,
+    Options,
+    Remark,
+    Translation,
+    factor,
+    foreign_rows,
+    node_address,
+    number,
+    register_cells,
+    tag_name,
+)
+
+MODBUS_TYPES = {
+    "int16": "int16",
+    "uint16": "uint16",
+    "word": "uint16",
+    "int32": "int32",
+    "uint32": "uint32",
+    "dword": "uint32",
+    "int64": "int64",
+    "uint64": "uint64",
+    "lword": "uint64",
+    "float": "float32",
+    "double": "float64",
+}
+OPCUA_TYPES = {
+    "int8": "SByte",
+    "uint8": "Byte",
+    "int16": "Int16",
+    "uint16": "UInt16",
+    "int32": "Int32",
+    "uint32": "UInt32",
+    "int64": "Int64",
+    "uint64": "UInt64",
+    "float": "Float",
+    "double": "Double",
+    "bool": "Boolean",
+    "string": "String",
+}
+ORDERS = {"B": "BADC", "L": "ABCD", "LL": "ABCD", "LB": "BADC", "BL": "CDAB", "BB": "DCBA"}  # the bytes 1,2,3,4 of each
+ADDRESS = re.compile(
+    r"(?P<unit>[0-9]{1,3})!(?P<table>[0-9])(?P<number>[0-9]{1,5})(?:\.(?P<part>[0-9]{1,3}))?(?:#(?P<endian>[BL]{1,2}))?"
+    r"(?:\.(?P<length>[0-9]{1,3}))?(?P<half>[HLDE]?)"
+)
+
+
+def translate(file: str, data: bytes, options: Options) -> Translation:
+    """The tags of a node. Raises TagMapError for a file that is no such list."""
+    found = Translation()
+    for row, cells in foreign_rows(file, data, "Neuron", ("group", "name", "address", "type")):
+        name = "/".join(part for part in (cells.get("group", ""), cells.get("name", "")) if part)
+        try:
+            _check(cells)
+            own = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
+        except NotTranslated as error:
+            found.refused.append(Remark(row, name, str(error)))
+            continue
+        about = {"description": cells.get("description", "")}
+        tag = {"tag": tag_name(options, name)}
+        found.rows.append((row, tag | own | {key: text for key, text in about.items() if text}))
+        if (precision := cells.get("precision", "")) not in {"", "0"}:
+            found.remarks.append(
+                Remark(row, name, f"not carried over: precision {precision}; values are not rounded here")
+            )
+    if options.protocol == "modbus":
+        found.notes.append(
+            "tags without #.. in their address follow the node's endianness: set byte_order of the source"
+        )
+    return found
+
+
+def _check(cells: Mapping[str, str]) -> None:
+    if not cells.get("name"):
+        raise NotTranslated("has no name")
+    attributes = set(re.split(r"[\s,/|]+", cells.get("attribute", "Read").lower()))
+    if not attributes & {"read", "subscribe"}:
+        raise NotTranslated(f"attribute {cells['attribute']}: its value is not read from the device")
+
+
+def _modbus(cells: Mapping[str, str], options: Options) -> dict[str, str]:
+    address, kind = cells.get("address", "").replace(" ", ""), cells.get("type", "").lower()
+    match = ADDRESS.fullmatch(address)
+    if match is None:
+        raise NotTranslated(f"{cells.get('address')!r} is no Modbus address such as 1!400001")
+    own = {"unit_id": match["unit"], **register_cells(options, match["table"], int(match["number"]))}
+    own |= _type(match, kind)
+    if rate := cells.get("interval", ""):
+        own["poll_interval_ms"] = rate
+    return own | _decimal(cells)
+
+
+def _opcua(cells: Mapping[str, str], options: Options) -> dict[str, str]:
+    namespace, separator, identifier = cells.get("address", "").partition("!")
+    if not separator or not namespace.isdigit() or not identifier:
+        raise NotTranslated(f"{cells.get('address')!r} is no OPC UA address such as 2!Device1.Tag1")
+    if _decimal(cells):
+        raise NotTranslated(f"decimal {cells['decimal']}: values of OPC UA are recorded as the server gives them")
+    node = f"i={identifier}" if identifier.isdigit() else f"s={identifier}"
+    kind = OPCUA_TYPES.get(cells.get("type", "").lower(), "")
+    return {"address": node_address(options, int(namespace), node), "data_type": kind}
+
+
+def _type(match: re.Match[str], kind: str) -> dict[str, str]:
+    """Type and byte order."""
+    if kind == "string":
+        length = match["length"] or match["part"]
+        if not length:
+            raise NotTranslated("is a text without a length in its address")
+        if match["half"] in ("D", "E"):
+            raise NotTranslated(f"holds one byte in each register ({match['half']}), which has no counterpart")
+        return {"type": f"string{int(length)}"} | ({} if match["half"] == "H" else {"byte_order": "BADC"})
+    if kind == "bit":
+        is_bit_table = match["table"] in ("0", "1")
+        return {} if is_bit_table else {"type": f"bit{int(match['part'] or 0)}"}
+    if kind not in MODBUS_TYPES or match["part"] or match["length"]:
+        raise NotTranslated(f"type {kind or '(none)'} at {match[0]} has no counterpart")
+    found = {"type": MODBUS_TYPES[kind]}
+    if match["endian"]:
+        if found["type"].endswith("64"):
+            raise NotTranslated(f"byte order #{match['endian']} of eight bytes is not known; compare with the device")
+        found["byte_order"] = ORDERS[match["endian"]]
+    return found
+
+
+def _decimal(cells: Mapping[str, str]) -> dict[str, str]:
+    """The multiplier of a tag; 0 is none."""
+    scale = number(cells.get("decimal", ""))
+    return factor(scale) if scale else {}

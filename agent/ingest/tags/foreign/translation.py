@@ -1,0 +1,182 @@
+"""What every translation of a foreign tag list has in common: its options, its result, names, registers and scaling.
+
+Nothing is left out in silence: a row that cannot be translated is in `refused` with the reason, and what a translated
+row loses is in `remarks`. The rows are checked as a tag file would be. Core.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.tags.csv_rows import decoded, write_csv
+from agent.ingest.tags.sheet import ROWS_MAX
+from agent.ingest.tags.tag_map import Dialect, read_tag_map
+
+TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
+REGISTER_MAX = 65_536
+NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?")  # exact, so that none is a giant
+
+
+class NotTranslated(Exception):
+    """A row has no counterpart here. Never leaves this package: it becomes a Remark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the person knows that the file does not say.
+
+    `base` is how the written registers count. `zero_based`: the file's registers count from 0 within their table.
+    `device`: only its rows, or the device that the file is of. `namespaces` are the URIs of namespace numbers.
+    """
+
+    protocol: str
+    base: int
+    zero_based: bool = False
+    prefix: str = ""
+    device: str = ""
+    namespaces: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something about one row of the foreign file."""
+
+    row: int
+    name: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"row {self.row} {self.name}: {self.why}"
+
+
+@dataclass(slots=True)
+class Translation:
+    """The rows of our tag file, each with its row in the foreign one, and what was not translated."""
+
+    rows: list[tuple[int, Mapping[str, str]]] = field(default_factory=list)
+    refused: list[Remark] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def tag_file(found: Translation, dialect: Dialect) -> bytes:
+    """The translated rows as a tag file, with the columns that one of them fills. Cells that our columns do not have
+    become remarks, and rows that a tag file may not hold are moved to those refused."""
+    known = [column.name for column in dialect.all_columns]
+    for row, cells in found.rows:
+        lost = [f"{name} {text}" for name, text in cells.items() if name not in known]
+        if lost:
+            found.remarks.append(Remark(row, cells["tag"], f"not carried over: {', '.join(lost)}"))
+    while True:
+        used = {name for _, cells in found.rows for name, text in cells.items() if text}
+        columns = [name for name in known if name in used or name in dialect.required]
+        data = write_csv(columns, ([cells.get(name, "") for name in columns] for _, cells in found.rows))
+        if not found.rows:
+            return data
+        try:
+            read_tag_map("tags.csv", data, "import", dialect)
+        except TagMapError as error:
+            _refuse(found, error.problems)
+        else:
+            return data
+
+
+def _refuse(found: Translation, problems: Sequence[Problem]) -> None:
+    """Move the rows with these problems. The header is row 1 of a tag file."""
+    at_fault = {problem.row - 2: problem for problem in reversed(problems)}
+    assert all(0 <= index < len(found.rows) for index in at_fault), "a whole file of our own writing is well formed"
+    for index, problem in sorted(at_fault.items()):
+        row, cells = found.rows[index]
+        found.refused.append(Remark(row, cells["tag"], f"{problem.column} {problem.value!r} {problem.why}"))
+    found.rows = [one for index, one in enumerate(found.rows) if index not in at_fault]
+
+
+def foreign_rows(file: str, data: bytes, product: str, required: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    """(row, cells by column in lower case) of a CSV export. Raises TagMapError where it is none."""
+    text, _ = decoded(file, data)
+    delimiter = max(",;\t", key=next((line for line in text.splitlines() if line.strip()), "").count)
+    try:
+        lines = [
+            line
+            for line in enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter), 1)
+            if any(line[1])
+        ]
+    except csv.Error as error:
+        raise TagMapError([Problem(file, 0, "", "", f"is not CSV: {error}; check the quotes")]) from error
+    header = [name.strip().lower() for name in lines[0][1]] if lines else []
+    if missing := [name for name in required if name.lower() not in header]:
+        why = f"is no export of {product}: its first line has no column {missing[0]!r}"
+        raise TagMapError([Problem(file, 0, "", "", why)])
+    if len(lines) > ROWS_MAX + 1:
+        raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} rows; export it in parts")])
+    for row, cells in lines[1:]:
+        yield row, {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+
+
+def tag_name(options: Options, name: str) -> str:
+    """A foreign name as a tag: what is not printable ASCII, and blanks, become `_`."""
+    return options.prefix + "".join(one if "!" <= one <= "~" else "_" for one in name)
+
+
+def register_cells(options: Options, table: str, number: int) -> dict[str, str]:
+    """The place of a register: the digit of its table, and its number in the foreign file."""
+    if table not in TABLES:
+        raise NotTranslated(f"table {table} is none of coils 0, discrete inputs 1, input registers 3, holding 4")
+    counted = number + 1 if options.zero_based else number
+    if counted < 1:
+        raise NotTranslated("register 0 exists only where registers count from 0; if they do, give --zero-based")
+    if counted > REGISTER_MAX:
+        raise NotTranslated(f"register {number} is beyond the last, {REGISTER_MAX}")
+    if options.base == 40_001:
+        return {"register": f"{table}{counted:0{4 if counted <= 9_999 else 5}}"}
+    return {"table": TABLES[table], "register": str(counted - 1 + options.base)}
+
+
+def number(text: str) -> Fraction:
+    """The number in a cell, 0 for an empty one."""
+    if not NUMBER.fullmatch(text or "0"):
+        raise NotTranslated(f"{text!r} is not a number")
+    return Fraction(text or "0")
+
+
+def linear(raw_low: str, raw_high: str, low: str, high: str) -> dict[str, str]:
+    """Scale and offset of a line through two points, exact where decimal digits can say it."""
+    x0, x1, y0, y1 = (number(text) for text in (raw_low, raw_high, low, high))
+    if x0 == x1 or y0 == y1:
+        raise NotTranslated(f"its scaling has no slope: {raw_low} to {raw_high} becomes {low} to {high}")
+    scale = (y1 - y0) / (x1 - x0)
+    return factor(scale, y0 - x0 * scale)
+
+
+def clamp(low: str, high: str) -> dict[str, str]:
+    """The cell of a value that stays within two limits."""
+    first, last = sorted((number(low), number(high)))
+    return {"clamp": f"{_decimal(first)}..{_decimal(last)}"}
+
+
+def factor(scale: Fraction, offset: Fraction = Fraction(0)) -> dict[str, str]:
+    """The cells of scale and offset, empty where they change nothing."""
+    cells = {"scale": "" if scale == 1 else _decimal(scale), "offset": _decimal(offset) if offset else ""}
+    return {name: text for name, text in cells.items() if text}
+
+
+def node_address(options: Options, namespace: int, identifier: str) -> str:
+    """A node id with its namespace by URI."""
+    if namespace == 0:
+        return identifier
+    if namespace not in options.namespaces:
+        why = f"namespace {namespace} is a number, which the server may change; give --namespace {namespace}=URI"
+        raise NotTranslated(why)
+    return f"nsu={options.namespaces[namespace]};{identifier}"
+
+
+def _decimal(number: Fraction) -> str:
+    if number.denominator == 1:
+        return str(number.numerator)
+    return repr(float(number))

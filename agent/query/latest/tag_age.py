@@ -1,0 +1,52 @@
+"""How old a tag's own value is, and whether that is older than it should be. Core: no IO.
+
+Staleness belongs to a source, because a tag that reports by exception may be silent for hours. Where the tag files say
+how often a tag comes at the longest, it is judged by itself: `stale` when nothing came for that time and a grace. A tag
+of this node that no tag file names any more is `removed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from agent.query.latest.latest_rows import LatestRecord
+from agent.query.scan import parse_time_ns
+
+GRACE_MS_MIN = 5_000  # a group commit, a poll that is late
+GRACE_MS_MAX = 60_000  # a tag that comes once an hour is missed after an hour and a minute
+
+
+class AgedRecord(LatestRecord):
+    """A row with the age of the tag's own value, None where its time is not to be trusted, and how often it comes at
+    the longest, None where that is not known, as for a tag that comes on change."""
+
+    age_ms: int | None
+    expected_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TagsInForce:
+    """The subjects that the tag files of a zone's node name, with the longest time between two facts in ms; 0 if a tag
+    comes on change."""
+
+    zone: str
+    intervals_ms: Mapping[str, int]
+
+
+def aged_record(record: LatestRecord, in_force: TagsInForce | None, now_ns: int) -> AgedRecord:
+    """A row with its age, judged by what the tag files say if they are known."""
+    time_ns = None if record["source_time"] is None else parse_time_ns(record["source_time"])
+    age_ms = None if time_ns is None or record["ahead_ms"] else max(0, (now_ns - time_ns) // 1_000_000)
+    expected_ms, mode = None, record["mode"]
+    if in_force is not None and record["zone"] == in_force.zone:
+        expected_ms = in_force.intervals_ms.get(record["subject"]) or None
+        if record["source"] and record["subject"] not in in_force.intervals_ms:
+            mode = "removed"
+        elif expected_ms is not None and age_ms is not None and mode == "fresh" and age_ms > _limit_ms(expected_ms):
+            mode = "stale"
+    return {**record, "mode": mode, "age_ms": age_ms, "expected_ms": expected_ms}
+
+
+def _limit_ms(expected_ms: int) -> int:
+    return expected_ms + min(max(expected_ms, GRACE_MS_MIN), GRACE_MS_MAX)

@@ -1,0 +1,113 @@
+"""`bsfg check` refuses what `bsfg run` refuses at its start, and tells everything at once."""
+
+import json
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore
+from tests.cli.test_commands import Bsfg
+from tests.support import command
+
+NODE = '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n'
+SOURCE = '[[modbus]]\nname = "{0}"\nhost = "192.0.2.1"\ntags_file = "{0}.csv"\naddress_base = 0\n'
+HEADER = "tag,table,register,type\n"
+
+
+@pytest.fixture
+def bsfg(tmp_path: Path) -> Bsfg:
+    """Run `bsfg` in an empty folder."""
+    return partial(command.bsfg, tmp_path)
+
+
+def problems(bsfg: Bsfg) -> list[str]:
+    """What `bsfg check` finds."""
+    done = bsfg("check", "--json")
+    found: list[str] = json.loads(done.stdout)["problems"]
+    assert done.returncode == (1 if found else 0)
+    return found
+
+
+def test_the_same_tag_in_two_files_is_refused_by_both(bsfg: Bsfg, tmp_path: Path) -> None:
+    """With the same words, which name both files."""
+    (tmp_path / "node.toml").write_text(NODE + SOURCE.format("m1") + SOURCE.format("m2"))
+    for name in ("m1", "m2"):
+        (tmp_path / f"{name}.csv").write_text(f"{HEADER}a/b,holding,1,int16\n")
+    (found,) = problems(bsfg)
+    assert found == "m2.csv row 2 column tag: 'a/b' is also in m1.csv row 2, of source m1; a tag comes from one source"
+    refused = command.process(tmp_path, "run")
+    assert (refused.returncode, found in refused.stderr) == (1, True)
+
+
+def test_one_round_tells_everything(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Bad settings, a bad tag file, missing certificates, a state folder that is a file: one list, whichever section
+    is wrong; a source whose section is wrong is not read."""
+    (tmp_path / "state").write_text("")
+    broker = '[[broker]]\nname = "b"\nhost = "h"\nca_file = "ca.pem"\ncert_file = "a.pem"\nkey_file = "a.key"\n'
+    bad = SOURCE.format("m2").replace("address_base = 0", "address_base = 7")
+    text = '[node]\nzone = "plant-a"\n[health]\nlisten_port = "x"\n' + broker + SOURCE.format("m1") + bad
+    (tmp_path / "node.toml").write_text(text + "[peers]\n")
+    (tmp_path / "m1.csv").write_text(f"{HEADER}a/b,holding,70000,int16\n")
+    found = problems(bsfg)
+    for part in ("health.listen_port", "peers", "m1.csv row 2 column register", "ca.pem", "a.key", "is not a folder"):
+        assert any(part in problem for problem in found), (part, found)
+    assert any("modbus[1].address_base" in problem for problem in found)
+    assert not any("m2.csv" in problem for problem in found)
+
+
+def test_tag_files_are_read_without_a_zone(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Also where [node] is missing, and the state folder is not known."""
+    (tmp_path / "node.toml").write_text(SOURCE.format("m1"))
+    found = problems(bsfg)
+    assert [problem.partition(": ")[0] for problem in found] == ["node.toml", "m1.csv"]
+
+
+def test_the_store_of_another_zone(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Is refused by both, and not touched."""
+    (tmp_path / "node.toml").write_text(NODE)
+    (tmp_path / "state").mkdir()
+    FactStore.open(tmp_path / "state" / "facts.db", "plant-b").close()
+    (found,) = problems(bsfg)
+    assert "is the store of zone 'plant-b', this node is 'plant-a'; correct the zone in node.toml" in found
+    refused = command.process(tmp_path, "run")
+    assert (refused.returncode, "is the store of zone 'plant-b'" in refused.stderr) == (1, True)
+
+
+def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A damaged file is no problem, because the node sets it aside; the note says so."""
+    (tmp_path / "node.toml").write_text(NODE)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "facts.db").write_text("no database" * 1000)
+    notes = json.loads(bsfg("check", "--json").stdout)["notes"]
+    assert len(notes) == 1
+    assert "the node will set the file aside" in notes[0]
+
+
+def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
+    """Is refused by both; not where the process that holds the store is alive, for then it is the node itself."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        (tmp_path / "node.toml").write_text(NODE.replace("listen_port = 0", f"listen_port = {port}"))
+        (found,) = problems(bsfg)
+        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; stop" in found
+        refused = command.process(tmp_path, "run")
+        assert (refused.returncode, f"cannot listen on 127.0.0.1 port {port}" in refused.stderr) == (1, True)
+        with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
+            assert problems(bsfg) == []
+
+
+def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """And a node without problems is one line."""
+    (tmp_path / "node.toml").write_text(NODE + SOURCE.format("m1"))
+    (tmp_path / "m1.csv").write_bytes(
+        f"{HEADER}a/b,holding,1,int16\n".replace("type", "type,unit").encode() + b"a/c,coil,1,,\xb0\n"
+    )
+    done = bsfg("check")
+    assert done.stdout.splitlines() == [
+        "node.toml: good; zone plant-a, 1 sources with 2 tags, peers: none",
+        "note: m1.csv is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8",
+    ]

@@ -1,0 +1,220 @@
+"""Tag lists of other products: each row of the sample files becomes the right row of ours, or is refused with its
+reason. The samples in tests/vectors/tag_lists are written by the documented syntax of each product."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.ingest.errors import TagMapError
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.tags.file import dialect_of
+from agent.ingest.tags.foreign import ignition, kepware, neuron
+from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
+from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
+
+LISTS = Path(__file__).parents[3] / "vectors" / "tag_lists"
+PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
+
+
+def dialect(options: Options) -> Dialect:
+    """How a tag file with these options is read."""
+    if options.protocol == "opcua":
+        return dialect_of(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")))
+    return dialect_of(ModbusSourceSettings(name="device", host="h", tags_file=Path("t.csv"), address_base=options.base))
+
+
+def translated(product: str, file: str, data: bytes | None = None, **more: Any) -> tuple[Translation, TagMap]:
+    """What becomes of a list, and the tag map that a source reads from it."""
+    options = Options(**{"protocol": "modbus", "base": 1 if product == "ignition" else 40_001, **more})
+    found = PRODUCTS[product](file, (LISTS / file).read_bytes() if data is None else data, options)
+    return found, read_tag_map("t.csv", tag_file(found, dialect(options)), "s", dialect(options))
+
+
+def points(found: TagMap) -> dict[str, tuple[object, ...]]:
+    """Table, address, unit, type, order and scaling of each Modbus tag."""
+    return {
+        tag.definition.subject.removeprefix("tag:"): (
+            *(tag.point.table.value, tag.point.address, tag.point.unit_id, tag.point.kind.name),
+            *(tag.point.kind.order_name, round(tag.point.kind.scale, 9), tag.point.kind.offset),
+        )
+        for tag in found.tags
+    }
+
+
+def refused(found: Translation) -> dict[int, str]:
+    """Why each refused row was refused."""
+    return {one.row: one.why for one in found.refused}
+
+
+def test_kepware() -> None:
+    """Words, floats, bits, coils, texts, hexadecimal addresses, scaling and negation; arrays, square roots, what is
+    only written and what is no register are refused, and so is a value that another row reads."""
+    found, tags = translated("kepware", "kepware.csv")
+    assert points(tags) == {
+        "Boiler.Pressure": ("holding", 0, 1, "uint16", "AB", round(10 / 4095, 9), 0),
+        "Boiler.Flow": ("holding", 10, 1, "float32", "ABCD", 1, 0),
+        "Boiler.Alarm": ("holding", 19, 1, "bit3", "AB", 1, 0),
+        "Boiler.Pump": ("coil", 4, 1, "bool", "AB", 1, 0),
+        "Boiler.Level": ("input", 9, 1, "int16", "AB", -0.1, 0),
+        "Boiler.Serial": ("holding", 99, 1, "string16", "AB", 1, 0),
+        "Boiler.Model": ("holding", 109, 1, "string8", "BA", 1, 0),
+        "Boiler.Hex": ("holding", 9, 1, "int32", "ABCD", 1, 0),
+    }
+    reasons = refused(found)
+    for row, why in ((10, "array"), (11, "Square Root"), (12, "only be written"), (13, "date"), (15, "no address")):
+        assert why in reasons.pop(row)
+    assert "is read the same way in row 3" in reasons.pop(14)
+    assert not reasons
+    assert (tags.tags[0].definition.unit, tags.tags[0].definition.description) == ("bar", "Steam pressure")
+    assert any("not carried over: clamp low 1" in one.why for one in found.remarks if one.row == 3)
+    clamped = next(cells for row, cells in found.rows if row == 6)
+    assert clamped["clamp"] == "-10..10"
+    assert 'byte_order = "CDAB"' in found.notes[0]
+
+
+def test_neuron() -> None:
+    """Units, byte orders, bits, texts of both halves and the multiplier; what has no counterpart is refused."""
+    found, tags = translated("neuron", "neuron.csv")
+    assert points(tags) == {
+        "meter/voltage": ("input", 3, 1, "uint16", "AB", 0.1, 0),
+        "meter/current": ("input", 9, 1, "float32", "CDAB", 1, 0),
+        "meter/energy": ("holding", 19, 1, "uint32", "DCBA", 1, 0),
+        "meter/counter": ("holding", 29, 1, "uint64", "ABCDEFGH", 1, 0),
+        "meter/running": ("coil", 4, 2, "bool", "AB", 1, 0),
+        "meter/alarm": ("holding", 9, 2, "bit4", "AB", 1, 0),
+        "meter/serial": ("holding", 99, 1, "string10", "AB", 1, 0),
+        "meter/model": ("holding", 109, 1, "string10", "BA", 1, 0),
+    }
+    reasons = refused(found)
+    for row, why in ((10, "one byte"), (11, "Write"), (12, "Static"), (13, "#BL"), (14, "table 7"), (15, "1!400001")):
+        assert why in reasons.pop(row)
+    assert not reasons
+
+
+def test_ignition_json() -> None:
+    """Tags in folders and members of UDT instances with their parameters, also added to; UDTs that the file lacks,
+    other devices, unknown types, expressions and disabled tags are refused, items of other servers with what to do."""
+    found, tags = translated("ignition", "ignition.json", device="Gateway")
+    assert points(tags) == {
+        "Hall_1/M1/Power": ("holding", 99, 7, "float32", "ABCD", 1, 0),
+        "Hall_1/M1/Energy": ("holding", 101, 7, "uint32", "ABCD", 1, 0),
+        "Hall_1/Pressure": ("input", 9, 1, "int16", "AB", 0.025, 0),
+        "Hall_1/Running": ("coil", 4, 1, "bool", "AB", 1, 0),
+        "Hall_1/Alarm": ("holding", 19, 1, "bit3", "AB", 1, 0),
+        "Hall_1/Serial": ("holding", 26, 1, "string40", "AB", 1, 0),
+    }
+    assert tags.tags[0].definition.description == "main feed"
+    assert next(cells for _, cells in found.rows if cells["tag"] == "Hall_1/Pressure")["clamp"] == "0..100"
+    assert tags.tags[2].rule.deadband == 0.5
+    whys = [("M2", "Elsewhere"), ("Zero", "--zero-based"), ("Other", "--device Press"), ("Odd", "HRX"), ("Sum", "OPC")]
+    whys += [("Off", "disabled"), ("Speed", "--protocol opcua"), ("Named", "--protocol opcua")]
+    assert len(found.refused) == len(whys)
+    for one, (name, why) in zip(sorted(found.refused, key=lambda one: one.row), whys, strict=True):
+        assert (one.name, why in one.why) == (f"Hall 1/{name}", True)
+
+
+@pytest.mark.parametrize(
+    "item, kind, address",
+    [
+        ("HR1", "int16", 0),
+        ("IRUS7", "uint16", 6),
+        ("HRI_641", "int64", 0),
+        ("HRUI_6430001", "uint64", 30_000),
+        ("HRBCD_3210", "bcd32", 9),
+        ("HRBCD10", "bcd16", 9),
+        ("HRD100", "float64", 99),
+        ("DI3", "bool", 2),
+    ],
+)
+def test_kinds_of_ignitions_registers(item: str, kind: str, address: int) -> None:
+    """Digits that belong to the kind are not taken for the register."""
+    data = json.dumps([{"name": "A", "valueSource": "opc", "opcItemPath": f"[D]{item}"}]).encode()
+    found, tags = translated("ignition", "list.json", data)
+    assert [(tag.point.kind.name, tag.point.address) for tag in tags.tags] == [(kind, address)], found.refused
+
+
+def test_ignition_csv() -> None:
+    """The export of 7.x says the same in numbers."""
+    found, tags = translated("ignition", "ignition79.csv")
+    assert points(tags) == {
+        "Boiler/Pressure": ("holding", 0, 1, "int16", "AB", 0.025, 0),
+        "Boiler/Flow": ("holding", 10, 2, "float32", "ABCD", 1, 0),
+    }
+    assert (tags.tags[0].rule.deadband, tags.tags[0].rule.deadband_is_percent) == (1, True)
+    assert tags.tags[1].rule.deadband is None  # the negligible default of the product
+    assert set(refused(found)) == {5, 6}
+
+
+def test_opcua_namespaces_are_named() -> None:
+    """A namespace number is translated by the URI that the person gives, and refused without one; Kepware's tags of any
+    driver are read from its own server."""
+    found, tags = translated("neuron", "neuron_opcua.csv", protocol="opcua", namespaces={2: "urn:x"})
+    assert [tag.definition.address for tag in tags.tags] == ["i=2258", "nsu=urn:x;s=Device1.Speed"]
+    assert "--namespace 3=URI" in refused(found)[4]
+    _, tags = translated("ignition", "ignition.json", protocol="opcua", namespaces={2: "KEPServerEX"})
+    assert [tag.definition.address for tag in tags.tags] == [
+        *("nsu=KEPServerEX;s=Channel1.Device1.Speed", "nsu=urn:vendor:plc;s=Named"),
+    ]
+    found, tags = translated("kepware", "kepware.csv", protocol="opcua", device="C1.D1")
+    assert tags.tags[0].definition.address == "nsu=KEPServerEX;s=C1.D1.Boiler.Pressure"
+    assert (len(tags.tags), set(refused(found))) == (13, {12})
+
+
+@pytest.mark.parametrize(
+    "product, base, zero_based, text, address",
+    [
+        ("kepware", 0, False, "40011", 10),
+        ("kepware", 1, False, "410011", 10_010),
+        ("kepware", 40_001, True, "40010", 10),
+        ("kepware", 40_001, False, "465536", 65_535),
+    ],
+)
+def test_ways_to_count(product: str, base: int, zero_based: bool, text: str, address: int) -> None:  # noqa: FBT001
+    """The same register, however it is written, and however ours is."""
+    data = f"Tag Name,Address,Data Type\nA,{text},Word\n".encode()
+    _, tags = translated(product, "list.csv", data, base=base, zero_based=zero_based, prefix="line1/")
+    (tag,) = tags.tags
+    assert (tag.definition.subject, tag.point.table.value, tag.point.address) == ("tag:line1/A", "holding", address)
+
+
+def udt(depth: int, width: int) -> bytes:
+    """UDTs in UDTs that would be width to the power of depth tags."""
+    member = [{"name": f"m{n}", "tagType": "UdtInstance"} for n in range(width)]
+    types = [
+        {"name": f"T{d}", "tagType": "UdtType", "tags": [{**one, "typeId": f"T{d + 1}"} for one in member]}
+        for d in range(depth)
+    ]
+    types.append({"name": f"T{depth}", "tagType": "UdtType", "tags": []})
+    root = [{"name": "_types_", "tagType": "Folder", "tags": types}]
+    return json.dumps({"tags": [*root, {"name": "x", "tagType": "UdtInstance", "typeId": "T0"}]}).encode()
+
+
+@pytest.mark.parametrize(
+    "product, data, why",
+    [
+        ("kepware", b"", "no column 'Tag Name'"),
+        ("kepware", b"a,b\n1,2\n", "is no export of Kepware"),
+        ("neuron", b"PK\x03\x04", "save the sheet as CSV"),
+        ("ignition", b"{}", "holds no tags"),
+        ("ignition", b"[1, null]", "holds no tags"),
+        ("ignition", b'{"tags": ' + b"[" * 100_000, "is not JSON"),
+        ("ignition", udt(15, 10), "with all UDTs"),
+    ],
+)
+def test_what_is_no_list(product: str, data: bytes, why: str) -> None:
+    """Is refused as a whole with what to do, however hostile."""
+    with pytest.raises(TagMapError) as caught:
+        translated(product, "list", data)
+    assert why in str(caught.value)
+
+
+def test_cells_that_are_no_numbers() -> None:
+    """A giant exponent costs nothing, and a scaling without slope is refused."""
+    head = "Tag Name,Address,Data Type,Scaling,Raw Low,Raw High,Scaled Low,Scaled High\n"
+    rows = "A,40001,Word,Linear,0,1e999999999,0,1\nB,40002,Word,Linear,5,5,0,1\nC,40003,Word,Linear,0,,0,1\n"
+    options = Options("modbus", 40_001)
+    found = kepware.translate("list.csv", (head + rows).encode(), options)
+    assert [one.row for one in found.refused] == [2, 3, 4]
+    assert "tag" in tag_file(found, dialect(options)).decode()

@@ -1,0 +1,97 @@
+"""Whatever bytes a tag file or a foreign list holds, it is read or refused with a reason; nothing else is raised."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from agent.ingest.errors import Problem, TagMapError
+from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.ingest.tags.file import dialect_of, parse_tag_file
+from agent.ingest.tags.foreign import ignition, kepware, neuron
+from agent.ingest.tags.foreign.translation import Options, tag_file
+
+LISTS = Path(__file__).parents[2] / "vectors" / "tag_lists"
+MODBUS = ModbusSourceSettings(name="m", host="h", tags_file=Path("t.csv"), address_base=40_001)
+COLUMNS = ["template", "use", "tag", "address", "register", "table", "type", "unit_id", "scale", "deadband", "unit"]
+cell = st.sampled_from(
+    [
+        "",
+        "a/b",
+        "m",
+        "{tag}/x",
+        "{register}+2",
+        "{register}+",
+        "40001",
+        "99999999999",
+        "float32",
+        "i=1",
+        "{",
+        "1e999",
+        "é",
+    ]
+)
+row = st.dictionaries(st.sampled_from(COLUMNS), cell, min_size=1)
+
+
+def csv_of(rows: list[dict[str, str]]) -> bytes:
+    """The rows as CSV."""
+    lines = [",".join(COLUMNS), *(",".join(one.get(name, "") for name in COLUMNS) for one in rows)]
+    return "\n".join(lines).encode()
+
+
+def toml_of(rows: list[dict[str, str]]) -> bytes:
+    """The rows as TOML."""
+    return "\n".join(
+        "[[tag]]\n" + "\n".join(f"{name} = '{text}'" for name, text in one.items()) for one in rows
+    ).encode()
+
+
+@given(
+    st.one_of(st.binary(max_size=200), st.lists(row, max_size=6).map(csv_of), st.lists(row, max_size=6).map(toml_of))
+)
+@example(b"[[tag]]\n'tag' = 1")
+@example(b'tag\n"')
+def test_a_tag_file_is_read_or_refused(data: bytes) -> None:
+    """As CSV and as TOML, for both protocols; a problem always has a text."""
+    for name in ("t.csv", "t.toml"):
+        for settings in (
+            OpcuaSourceSettings("plc", "opc.tcp://plc", Path(name)),
+            ModbusSourceSettings(name="m", host="h", tags_file=Path(name), address_base=40_001),
+        ):
+            tags: Sequence[object] = ()
+            problems: Sequence[Problem] = ()
+            try:
+                tags = parse_tag_file(settings, data).tags
+            except TagMapError as error:
+                problems = error.problems
+            assert bool(tags) != bool(problems)
+            assert all(str(problem) for problem in problems)
+
+
+def changed(data: bytes) -> st.SearchStrategy[bytes]:
+    """A sample with a piece replaced."""
+    places = st.integers(0, len(data))
+    return st.builds(
+        lambda at, size, new: data[:at] + new + data[at + size :], places, st.integers(0, 20), st.binary(max_size=8)
+    )
+
+
+@given(
+    st.sampled_from(
+        [(kepware, "kepware.csv"), (neuron, "neuron.csv"), (ignition, "ignition79.csv"), (ignition, "ignition.json")]
+    ),
+    st.data(),
+)
+def test_a_foreign_list_is_translated_or_refused(product: tuple[object, str], draw: st.DataObject) -> None:
+    """With any piece of it replaced; the rows that come out are always a good tag file."""
+    module, file = product
+    data = draw.draw(changed((LISTS / file).read_bytes()))
+    try:
+        found = module.translate(file, data, Options("modbus", 40_001))  # type: ignore[attr-defined]
+    except TagMapError:
+        return
+    written = tag_file(found, dialect_of(MODBUS))
+    if found.rows:
+        assert len(parse_tag_file(MODBUS, written).tags) == len(found.rows)

@@ -1,0 +1,90 @@
+"""Which tags were removed while the node was down, asked of real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent import local_socket
+from agent.config import HealthSettings, IdentitySettings, NodeSettings
+from agent.fact_store import FactStore, StoreReader
+from agent.ingest import OUT_OF_SERVICE, RemovedTag
+from agent.message import Sample, TagDefinition
+from agent.node.node import Node
+from agent.node.removed_tags import find_removed_tags
+from agent.query.latest import find_latest
+from agent.query.scan import Scanner
+from tests.waiting import wait_until_async
+
+S = 1_000_000_000
+STREAM, OTHER = "facts.telemetry", "facts.other"
+
+
+def defined(store: FactStore, *names: str, **more: str) -> list[int]:
+    """The numbers of tags of the source plc."""
+    return store.appends.define([TagDefinition(f"tag:{name}", source="plc", **more) for name in names]).result()
+
+
+def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None:
+    """With the stream and the number of their newest sample, whatever numbers and streams they have had. Those in a
+    file, those out of service already, values from history, and tags without a source are none."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        kept, gone, retired, moved = defined(store, "l/kept", "l/gone", "l/retired", "l/moved")
+        (renumbered,) = defined(store, "l/moved", unit="V")
+        (late,) = defined(store, "l/gone", acquisition="history")
+        (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
+        for stream, rows in (
+            (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
+            (STREAM, [Sample(retired, 20 * S, None, OUT_OF_SERVICE), Sample(late, 5 * S, 0.5)]),
+            (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
+        ):
+            store.appends.append_samples(stream, rows).result()
+        assert find_removed_tags(store.reader, store.origin, {"tag:l/kept"}) == [
+            RemovedTag(STREAM, gone, "tag:l/gone", 10 * S),
+            RemovedTag(OTHER, renumbered, "tag:l/moved", 30 * S),
+        ]
+        assert find_removed_tags(store.reader, store.origin, {f"tag:l/{n}" for n in ("kept", "gone", "moved")}) == []
+
+
+def test_the_search_is_bounded(tmp_path: Path) -> None:
+    """A tag whose newest sample lies deeper is not found: what was removed long ago is not recorded at every start."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        kept, gone = defined(store, "l/kept", "l/gone")
+        store.appends.append_samples(STREAM, [Sample(gone, S, 1)]).result()
+        store.appends.append_samples(STREAM, [Sample(kept, n * S, n) for n in range(2, 12)]).result()
+        assert find_removed_tags(store.reader, store.origin, {"tag:l/kept"}, depth_facts=10) == []
+        assert len(find_removed_tags(store.reader, store.origin, {"tag:l/kept"}, depth_facts=11)) == 1
+
+
+def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """At its start, with one line that names the first twenty; the next start finds nothing more."""
+    caplog.set_level(logging.INFO)
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), health=HealthSettings(listen_port=0))
+    ahead_ns = 4_000_000_000 * S  # the source's clock was in the year 2096
+
+    def lines() -> list[logging.LogRecord]:
+        return [one for one in caplog.records if getattr(one, "action", "") == "tags_removed_while_stopped"]
+
+    async def scenario() -> None:
+        stop = asyncio.Event()
+        with local_socket.open_store(settings) as store:
+            node = asyncio.create_task(Node(settings, store, {}).run(stop, asyncio.get_running_loop().create_future()))
+            await wait_until_async(lines, "the log line")
+            stop.set()
+            await node
+
+    with local_socket.open_store(settings) as store:
+        numbers = defined(store, *[f"l/t{n:02}" for n in range(30)])
+        store.appends.append_samples(STREAM, [Sample(n, ahead_ns, 1.0) for n in numbers]).result()
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    (line,) = lines()
+    assert (line.count, line.tags) == (30, [f"l/t{n:02}" for n in range(20)])  # type: ignore[attr-defined]
+    with closing(StoreReader(settings.store_file)) as reader:
+        rows = find_latest(Scanner(reader), ahead_ns)
+        assert {row.latest.quality for row in rows if row.latest is not None} == {OUT_OF_SERVICE}
+        assert reader.end_offset(STREAM) == 60
+        assert find_removed_tags(reader, reader.origin, ()) == []
