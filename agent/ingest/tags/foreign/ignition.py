@@ -25,7 +25,7 @@ from agent.ingest.tags.foreign.translation import (
     node_address,
     number,
     register_cells,
-    tag_name,
+    translate_rows,
 )
 from agent.ingest.tags.sheet import ROWS_MAX, check_size
 
@@ -79,17 +79,11 @@ CLAMP_BOTH = {"3", "clamp_both", "both"}
 def translate(file: str, data: bytes, options: Options) -> Translation:
     """The OPC tags of an export. Raises TagMapError for a file that is none."""
     check_size(file, data)
-    found = Translation()
+    refused: list[Remark] = []
     is_json = data.lstrip(b"\xef\xbb\xbf \r\n\t").startswith((b"{", b"["))
-    for row, name, tag in _from_json(file, data, found) if is_json else _from_csv(file, data):
-        try:
-            own, lost = _translated(tag, options)
-        except NotTranslated as error:
-            found.refused.append(Remark(row, name, str(error)))
-            continue
-        found.rows.append((row, {"tag": tag_name(options, name), **own}))
-        if lost:
-            found.remarks.append(Remark(row, name, f"not carried over: {lost}"))
+    rows = _from_json(file, data, refused) if is_json else _from_csv(file, data)
+    found = translate_rows(rows, options, _translated)
+    found.refused += refused
     if options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Ignition\'s default, low word first, is byte_order = "CDAB" of the source'
@@ -122,7 +116,7 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
     own |= {"unit": tag.get("engunit", ""), "description": tag.get("documentation", "") or tag.get("tooltip", "")}
     mode = tag.get("clampmode", "").lower()
     lost = f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""  # ours has two ends
-    return {name: " ".join(text.split()) for name, text in own.items() if text}, lost
+    return own, lost
 
 
 def _modbus(item: re.Match[str], options: Options) -> dict[str, str]:
@@ -190,8 +184,9 @@ def _from_csv(file: str, data: bytes) -> Iterator[tuple[int, str, Mapping[str, s
         yield row, name, cells
 
 
-def _from_json(file: str, data: bytes, found: Translation) -> Iterator[tuple[int, str, Mapping[str, str]]]:
-    """(number of the tag, path and name, settings) of each tag, members of UDT instances included."""
+def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[int, str, Mapping[str, str]]]:
+    """(number of the tag, path and name, settings) of each tag, members of UDT instances included. Those that have none
+    are added to `refused`."""
     try:
         root = json.loads(data.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -201,7 +196,7 @@ def _from_json(file: str, data: bytes, found: Translation) -> Iterator[tuple[int
         if index > ROWS_MAX:
             raise TagMapError([Problem(file, 0, "", "", f"has more than {ROWS_MAX} tags; export it in parts")])
         if isinstance(tag, str):
-            found.refused.append(Remark(index, name, tag))
+            refused.append(Remark(index, name, tag))
         else:
             yield index, name, tag
     if not export.has_tags:

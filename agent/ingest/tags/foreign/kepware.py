@@ -15,14 +15,13 @@ from fractions import Fraction
 from agent.ingest.tags.foreign.translation import (
     NotTranslated,
     Options,
-    Remark,
     Translation,
     clamp,
     factor,
     foreign_rows,
     linear,
     register_cells,
-    tag_name,
+    translate_rows,
 )
 
 NAMESPACE = "KEPServerEX"  # of its OPC UA server
@@ -60,21 +59,8 @@ ADDRESS = re.compile(r"(?:(?P<hex>H)(?P<hex_table>[0134])(?P<hex_digits>[0-9A-F]
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
     """The tags of a device. Raises TagMapError for a file that is no such export."""
-    found = Translation()
-    for row, cells in foreign_rows(file, data, "Kepware", ("Tag Name", "Address", "Data Type")):
-        name = cells.get("tag name", "")
-        try:
-            own, lost = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
-        except NotTranslated as error:
-            found.refused.append(Remark(row, name, str(error)))
-            continue
-        about = {
-            "unit": cells.get("eng units") or cells.get("eng. units", ""),
-            "description": cells.get("description", ""),
-        }
-        found.rows.append((row, {"tag": tag_name(options, name), **own, **{k: v for k, v in about.items() if v}}))
-        if lost:
-            found.remarks.append(Remark(row, name, f"not carried over: {lost}"))
+    rows = foreign_rows(file, data, "Kepware", ("Tag Name", "Address", "Data Type"))
+    found = translate_rows(((row, cells.get("tag name", ""), cells) for row, cells in rows), options, _translated)
     if options.protocol == "modbus":
         found.notes.append(
             'the file does not hold the byte order: Kepware\'s default, first word low, is byte_order = "CDAB" of the source'
@@ -82,15 +68,17 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     return found
 
 
-def _checked(cells: Mapping[str, str]) -> None:
+def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str, str], str]:
     if not cells.get("tag name"):
         raise NotTranslated("has no name")
     if cells.get("client access", "").upper() == "WO":
         raise NotTranslated("can only be written")
+    own, lost = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
+    unit = cells.get("eng units") or cells.get("eng. units", "")
+    return {**own, "unit": unit, "description": cells.get("description", "")}, lost
 
 
 def _opcua(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
-    _checked(cells)
     kind = cells.get("data type", "").lower()
     if "array" in kind:
         kind = ""  # its own type is not told, and decides nothing
@@ -99,7 +87,6 @@ def _opcua(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], 
 
 
 def _modbus(cells: Mapping[str, str], options: Options) -> tuple[dict[str, str], str]:
-    _checked(cells)
     address, kind = cells.get("address", "").replace(" ", ""), cells.get("data type", "").lower()
     if "[" in address or "array" in kind:
         raise NotTranslated(f"{cells.get('address')} is an array; a tag is one value, write a row for each element")

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from agent.ingest.tags.foreign.translation import (
     NotTranslated,
     Options,
-    Remark,
     Translation,
     factor,
     foreign_rows,
     node_address,
     number,
     register_cells,
-    tag_name,
+    translate_rows,
 )
 
 MODBUS_TYPES = {
@@ -59,22 +58,8 @@ ADDRESS = re.compile(
 
 def translate(file: str, data: bytes, options: Options) -> Translation:
     """The tags of a node. Raises TagMapError for a file that is no such list."""
-    found = Translation()
-    for row, cells in foreign_rows(file, data, "Neuron", ("group", "name", "address", "type")):
-        name = "/".join(part for part in (cells.get("group", ""), cells.get("name", "")) if part)
-        try:
-            _check(cells)
-            own = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
-        except NotTranslated as error:
-            found.refused.append(Remark(row, name, str(error)))
-            continue
-        about = {"description": cells.get("description", "")}
-        tag = {"tag": tag_name(options, name)}
-        found.rows.append((row, tag | own | {key: text for key, text in about.items() if text}))
-        if (precision := cells.get("precision", "")) not in {"", "0"}:
-            found.remarks.append(
-                Remark(row, name, f"not carried over: precision {precision}; values are not rounded here")
-            )
+    rows = foreign_rows(file, data, "Neuron", ("group", "name", "address", "type"))
+    found = translate_rows(((row, _name(cells), cells) for row, cells in rows), options, _translated)
     if options.protocol == "modbus":
         found.notes.append(
             "tags without #.. in their address follow the node's endianness: set byte_order of the source"
@@ -82,12 +67,20 @@ def translate(file: str, data: bytes, options: Options) -> Translation:
     return found
 
 
-def _check(cells: Mapping[str, str]) -> None:
+def _name(cells: Mapping[str, str]) -> str:
+    return "/".join(part for part in (cells.get("group", ""), cells.get("name", "")) if part)
+
+
+def _translated(cells: Mapping[str, str], options: Options) -> tuple[Mapping[str, str], str]:
     if not cells.get("name"):
         raise NotTranslated("has no name")
     attributes = set(re.split(r"[\s,/|]+", cells.get("attribute", "Read").lower()))
     if not attributes & {"read", "subscribe"}:
         raise NotTranslated(f"attribute {cells['attribute']}: its value is not read from the device")
+    own = _modbus(cells, options) if options.protocol == "modbus" else _opcua(cells, options)
+    precision = cells.get("precision", "")
+    lost = "" if precision in {"", "0"} else f"precision {precision}; values are not rounded here"
+    return {**own, "description": cells.get("description", "")}, lost
 
 
 def _modbus(cells: Mapping[str, str], options: Options) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -63,6 +63,27 @@ class Translation:
     refused: list[Remark] = field(default_factory=list)
     remarks: list[Remark] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+
+def translate_rows(
+    rows: Iterable[tuple[int, str, Mapping[str, str]]],
+    options: Options,
+    translate: Callable[[Mapping[str, str], Options], tuple[Mapping[str, str], str]],
+) -> Translation:
+    """The translation of rows (row, name, cells), each by a function that returns the cells of ours but for the tag, and
+    what they do not hold; it raises NotTranslated."""
+    found = Translation()
+    for row, name, cells in rows:
+        try:
+            own, lost = translate(cells, options)
+        except NotTranslated as error:
+            found.refused.append(Remark(row, name, str(error)))
+            continue
+        filled = {column: plain for column, text in own.items() if (plain := " ".join(text.split()))}
+        found.rows.append((row, {"tag": tag_name(options, name), **filled}))
+        if lost:
+            found.remarks.append(Remark(row, name, f"not carried over: {lost}"))
+    return found
 
 
 def tag_file(found: Translation, dialect: Dialect) -> bytes:
