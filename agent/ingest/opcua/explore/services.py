@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from asyncua import ua
-from asyncua.ua import uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
@@ -23,7 +22,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
-from agent.ingest.opcua.security.client import SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.settings import OpcuaSourceSettings
 
@@ -34,11 +33,7 @@ GOODBYE_S = 2.0
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
-    uaerrors.BadTooManyOperations,
-    uaerrors.BadEncodingLimitsExceeded,
-    uaerrors.BadRequestTooLarge,
-    uaerrors.BadResponseTooLarge,
-    uaerrors.BadTcpMessageTooLarge,
+    *TOO_LARGE,
     TimeoutError,
     Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
 )

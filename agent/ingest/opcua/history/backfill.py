@@ -107,6 +107,8 @@ class _Job:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
+    rescued: int = 0  # tags whose values the subscriptions of the lost session still held
+    values_rescued: int = 0
 
 
 class HistoryBackfill:
@@ -121,6 +123,9 @@ class HistoryBackfill:
         self._returns_ticks = 0
         self._has_returned = False
         self._outages: list[int] = []  # bounded by what one settling time holds
+        self._is_rescuing = False
+        self._rescued: set[int] = set()  # tags of the outage whose values the old subscriptions brought, all of them
+        self._values_rescued = 0
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
         self._sampler = Sampler(())
@@ -155,6 +160,16 @@ class HistoryBackfill:
         elif gap.reason in _WITHOUT_RETURN:
             first_ns, last_ns, tags = self._hole or (gap.first_time_ns, gap.last_time_ns, set[int]())
             self._hole = min(first_ns, gap.first_time_ns), max(last_ns, gap.last_time_ns), tags | set(gap.tags)
+
+    def await_rescue(self) -> None:
+        """Old subscriptions are asked for the values of the outage first; `rescued` follows."""
+        self._is_rescuing = True
+
+    def rescued(self, tags: Collection[int], values: int) -> None:
+        """That is over: nothing is missing of these tags, and so many values were recorded."""
+        self._is_rescuing = False
+        self._rescued.update(tags)
+        self._values_rescued += values
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
@@ -219,7 +234,7 @@ class HistoryBackfill:
                     self._close_returns()
                 self._returns[tag] = one
             self._returns_ticks, self._has_returned = SETTLE_TICKS, True
-        elif self._returns:
+        elif self._returns and not self._is_rescuing:
             self._returns_ticks -= 1
             if self._returns_ticks <= 0:
                 self._close_returns()
@@ -233,22 +248,32 @@ class HistoryBackfill:
                 windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
         again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
+        rescued, self._rescued = self._rescued, set()
+        values_rescued, self._values_rescued = self._values_rescued, 0
         if again:  # before the gap that ended now: the values of a tag are recorded in the order of time
             self._add_windows(again, ())
         if windows:
             outages, self._outages = tuple(self._outages), []
-            self._add_windows(windows, outages)
+            self._add_windows(windows, outages, rescued, values_rescued)
 
-    def _add_windows(self, windows: Mapping[int, Window], outages: tuple[int, ...]) -> None:
-        """A job for these windows. The store is asked here too: a clock that was set back brings the same times again,
+    def _add_windows(
+        self,
+        windows: Mapping[int, Window],
+        outages: tuple[int, ...],
+        rescued: Collection[int] = (),
+        values_rescued: int = 0,
+    ) -> None:
+        """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here too: a clock that was set back brings the same times again,
         live and in the history of an earlier gap."""
         first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
         last_ns = max(one.before_ns for one in windows.values())
-        tags = list(windows)
+        tags = [tag for tag in windows if tag not in rescued]
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
         )
-        self._add(_Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices))
+        job = _Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices)
+        job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
+        self._add(job)
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
@@ -265,7 +290,11 @@ class HistoryBackfill:
             known = self._jobs.pop()
             first_ns, last_ns = min(known.first_ns, job.first_ns), max(known.last_ns, job.last_ns)
             outages = known.outages + job.outages
-            job = replace(self._sliced(job.cause, first_ns, last_ns), outages=outages, values=known.values)
+            merged = self._sliced(job.cause, first_ns, last_ns)
+            merged.outages, merged.values = outages, known.values
+            merged.rescued = known.rescued + job.rescued
+            merged.values_rescued = known.values_rescued + job.values_rescued
+            job = merged
         self._jobs.append(job)
 
     async def _step(self, job: _Job, session: HistorySession) -> int:
@@ -390,6 +419,8 @@ class HistoryBackfill:
             "last_time": time_text(job.last_ns),
             "outages": [time_text(first_ns) for first_ns in job.outages],
             "values": job.values,
+            "values_rescued": job.values_rescued,
+            "tags_rescued": job.rescued,
             "tags_filled": filled,
             "tags_without_history": none,
             "tags_failed": failed,

@@ -18,7 +18,7 @@ from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient, UASocketProtocol
 from asyncua.crypto import uacrypto
-from asyncua.ua import ua_binary
+from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
@@ -47,6 +47,15 @@ _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
 _FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+TOO_LARGE = (  # the refusals of a call that is too large, not wrong
+    uaerrors.BadTooManyOperations,
+    uaerrors.BadEncodingLimitsExceeded,
+    uaerrors.BadRequestTooLarge,
+    uaerrors.BadResponseTooLarge,
+    uaerrors.BadTcpMessageTooLarge,
+)
 
 
 class Unreadable(UaError):
