@@ -42,6 +42,11 @@ class _Flight:
         self.future: Future[Any] | None = None
         self.failures = 0
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether the store has committed them."""
+        return self.future is not None and self.future.done() and self.future.exception() is None
+
 
 class Recorder:
     """Appends for one source. Its gaps are facts of this predicate."""
@@ -132,6 +137,13 @@ class Recorder:
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact; returns once it is committed. Waits while the store refuses."""
         await self._insist(lambda: self._store.append_message(self._operational_stream, message))
+
+    async def committed(self) -> None:
+        """Wait until everything handed in before this is committed, or given up. For a task that does not record; the one
+        that does goes on meanwhile."""
+        before = list(self._flights)
+        while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
+            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them anew meanwhile
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""

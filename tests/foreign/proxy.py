@@ -78,6 +78,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def main(port: int) -> None:
+    """Pass on to this port until standard input ends."""
     network = Network(port)
     server = await asyncio.start_server(network.serve, "127.0.0.1", 0)
     print(json.dumps({"port": server.sockets[0].getsockname()[1]}), flush=True)

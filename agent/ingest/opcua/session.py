@@ -250,14 +250,15 @@ class Session:
         return found
 
     async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        """Raw values of nodes, given as (address, namespace index), one for each range. Raises HistoryRefused for what
+        """Raw values of nodes, given as (reading, namespace index), one for each range. Raises HistoryRefused for what
         concerns the call as a whole, a time-out included: the session goes on without it."""
-        node_ids = [_node_id(address.identifier, index) for address, index in nodes]
+        node_ids = [_node_id(reading.address.identifier, index) for reading, index in nodes]
+        parts = [reading.index_range for reading, _ in nodes]
         try:
             body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
-            return await self._decoded(lambda: decode_history(body, self.reader))
+            return await self._decoded(lambda: decode_history(body, self.reader, parts))
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
         except (UaError, OSError, TimeoutError, DecodeError) as error:

@@ -301,18 +301,18 @@ class OpcuaSource:
         """Nothing of the old subscriptions is taken any more. What they should have given and did not is a gap."""
         if self._rescue is None or self._rescue.has_ended:
             return
-        whole, others = self._rescue.end(time.monotonic())
+        ended = self._rescue.end(time.monotonic())
         assert self._publisher is not None, "made in _begin"
-        for old in (*whole, *others):
+        for old in ended.all:
             self._publisher.forget(old.id)
             self._by_id.pop(old.id, None)
-        for old in others:
+        for old in ended.short:
             self._note_break(old, 0)
         live = set[int]().union(*(one.plan.live for one in self._subscriptions))
-        rescued = live.intersection(set[int]().union(*(one.bridged for one in whole))) - self._rescue.overflowed
+        rescued = live.intersection(set[int]().union(*(one.bridged for one in ended.whole))) - self._rescue.overflowed
         if self.backfill is not None:
             self.backfill.rescued(rescued, self._rescue.values_total)
-        if whole or others:
+        if ended.all:
             extra = {"source": self._settings.name, "values": self._rescue.values_total, "tags": len(rescued)}
             log.info("lost subscriptions were read to their end", extra={"action": "values_rescued", **extra})
 

@@ -77,6 +77,7 @@ class FakeSession:
         self.transfers: list[list[int]] = []
         self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
         self.deleted: list[int] = []
+        self.is_mute = False  # does not answer a transfer
         self._number = first_number
 
     async def server_start(self) -> object:
@@ -87,6 +88,8 @@ class FakeSession:
 
     async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
         self.transfers.append(list(numbers))
+        if self.is_mute:
+            await asyncio.Event().wait()
         return [self.transfer_statuses.get(number, 0) for number in numbers]
 
     async def delete_subscription(self, subscription_id: int) -> None:

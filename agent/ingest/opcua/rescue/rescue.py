@@ -41,6 +41,15 @@ class Old(NamedTuple):
     number: int
 
 
+class Ended(NamedTuple):
+    """Old subscriptions that are over: all of them, those that gave all that was missing, and those that ended before
+    they had."""
+
+    all: Sequence[Subscription]
+    whole: Sequence[Subscription]
+    short: Sequence[Subscription]
+
+
 class Rescue:
     """The old subscriptions of one life. `started` is when their server was started, in its own words; `others` are
     subscriptions that nothing is wanted of any more."""
@@ -108,18 +117,18 @@ class Rescue:
         )
         return is_complete or now_s - self._begun_s > RESCUE_S
 
-    def end(self, now_s: float) -> tuple[list[Subscription], list[Subscription]]:
-        """The old subscriptions are over. Returns those that gave all that was missing, and the others."""
+    def end(self, now_s: float) -> Ended:
+        """The old subscriptions are over."""
         self._ended_s = now_s
         answers = self._answers or {}
         taken, self.subscriptions = self.subscriptions, {}
         self._useless += taken
-        whole = [
-            one
-            for number, one in taken.items()
-            if answers.get(number, 0) >= FULL_ANSWERS and not one.ended and number not in self._spoiled
-        ]
-        return whole, [one for one in taken.values() if one not in whole]
+        is_short = {number: answers.get(number, 0) < FULL_ANSWERS or bool(one.ended) for number, one in taken.items()}
+        return Ended(
+            [*taken.values()],
+            whole=[one for number, one in taken.items() if not is_short[number] and number not in self._spoiled],
+            short=[one for number, one in taken.items() if is_short[number]],
+        )
 
     def is_past(self, now_s: float) -> bool:
         """Whether the new subscriptions need no more comparing with the old ones."""

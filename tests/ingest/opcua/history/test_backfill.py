@@ -15,7 +15,7 @@ from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, TagPoint
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
 from agent.ingest.opcua.history.gap_fill import HistoryValue
 from agent.ingest.ports import Newest
@@ -72,9 +72,9 @@ class FakeHistory:
         return [STANDARD_URI]
 
     async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        assert [address.identifier for address, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
+        assert [one.address.identifier for one, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
         self.calls.append((len(ranges), values_max))
         await asyncio.sleep(0)
         if self.refusal is not None and self.refusals_left:
