@@ -169,6 +169,7 @@ class HistoryBackfill:
 
     def rescued(self, tags: Collection[int], values: int) -> None:
         """That is over: nothing is missing of these tags, and so many values were recorded."""
+        self._take_returns()  # they are those that this is about
         self._is_rescuing = False
         self._rescued.update(tags)
         self._values_rescued += values
