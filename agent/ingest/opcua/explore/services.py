@@ -23,6 +23,7 @@ from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.settings import OpcuaSourceSettings
 
@@ -101,6 +102,11 @@ class Services:
             results += answers
             progress(len(results))
         return results
+
+    async def enumeration(self, data_type: NodeAddress) -> str:
+        """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
+        index = data_type.index(self.namespaces)
+        return "" if index is None else await enumeration_text(self._session, (index, data_type.identifier))
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call

@@ -40,6 +40,7 @@ class TagRow:
     unit: str = ""
     description: str = ""
     sampling_ms: int = 0
+    enumeration: str = ""
 
 
 def address_text(node: NodeAddress) -> str:
@@ -110,6 +111,9 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
         )
     columns = ["tag", "address", "data_type", "unit", "description"]
     has_sampling = "sampling_interval_ms" in dialect().columns and any(row.sampling_ms for row in rows)
+    has_names = any(row.enumeration for row in rows)
+    if has_names:
+        columns.append("enumeration")
     if has_sampling:
         columns.append("sampling_interval_ms")
     text = io.StringIO()
@@ -117,6 +121,7 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
     writer.writerow(columns)
     for row in rows:
         cells = [row.tag, row.address, row.data_type, row.unit, row.description]
+        cells += [row.enumeration] if has_names else []
         if has_sampling:
             cells.append(str(row.sampling_ms) if row.sampling_ms else "")
         writer.writerow([_cell(cell) for cell in cells])
