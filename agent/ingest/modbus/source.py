@@ -41,7 +41,7 @@ class ModbusSource:
         self._settings, self._delivery = settings, delivery
         self._units = self._units_for(delivery.points, [])
         self._silence = asyncio.Event()  # some unit has fallen silent
-        self.backfill = None  # a device keeps no records
+        self.backfill = self.events = None  # a device keeps no records, and raises no events
         self.polls_missed_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values

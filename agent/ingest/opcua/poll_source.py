@@ -37,7 +37,7 @@ class OpcuaPollSource:
         self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
     ) -> None:
         self._settings, self._delivery = settings, delivery
-        self.backfill = backfill
+        self.backfill, self.events = backfill, None
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)

@@ -34,6 +34,7 @@ from agent.ingest.gap import (
     TagGap,
 )
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.liveness import ServerClock
@@ -81,14 +82,15 @@ class OpcuaSource:
         self,
         settings: OpcuaSourceSettings,
         delivery: Delivery,
-        companions: Sequence[Companion] = (),
         backfill: HistoryBackfill | None = None,
+        events: EventCollector | None = None,
     ) -> None:
-        self._settings, self._delivery, self._companions = settings, delivery, companions
-        self.backfill = backfill
+        self._settings, self._delivery = settings, delivery
+        self.backfill, self.events = backfill, events
+        self._companions: list[Companion] = [one for one in (backfill, events) if one is not None]
         if backfill is not None:
             backfill.now_ns = self.now_ns
-        for companion in companions:
+        for companion in self._companions:
             delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
