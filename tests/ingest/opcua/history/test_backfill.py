@@ -355,18 +355,25 @@ class SlowStore(FakeStore):
 
 
 @in_loop
-async def test_the_store_is_asked_when_live_values_are_committed() -> None:
+async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that was set back into the gap gives live values the times of the gap. The store is not asked while such
     values are on their way to it."""
     store, stored = SlowStore(), FakeStored()
     delivery = await made(store, tag("a"))
+    is_asked, committed = asyncio.Event(), delivery.recorder.committed
+
+    async def asked() -> None:
+        is_asked.set()
+        await committed()
+
+    monkeypatch.setattr(delivery.recorder, "committed", asked)
     async with filling(delivery, store, FakeHistory(), stored):
         await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
         store.is_slow = True
         await lose_and_return(delivery, 101, 110)
         await delivery.deliver([Sample(1, 105 * S, 105)], 110 * S)
         await wait_until_async(lambda: len(store.waiting) == 3, "values on their way")
-        await wait_until_async(lambda: delivery.recorder._flights, "flights")
+        await is_asked.wait()
         for _ in range(50):
             await asyncio.sleep(0)
         assert stored.asked == []

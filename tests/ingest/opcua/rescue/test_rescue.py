@@ -117,16 +117,19 @@ def test_a_server_that_refuses_costs_one_call(monkeypatch: pytest.MonkeyPatch, c
         source, _, told = await one_life(monkeypatch, store)
         limits = ServerLimits(subscriptions_per_session=1) if case == "no room" else ServerLimits()
         session = FakeSession(limits, first_number=10)
-        monkeypatch.setattr(rescue_module, "TRANSFER_S", 0.05)
+        monkeypatch.setattr(rescue_module, "TRANSFER_S", 1.0 if case == "unanswered" else 60.0)
         session.transfer_statuses = {1: BAD_SUBSCRIPTION_ID_INVALID}
         session.is_mute = case == "unanswered"
         session.started = "tomorrow" if case == "restarted" else session.started
         async with living(monkeypatch, source, session):
             session.answers.put_nowait(answer(11, 1, (1, 6.0, 6 * S)))
-            if session.transfers:
+            if case in ("refused", "unanswered"):
+                await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
                 session.answers.put_nowait(answer(1, 4, (1, 5.0, 5 * S)))
+                session.answers.put_nowait(answer(11, 2))
             await wait_until_async(lambda: len(store.good("a/1")) == 4, "a value of the new subscription")
             await wait_until_async(lambda: not told.is_waiting, "the end of the rescue")
+            await wait_until_async(lambda: session.deleted or case != "unanswered", "what may have been taken over")
         assert len(session.transfers) == (case in ("refused", "unanswered"))
         assert session.deleted == ([1] if case == "unanswered" else [])
         assert (list(told.tags or ()), told.values) == ([], 0)
