@@ -219,4 +219,6 @@ class Recorder:
 
 async def _committed(future: Future[ResultT]) -> ResultT:
     """The store's answer. Shielded: cancelling the wait does not cancel the append."""
+    if future.done():  # without a turn of the loop and what wakes it from another thread
+        return future.result()
     return await asyncio.shield(asyncio.wrap_future(future))

@@ -56,7 +56,7 @@ async def test_a_mute_connection_is_given_up(server: ForeignServer, tmp_path: Pa
         await server.publish("flow")
         before = len(run.store.good("f/count"))
         await run.wait_good("f/count", before + 5)
-        assert run.source("plc").connects_total > lives
+        await wait_until_async(lambda: run.source("plc").connects_total > lives, "the source up")
 
 
 # --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------

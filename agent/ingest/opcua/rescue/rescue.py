@@ -131,8 +131,9 @@ class Rescue:
         )
 
     def is_past(self, now_s: float) -> bool:
-        """Whether the new subscriptions need no more comparing with the old ones."""
-        return bool(self._ended_s) and (self.seam.is_closed or now_s - self._ended_s > SEAM_S)
+        """Whether nothing is left to do: no old subscription to delete, and no new one to compare with them."""
+        is_compared = self.seam.is_closed or now_s - self._ended_s > SEAM_S
+        return bool(self._ended_s) and is_compared and not self._useless
 
     async def delete_useless(self, session: Session) -> None:
         """Delete old subscriptions at the server. One that it will not delete ends with its lifetime."""
