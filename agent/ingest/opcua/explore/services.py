@@ -30,6 +30,7 @@ from agent.ingest.settings import OpcuaSourceSettings
 NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
 REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself for ever is left at that
 SESSION_TIMEOUT_MS = 60_000
+WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
 GOODBYE_S = 2.0
 PROPERTY_TYPE = 68
 
@@ -212,7 +213,7 @@ class Services:
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
-    client = SteppedClient(settings)
+    client = SteppedClient(settings, WATCHDOG_S)
     client.session_timeout = SESSION_TIMEOUT_MS
     await connect(client, settings, SteppedClient(settings), password)
     try:

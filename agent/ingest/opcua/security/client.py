@@ -111,9 +111,12 @@ class SteppedClient(Client):
 
     step = Step.TCP
 
-    def __init__(self, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> None:
+        """`watchdog_s`: how often the library asks for a sign of life, and for how long it waits for the answer; 0: as for
+        any request."""
         timeout_s = settings.request_timeout_ms / 1000
-        super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=timeout_s, auto_reconnect=False)
+        watchdog_s = watchdog_s or timeout_s
+        super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)
         self.name = self.description = "bsfg"
         self.application_uri = settings.application_uri
         self.uaclient = _Transport(timeout_s)
