@@ -77,3 +77,28 @@ def test_a_network_that_was_away_costs_no_value(trouble: str, tmp_path: Path) ->
                 assert found.invented == [], name
 
     story()
+
+
+async def subscriptions_are(server: ForeignServer, count: int) -> bool:
+    """Whether the server has so many, all of them in sessions."""
+    status = await server.status()
+    return (len(status["subscriptions"]), status["orphans"]) == (count, 0)
+
+
+@in_loop
+async def test_nothing_is_left_at_the_server(tmp_path: Path) -> None:
+    """After connections that broke and sessions that were closed there are two subscriptions, one for values and one for
+    events; after a stop there is none."""
+    async with foreign_server(tmp_path / "server", variables=VARIABLES) as server:
+        async with storing(opcua(server, tmp_path, *NAMES, events=("Server",), **QUEUE), tmp_path) as run:
+            for life in (1, 2, 3):
+                await run.wait_good("f/plain_0", len(run.store.good("f/plain_0")) + 20)
+                await wait_until_async(lambda life=life: len(fills(run)) == life - 1, "what became of it", 60)
+                await wait_until_async(lambda: subscriptions_are(server, 2), "two subscriptions")
+                if life == 1:
+                    await server.cut()
+                elif life == 2:
+                    await server.kill_sessions(with_subscriptions=False)
+            assert [one["tags_rescued"] for one in fills(run)] == [3, 3]
+        await wait_until_async(lambda: subscriptions_are(server, 0), "none")
+        assert account(server, tmp_path, NAMES[0]).lost == []

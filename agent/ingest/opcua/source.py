@@ -201,6 +201,8 @@ class OpcuaSource:
         self._see(header, publication)
         if publication.changes or publication.values_lost:
             await self._buffer.put(publication)
+        if self._rescue is not None and self._publisher is not None:  # behind its values, which count before its end
+            self._rescue.see(header, self._publisher.positions().get(header.subscription_id, 0))
 
     def _see(self, header: Header, publication: Publication) -> None:
         """What a publication says of the life of its subscription."""
@@ -213,8 +215,6 @@ class OpcuaSource:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
                     clock_moved |= self._see_clock(subscription, change)
-        if self._rescue is not None and self._publisher is not None:
-            self._rescue.see(header, self._publisher.positions().get(header.subscription_id, 0))
         sent_ns = self._clock.proof_time_ns(header.publish_time_ns, time.time_ns())
         subscription.liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
         status = publication.status_change
