@@ -239,6 +239,7 @@ CORES: tuple[str, ...] = (
             "event_message",
         )
     ),
+    "agent/ingest/opcua/rescue/seam.py",
     *(f"agent/ingest/opcua/values/{name}.py" for name in ("structures", "variant")),
     *(
         f"agent/ingest/tags/{name}.py"

@@ -62,9 +62,17 @@ def text(found: dict[str, Any]) -> str:
         bad = f" ({source['tags_bad']:,} bad)" if source["tags_bad"] else ""
         lines.append(
             f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
-            f"{lost}"
+            f"{lost}{_events(source['events'])}"
         )
     return "\n".join(lines)
+
+
+def _events(found: dict[str, Any] | None) -> str:
+    """The events of a source, if it is asked for any."""
+    if found is None:
+        return ""
+    lost = f" ({found['lost_total']:,} lost)" if found["lost_total"] else ""
+    return f", {found['events_total']:,} events{lost}, {found['conditions_retained']:,} conditions retained"
 
 
 def _with_trouble(link: str, trouble: str) -> str:

@@ -271,6 +271,23 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class EventStatus:
+    """Events and conditions of an OPC UA source."""
+
+    events_total: Annotated[int, Counter("bsfg_source_events_total", "Events and states of conditions received.")]
+    lost_total: Annotated[
+        int, Counter("bsfg_source_events_lost_total", "Events lost, at least; a fact records each loss.")
+    ]
+    conditions_retained: Annotated[
+        int, Gauge("bsfg_source_conditions_retained", "Conditions that an operator has to look at.")
+    ]
+    last_event_unix_ms: Annotated[
+        int | None,
+        Gauge("bsfg_source_last_event_timestamp_seconds", "Unix time of the last event, by the server.", divisor=1000),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
 class SourceStatus:
     """A configured OPC UA server or Modbus device."""
 
@@ -312,6 +329,8 @@ class SourceStatus:
         float | None,
         Gauge("bsfg_source_certificate_days_left", "Until the first of our certificates that it uses ends."),
     ] = None
+    events: EventStatus | None = None
+    """None if no events are asked for."""
 
 
 @dataclass(frozen=True, slots=True)

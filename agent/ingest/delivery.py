@@ -99,6 +99,13 @@ class Delivery:
         """As `deliver`, for columns."""
         await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
 
+    async def deliver_late(self, samples: SampleColumns) -> None:
+        """Record samples that are older than what is known of their tags, whatever the rules. They change nothing of
+        what later samples are compared with."""
+        if samples.tags:
+            self._hand_in(samples)
+            await self.recorder.settle()
+
     async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None

@@ -44,6 +44,11 @@ class _Flight:
         self.failures = 0
         self.value_ns = times_ns[-1]  # of the newest value, 0 if there is none
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether the store has committed them."""
+        return self.future is not None and self.future.done() and self.future.exception() is None
+
 
 class Recorder:
     """Appends for one source. Its gaps are facts of this predicate."""
@@ -141,6 +146,13 @@ class Recorder:
         """Append an operational fact; returns once it is committed. Waits while the store refuses."""
         await self._insist(lambda: self._store.append_message(self._operational_stream, message))
 
+    async def committed(self) -> None:
+        """Wait until everything handed in before this is committed, or given up. For a task that does not record; the one
+        that does goes on meanwhile."""
+        before = list(self._flights)
+        while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
+            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them anew meanwhile
+
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
         await self._launch()
@@ -223,4 +235,6 @@ def _last_value_ns(columns: SampleColumns) -> int:
 
 async def _committed(future: Future[ResultT]) -> ResultT:
     """The store's answer. Shielded: cancelling the wait does not cancel the append."""
+    if future.done():  # without a turn of the loop and what wakes it from another thread
+        return future.result()
     return await asyncio.shield(asyncio.wrap_future(future))

@@ -131,7 +131,7 @@ class OpcuaSourceSettings:
         if len(set(self.events)) < len(self.events):
             yield "events", "names a node twice"
         if self.events and self.mode == "poll":
-            yield "events", 'cannot be polled; set mode = "subscribe" or remove them'
+            yield "events", 'come by a subscription, and mode = "poll" has none; set mode = "subscribe" or remove them'
         if not STREAM.fullmatch(self.events_stream):
             yield "events_stream", "a stream name is 1 to 64 of a-z, 0-9, . _ and -"
 

@@ -43,6 +43,16 @@ NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; tempor
 
 
 @dataclass(frozen=True, slots=True)
+class EventStatistics:
+    """The events of a source since the start of the process. A time of 0: none yet."""
+
+    events_total: int
+    lost_total: int  # at least so many; a fact records each loss
+    last_event_unix_ms: int
+    conditions_retained: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceStatistics:
     """What a source has done since the start of the process. Times of 0: never."""
 
@@ -66,6 +76,7 @@ class SourceStatistics:
     errors_total: int
     last_error: str
     tags_problem: str  # why the tag file as it stands is not in force; empty when it is
+    events: EventStatistics | None  # None where none are asked for
     turns_total: int  # moves while anything at all is done for this source, failures included: proof of work
 
     @property
@@ -90,6 +101,13 @@ class Backfill(Protocol):
     def request(self, first_ns: int, last_ns: int) -> None: ...
 
 
+class Events(Protocol):
+    """What receives the events of a source."""
+
+    def statistics(self) -> tuple[int, int, int, int]:
+        """The fields of EventStatistics."""
+
+
 class Source(Protocol):
     """What the supervisor asks of a source, whatever its protocol."""
 
@@ -99,6 +117,10 @@ class Source(Protocol):
     @property
     def backfill(self) -> Backfill | None:
         """What fills gaps from the source's own records; None where it has none."""
+
+    @property
+    def events(self) -> Events | None:
+        """What receives its events; None where none are asked for."""
 
     @property
     def alive_s(self) -> float:
@@ -138,7 +160,7 @@ def source_maker(
     from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
     from agent.ingest.opcua.history import HistoryBackfill
     from agent.ingest.opcua.poll_source import OpcuaPollSource
-    from agent.ingest.opcua.source import Companion, OpcuaSource
+    from agent.ingest.opcua.source import OpcuaSource
 
     session.quiet_library()
     rate = settings.history_values_per_s_max
@@ -149,10 +171,8 @@ def source_maker(
             backfill = HistoryBackfill(delivery, recorder.beside(), stored, rate)
         if settings.mode == "poll":
             return OpcuaPollSource(settings, delivery, backfill)
-        companions: list[Companion] = [] if backfill is None else [backfill]
-        if settings.events:
-            companions.append(EventCollector(settings, recorder.beside(EVENTS_LOST)))
-        return OpcuaSource(settings, delivery, companions, backfill)
+        events = EventCollector(settings, recorder.beside(EVENTS_LOST)) if settings.events else None
+        return OpcuaSource(settings, delivery, backfill, events)
 
     return make
 
@@ -250,6 +270,7 @@ class SourceSupervisor:
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None
         backfill = self._source.backfill if self._source is not None else None
+        events = self._source.events if self._source is not None else None
         tally = self._delivery.sampler.tally() if self._delivery is not None else Tally(0, len(self._tags.tags))
         return SourceStatistics(
             name=self.settings.name,
@@ -272,6 +293,7 @@ class SourceSupervisor:
             errors_total=self._errors_total,
             last_error=self._last_error,
             tags_problem=self._file_problem or self._numbering_problem,
+            events=EventStatistics(*events.statistics()) if events is not None else None,
             turns_total=self._errors_total
             + self._recorder.refused_total
             + (self._delivery.turns_total if self._delivery is not None else 0),

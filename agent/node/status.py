@@ -24,6 +24,7 @@ from agent.health.snapshot import (
     CatchUpStatus,
     ComparisonStatus,
     ConsumerStatus,
+    EventStatus,
     IntegrityStatus,
     Latency,
     NodeSnapshot,
@@ -139,6 +140,8 @@ class StatusCollector:
                     certificate_days_left=self._from_disk.source_days_left.get(one.name),
                     trouble="" if one.connected else one.last_error,
                     lost_total=one.dropped_total,
+                    events=one.events
+                    and _status(EventStatus, one.events, last_event_unix_ms=one.events.last_event_unix_ms or None),
                 )
                 for one in self._ingest.statistics()
             ),

@@ -8,6 +8,7 @@ from agent.health.page import health_json
 from agent.health.snapshot import (
     CatchUpStatus,
     ConsumerStatus,
+    EventStatus,
     NodeSnapshot,
     PacingStatus,
     PeerStatus,
@@ -69,6 +70,15 @@ def test_status_shows_the_losses_of_a_source() -> None:
     said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
     assert said.endswith("40 tags (3 bad), 9,000 values, 12 lost")
     assert "- source press: 3 of 40 tags are bad" in said
+
+
+def test_status_shows_the_events_of_a_source() -> None:
+    """Where a source is asked for events: how many came, how many conditions stand, and how many were lost."""
+    source = SourceStatus("press", "opcua", True, events=EventStatus(1_200, 0, 3, 5))
+    said = told(NodeSnapshot("plant", "00", 1, 0, None, sources=(source,)))
+    assert said.endswith("0 values, 1,200 events, 3 conditions retained")
+    lossy = replace(source, events=EventStatus(1_200, 7, 3, 5))
+    assert ", 1,200 events (7 lost), 3 conditions" in told(NodeSnapshot("plant", "00", 1, 0, None, sources=(lossy,)))
 
 
 def test_status_estimates_when_a_pull_has_caught_up() -> None:

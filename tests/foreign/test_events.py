@@ -8,6 +8,7 @@ import pytest
 
 from agent.ingest.opcua.events import event_service
 from agent.message import Message
+from tests.foreign.account import time_ns
 from tests.foreign.plant import facts, opcua, running_node, storing
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
@@ -53,6 +54,10 @@ async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path)
         assert (found["event_type_name"], found["source_node"]) == ("BaseEventType", "i=2253")
         assert found["event_id"]
         assert found["time"] == found["receive_time"]
+        told = run.source("plc").events
+        assert told is not None
+        assert (told.events_total, told.lost_total, told.conditions_retained) == (1, 0, 0)
+        assert told.last_event_unix_ms == time_ns(found["time"]) // 1_000_000
         await run.wait_good("f/count", len(run.store.good("f/count")))
 
 
@@ -108,6 +113,9 @@ async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None
             await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
             await server.cut()
             await wait_refreshed(run, 2)  # the alarm is among the retained conditions now
+            told = run.source("plc").events
+            assert told is not None
+            assert told.conditions_retained == 1
             assert states(events(run, "condition_changed")) == [(True, False)]
             await server.listen(on=False)
             await server.cut()

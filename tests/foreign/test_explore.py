@@ -66,7 +66,7 @@ async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
         assert len(names) == 2
 
         source = OpcuaSourceSettings("plc", server.url, file)
-        assert len(load_tag_map(source).tags) == len(rows) == 7
+        assert len(load_tag_map(source).tags) == len(rows) == 8
         secured = opcua(
             server,
             tmp_path,
@@ -95,6 +95,36 @@ async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path
         assert (code, out, err) == (0, "wrote 3,000 tags to t.csv\n", "")
         assert "BadTooManyOperations" not in server.log
         assert len(load_tag_map(OpcuaSourceSettings("plc", server.url, tmp_path / "t.csv")).tags) == 3000
+
+
+def enumerations(file: Path) -> dict[str, str]:
+    """The names of numbers in a tag file, by address, where there are any."""
+    found = load_tag_map(OpcuaSourceSettings("plc", "opc.tcp://plc", file)).tags
+    return {tag.definition.address: tag.definition.enumeration for tag in found if tag.definition.enumeration}
+
+
+@pytest.mark.foreign("node_opcua")
+@in_loop
+async def test_the_names_of_numbers_are_in_the_tag_file(tmp_path: Path) -> None:
+    """Those of a vendor's data type, and those that a variable has itself; of nothing else."""
+    async with foreign_server(tmp_path / "server", every_type=True, tree=True) as server:
+        code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, "--insecure", "--csv", "t.csv")
+        assert code == 0, err
+        assert enumerations(tmp_path / "t.csv") == {
+            server.address("enumeration"): "0=Off|1=Manual|7=Automatic",
+            server.address("mode"): "0=Off|1=By hand|2=Automatic",
+        }
+
+
+@pytest.mark.foreign("open62541")
+@in_loop
+async def test_the_names_of_numbers_at_another_stack(tmp_path: Path) -> None:
+    """Its own state is an enumeration of the specification."""
+    async with foreign_server(tmp_path / "server", OPEN62541) as server:
+        arguments = ("--insecure", "--start", "i=2253", "--server-object", "--csv", "t.csv")
+        code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, *arguments)
+        assert code == 0, err
+        assert enumerations(tmp_path / "t.csv")["i=2259"].startswith("0=Running|1=Failed|")
 
 
 @pytest.mark.foreign("open62541")

@@ -31,6 +31,7 @@ async def historian(folder: Path, **options: Any) -> AsyncIterator[ForeignServer
         *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
         {"name": STILL, "type": "Int32", "value": 7, "history": True},
         {"name": "plain", "type": "Int32", "period_ms": 50},
+        {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
     ]
     async with foreign_server(folder / "server", variables=variables, **options) as server:
         yield server
@@ -55,9 +56,9 @@ async def server_goes_on(server: ForeignServer, values: int) -> None:
 
 
 async def away(server: ForeignServer, run: Running, values: int) -> None:
-    """The network is gone for some time; the server goes on and keeps its history."""
+    """The server is not to be had for some time, and ends the sessions; it goes on and keeps its history."""
     await server.listen(on=False)
-    await server.cut()
+    await server.kill_sessions()
     await run.wait_state("plc", State.WAITING)
     await server_goes_on(server, values)
     await server.listen(on=True)
@@ -74,7 +75,7 @@ def check_complete(server: ForeignServer, folder: Path, *names: str) -> None:
 
 
 def test_an_outage_is_filled(tmp_path: Path) -> None:
-    """The network breaks twice. What changed meanwhile is read from history and stands in the store once, marked as
+    """The server is away twice. What changed meanwhile is read from history and stands in the store once, marked as
     acquired from history; a variable without history keeps its gap fact, and the fact of the filling names it."""
 
     @in_loop
@@ -96,6 +97,32 @@ def test_an_outage_is_filled(tmp_path: Path) -> None:
     story()
     marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
     assert {one["acquisition"] for one in marked} == {"history"}
+
+
+def test_an_element_of_an_array_is_filled(tmp_path: Path) -> None:
+    """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number, once;
+    of a range the part."""
+
+    @in_loop
+    async def story() -> None:
+        async with historian(tmp_path) as server:
+            address = server.address("array")
+            tags = f"tag,address\nf/element,{address}[2]\nf/range,{address}[1:2]\nf/kept_0,{server.address('kept_0')}\n"
+            async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
+                await run.wait_good("f/element", 20)
+                await away(server, run, 40)
+                said = await wait_filled(run, 1)
+                assert (said["tags_filled"], said["tags_without_history"]) == (3, 0)
+                await run.wait_good("f/element", len(run.store.good("f/element")) + 10)
+            recorded = {one.time_ns: one.value for one in server.record("array")}
+            for name, part in (("element", slice(2, 3)), ("range", slice(1, 3))):
+                found = {one.time_ns: one.value for one in stored(tmp_path, name) if one.quality == 0}
+                assert len(found) == sum(one.quality == 0 for one in stored(tmp_path, name)), "none twice"
+                between = {at: value for at, value in recorded.items() if min(found) <= at <= max(found)}
+                wanted = {at: value[part] for at, value in between.items()}
+                assert {at: value if name == "range" else [value] for at, value in found.items()} == wanted
+
+    story()
 
 
 def test_a_stop_of_the_node_is_filled(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def test_a_mute_connection_is_given_up(server: ForeignServer, tmp_path: Pa
         await server.publish("flow")
         before = len(run.store.good("f/count"))
         await run.wait_good("f/count", before + 5)
-        assert run.source("plc").connects_total > lives
+        await wait_until_async(lambda: run.source("plc").connects_total > lives, "the source up")
 
 
 # --- a loss is dated at the last sign of life, and declared -----------------------------------------------------------
@@ -107,6 +107,9 @@ async def cut(server: ForeignServer, run: Running) -> None:
     await server.listen(on=True)
 
 
+LOSING = (kill, kill_sessions)  # after the others the server still has the subscription, and what it queued
+
+
 @pytest.mark.parametrize("trouble", [hold, kill, lose_publish, kill_sessions, cut])
 def test_every_lost_value_is_declared(
     trouble: Callable[[ForeignServer, Running], Awaitable[None]], server: ForeignServer, tmp_path: Path
@@ -126,7 +129,7 @@ def test_every_lost_value_is_declared(
             )
             await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
         found = account(server, tmp_path, "count")
-        assert found.lost, "the trouble was none"
+        assert found.lost or trouble not in LOSING, "the trouble was none"
         assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
         assert not found.twice
         assert not found.invented

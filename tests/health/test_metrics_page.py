@@ -15,6 +15,7 @@ from agent.health.snapshot import (
     CatchUpStatus,
     ComparisonStatus,
     ConsumerStatus,
+    EventStatus,
     NodeSnapshot,
     PacingStatus,
     PeerStatus,
@@ -54,7 +55,7 @@ def everything() -> NodeSnapshot:
                     )
                 ),
             ),
-            sources=(known(SourceStatus("o", "opcua", True)),),
+            sources=(known(SourceStatus("o", "opcua", True, events=EventStatus(1, 1, 1))),),
             serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
             spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
         )

@@ -13,8 +13,8 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
-from agent.health.snapshot import CatchUpStatus, ComparisonStatus, PacingStatus
-from agent.ingest.supervisor import Ingest, SourceStatistics, State
+from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus
+from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
 from agent.replication.protocol.pull_events import Asking, ReceiverCounters
@@ -175,13 +175,15 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
     }
     counted |= {"polls_missed_total": 6, "store_refused_total": 7, "values_total": 8, "errors_total": 9}
     names = [each.name for each in fields(SourceStatistics)]
-    source = SourceStatistics(**(dict.fromkeys(names, "") | counted | {"dropped_total": 10, "state": State.CONNECTED}))  # type: ignore[arg-type]
+    others = {"dropped_total": 10, "state": State.CONNECTED, "events": EventStatistics(11, 12, 13, 14)}
+    source = SourceStatistics(**(dict.fromkeys(names, "") | counted | others))  # type: ignore[arg-type]
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         collector._ingest.statistics = lambda: [source]  # type: ignore[method-assign]
         (found,) = collector.snapshot().sources
     assert {name: getattr(found, name) for name in counted} == counted
     assert found.lost_total == 10
+    assert found.events == EventStatus(11, 12, 14, last_event_unix_ms=13)
     assert found.connected
 
 

@@ -328,10 +328,10 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
     return Change(handle, value, given.get(2, quality.GOOD), *times_ns), position
 
 
-def decode_data_value(data: bytes, position: int, reader: Reader) -> tuple[Change, int]:
+def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:
     """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which is 4 or more, and the position after it. Its handle
-    means nothing. Raises what malformed bytes raise: DecodeError, struct.error, IndexError, OverflowError."""
-    return _item(data, position - 4, reader, is_element=False)  # an item is a handle of four bytes and a DataValue
+    means nothing; `is_element`: its value is read by `reader.element`. Raises what malformed bytes raise: DecodeError, struct.error, IndexError, OverflowError."""
+    return _item(data, position - 4, reader, is_element=is_element)  # an item is a handle of four bytes and a DataValue
 
 
 def _is_too_long(value: Value) -> bool:

@@ -37,7 +37,7 @@ class OpcuaPollSource:
         self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
     ) -> None:
         self._settings, self._delivery = settings, delivery
-        self.backfill = backfill
+        self.backfill, self.events = backfill, None
         self.read_tags = None  # a server takes a second session
         if backfill is not None:
             backfill.now_ns = self.now_ns

@@ -54,10 +54,12 @@ class Publisher:
         self._has_subscription = asyncio.Event()
         self._begun = 0  # subscriptions created so far
 
-    def begin(self, subscription_id: int, route: Route | None = None) -> None:
-        """A subscription was created: publish for it, by default its values."""
+    def begin(self, subscription_id: int, route: Route | None = None, number: int = 1) -> None:
+        """A subscription was created, or taken over at the notification of this number: publish for it, by default its
+        values."""
         if route is not None:
             self._routes[subscription_id] = route
+        self._sequencer.begin(subscription_id, number)
         self._begun += 1
         self._has_subscription.set()
 
@@ -65,6 +67,10 @@ class Publisher:
         """A subscription is no more; what still comes of it is dropped."""
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
+
+    def positions(self) -> dict[int, int]:
+        """The number of the next notification of each subscription that was begun and not forgotten."""
+        return self._sequencer.positions()
 
     def leftover(self) -> list[Arrived | Missing]:
         """At the end of the session: what arrived and could not be handed on, and what is missing between, of the values

@@ -33,6 +33,7 @@ class Header(NamedTuple):
     sequence_number: int
     publish_time_ns: int
     has_data: bool
+    more: bool = False  # the server has more to send at once
 
 
 class Arrived(NamedTuple):
@@ -56,9 +57,10 @@ def read_header(data: bytes, position: int) -> Header:
         subscription_id, available = _START.unpack_from(data, position)
         position += _START.size + 4 * max(0, available) + 1
         sequence_number, publish_time, parts = _MESSAGE.unpack_from(data, position)
-    except struct.error as error:
+        more = data[position - 1] != 0
+    except (struct.error, IndexError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
-    return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0)
+    return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0, more)
 
 
 def subscription_of(data: bytes) -> int:
@@ -93,6 +95,17 @@ class Sequencer:
         self._forgotten: set[int] = set()
         self._ready: deque[Arrived] = deque()  # bounded by the number of requests that are open at once
         self._acks: list[tuple[int, int]] = []
+
+    def begin(self, subscription_id: int, number: int) -> None:
+        """A subscription is this session's from now on, and its next notification has this number: 1 if it is new."""
+        self._forgotten.discard(subscription_id)  # a server that was restarted counts its subscriptions anew
+        order = self._orders.setdefault(subscription_id, _Order())
+        if number != 1:
+            order.expected, order.is_new = number, False
+
+    def positions(self) -> dict[int, int]:
+        """The number of the next notification of each subscription."""
+        return {subscription_id: order.expected for subscription_id, order in self._orders.items()}
 
     def sent(self) -> tuple[int, list[tuple[int, int]]]:
         """A Publish is about to be sent: its number here, and what it acknowledges: (subscription, number)."""
@@ -178,8 +191,8 @@ class Sequencer:
                     found.append(Missing(subscription_id, order.expected, (number - 2) % NUMBERS + 1))
                 found.append(order.held[number][2])
                 order.expected = number % NUMBERS + 1
+            order.held.clear()
         self._ready.clear()
-        self._orders.clear()
         return found
 
     def _missing(self, subscription_id: int, order: _Order, now_s: float) -> Missing | None:

@@ -27,7 +27,7 @@ from asyncua.common.utils import Buffer
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
-from asyncua.ua.uaerrors import UaError
+from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest.errors import HistoryRefused, SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress, Reading
@@ -36,7 +36,7 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.security.client import SteppedClient, connect
+from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, connect, of_library
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.settings import OpcuaSourceSettings
@@ -55,13 +55,6 @@ LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which s
 GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
 LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
 
-_TOO_MUCH = (  # the call was too large, not wrong
-    uaerrors.BadTooManyOperations,
-    uaerrors.BadEncodingLimitsExceeded,
-    uaerrors.BadRequestTooLarge,
-    uaerrors.BadResponseTooLarge,
-    uaerrors.BadTcpMessageTooLarge,
-)
 _NO_HISTORY = (  # of a whole HistoryRead: the service is not there
     uaerrors.BadServiceUnsupported,
     uaerrors.BadHistoryOperationUnsupported,
@@ -110,6 +103,11 @@ class ItemRequest:
 
 class _RawSession(UaSession):
     """asyncua's session, with requests whose answers are read elsewhere."""
+
+    keeps_subscriptions = False
+
+    async def close_session(self, delete_subscriptions: bool) -> None:  # noqa: FBT001 the library's signature
+        await super().close_session(delete_subscriptions and not self.keeps_subscriptions)
 
     async def send(self, request: Any, timeout_s: float | None = None) -> Buffer:
         """The answer's bytes; 0 waits for ever."""
@@ -161,6 +159,29 @@ class Session:
         body = await self._call(self._session.send(request))  # not `create_subscription`: it starts a loop
         result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
         return result.SubscriptionId, result.RevisedPublishingInterval
+
+    async def server_start(self) -> object:
+        """When the server was started, in its own words; None if it does not say."""
+        node = _node_id(ObjectIds.Server_ServerStatus_StartTime, 0)
+        asked = ua.ReadParameters(NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)])
+        (answer,) = await self._call(self._session.read(asked))
+        return answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+
+    def keep_subscriptions(self, *, keep: bool = True) -> None:
+        """Leave the subscriptions at the server when this session ends: the next one can take them over."""
+        self._session.keeps_subscriptions = keep
+
+    async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
+        """Take over subscriptions of a session before this one, without their present values (OPC 10000-4, 5.14.7). The
+        status of each; a refusal of the whole call is the status of all. Raises SourceLost."""
+        asked = ua.TransferSubscriptionsParameters(SubscriptionIds=list(numbers), SendInitialValues=False)
+        try:
+            found = await of_library(self._session.transfer_subscriptions(asked))
+        except UaStatusCodeError as error:
+            return [int(error.code)] * len(numbers)
+        except (UaError, OSError, TimeoutError) as error:
+            raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
+        return [int(one.StatusCode.value) for one in found]
 
     async def delete_subscription(self, subscription_id: int) -> None:
         """Delete a subscription. One that the server does not know is as good as deleted."""
@@ -229,14 +250,15 @@ class Session:
         return found
 
     async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        """Raw values of nodes, given as (address, namespace index), one for each range. Raises HistoryRefused for what
+        """Raw values of nodes, given as (reading, namespace index), one for each range. Raises HistoryRefused for what
         concerns the call as a whole, a time-out included: the session goes on without it."""
-        node_ids = [_node_id(address.identifier, index) for address, index in nodes]
+        node_ids = [_node_id(reading.address.identifier, index) for reading, index in nodes]
+        parts = [reading.index_range for reading, _ in nodes]
         try:
             body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
-            return await self._decoded(lambda: decode_history(body, self.reader))
+            return await self._decoded(lambda: decode_history(body, self.reader, parts))
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
         except (UaError, OSError, TimeoutError, DecodeError) as error:
@@ -259,7 +281,7 @@ class Session:
             return None
         except (OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer: {_text(error)}") from error
-        return struct.pack("<IiB", subscription_id, 0, 0) + message
+        return struct.pack("<IiB", subscription_id, 0, 1) + message  # "more": it is not the last of its subscription
 
     async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[Change]:
         """The values of nodes now, in their order; of a node in a namespace the server has not, BadNodeIdUnknown.
@@ -305,7 +327,7 @@ class Session:
         """One service call, its errors in our words."""
         try:
             return await request
-        except _TOO_MUCH as error:
+        except TOO_LARGE as error:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
             raise SourceLost(f"{self._settings.url} does not answer as it should: {_text(error)}") from error
@@ -320,14 +342,17 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
             await connect(client, settings, scout=_new_client(settings))
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
+    session = Session(client, settings)
     try:
-        session = Session(client, settings)
 
         async def lost(error: Exception) -> None:
             session.note_loss(_text(error))
 
         client.connection_lost_callback = lost
         yield session
+    except asyncio.CancelledError:
+        session.keep_subscriptions(keep=False)  # a stop: no session comes after this one
+        raise
     finally:
         client.connection_lost_callback = None
         await _close(client)

@@ -1,7 +1,8 @@
 """An OPC UA source: keeps one server's wanted values subscribed and delivers what it publishes.
 
-Client, session, subscriptions and items are built anew at every connect; nothing is resumed. Items are spread over
-subscriptions (`groups`); one that the server ends is replaced alone. Publications go into a bounded buffer that one
+Client, session, subscriptions and items are built anew at every connect; nothing is resumed. What the subscriptions of
+the session before still hold is fetched beside that (`rescue`). Items are spread over subscriptions (`groups`); one that
+the server ends is replaced alone. Publications go into a bounded buffer that one
 task drains. When the store refuses samples the buffer fills, no Publish is sent, and the values queue at the server.
 Where its queues overflow, the status of the values says so, and that becomes a gap fact.
 
@@ -33,12 +34,14 @@ from agent.ingest.gap import (
     TagGap,
 )
 from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing, subscription_of
+from agent.ingest.opcua.rescue import Old, Rescue
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
@@ -79,15 +82,16 @@ class OpcuaSource:
         self,
         settings: OpcuaSourceSettings,
         delivery: Delivery,
-        companions: Sequence[Companion] = (),
         backfill: HistoryBackfill | None = None,
+        events: EventCollector | None = None,
     ) -> None:
-        self._settings, self._delivery, self._companions = settings, delivery, companions
-        self.backfill = backfill
+        self._settings, self._delivery = settings, delivery
+        self.backfill, self.events = backfill, events
         self.read_tags = None  # a server takes a second session
+        self._companions: list[Companion] = [one for one in (backfill, events) if one is not None]
         if backfill is not None:
             backfill.now_ns = self.now_ns
-        for companion in companions:
+        for companion in self._companions:
             delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
@@ -102,6 +106,8 @@ class OpcuaSource:
         self._refused: dict[int, int] = {}  # tags newly refused and why, not recorded yet
         self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
         self._ends_recorded = asyncio.Event()
+        self._server_start: object = None  # in the server's words; None until everything of a session is built
+        self._rescue: Rescue | None = None
         self.polls_missed_total = self.polls_late_total = 0  # nothing is polled here
 
     @property
@@ -146,6 +152,7 @@ class OpcuaSource:
     def _begin(self, session: Session, limits: ServerLimits) -> None:
         """Nothing of the session before this one stays."""
         self._alive_before_s, self._alive_before_ns = self.alive_s, self.alive_ns
+        self._rescue = self._rescue_of_session_before(limits)
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
@@ -153,6 +160,20 @@ class OpcuaSource:
         self._publisher = Publisher(
             *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
         )
+
+    def _rescue_of_session_before(self, limits: ServerLimits) -> Rescue | None:
+        """The rescue of what the session before did not receive, if it was built, and if the server has room for the
+        old subscriptions beside the new ones."""
+        started, self._server_start = self._server_start, None
+        if started is None or self._publisher is None:
+            return None
+        numbers = self._publisher.positions()
+        olds = {one.id: Old(one, numbers[one.id]) for one in self._subscriptions if one.id in numbers and not one.ended}
+        if not olds or 0 < limits.subscriptions_per_session < 2 * len(numbers):
+            return None
+        if self.backfill is not None:
+            self.backfill.await_rescue()
+        return Rescue(olds, [number for number in numbers if number not in olds], started, time.monotonic())
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
@@ -166,6 +187,7 @@ class OpcuaSource:
             self._see(arrived.header, arrived.content)
             await self._deliver(arrived.content)
         await self._deliver_due()
+        self._end_rescue()
         await self._retag()
         for companion in self._companions:
             await companion.finish()
@@ -180,6 +202,8 @@ class OpcuaSource:
         self._see(header, publication)
         if publication.changes or publication.values_lost:
             await self._buffer.put(publication)
+        if self._rescue is not None and self._publisher is not None:  # behind its values, which count before its end
+            self._rescue.see(header, self._publisher.positions().get(header.subscription_id, 0))
 
     def _see(self, header: Header, publication: Publication) -> None:
         """What a publication says of the life of its subscription."""
@@ -219,6 +243,7 @@ class OpcuaSource:
                 await self._deliver(publication)
             if time.monotonic() >= due_s:
                 await self._deliver_due()
+                await self._rescue_due()
                 await self._retag()
                 due_s = time.monotonic() + TICK_S
 
@@ -247,11 +272,52 @@ class OpcuaSource:
             self._note_overflow(subscription, marked, changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         created_ns = None if subscription is None else subscription.created_ns
+        is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
+        if self._rescue is not None:
+            samples = await self._at_seam(self._rescue, samples, is_old=is_old)
         await self._delivery.deliver_columns(samples, now_ns, created_ns)
         if publication.values_lost:
             self._note_unreadable(subscription, publication, now_ns)
-        if subscription is not None and marked:
+        if subscription is not None and marked and not is_old:  # the old items are deleted in any case
             self._note_gone(subscription, marked)
+
+    async def _at_seam(self, rescue: Rescue, samples: SampleColumns, *, is_old: bool) -> SampleColumns:
+        """The samples that are delivered, of those that an old or a new subscription brings."""
+        if not is_old:
+            return rescue.seam.of_new(samples)
+        refused = self._groups.unplaced.union(*(one.plan.parked for one in self._subscriptions))
+        samples, late = rescue.seam.of_old(samples, refused)
+        rescue.values_total += len(samples.tags) + len(late.tags)
+        await self._delivery.deliver_late(late)
+        return samples
+
+    async def _rescue_due(self) -> None:
+        """End a rescue whose old subscriptions have given everything, behind all that they gave."""
+        now_s = time.monotonic()
+        if self._rescue is not None and self._rescue.is_over(now_s):
+            await self._deliver_buffered()
+            self._end_rescue()
+        elif self._rescue is not None and self._rescue.is_past(now_s):
+            self._rescue = None
+
+    def _end_rescue(self) -> None:
+        """Nothing of the old subscriptions is taken any more. What they should have given and did not is a gap."""
+        if self._rescue is None or self._rescue.has_ended:
+            return
+        ended = self._rescue.end(time.monotonic())
+        assert self._publisher is not None, "made in _begin"
+        for old in ended.all:
+            self._publisher.forget(old.id)
+            self._by_id.pop(old.id, None)
+        for old in ended.short:
+            self._note_break(old, 0)
+        live = set[int]().union(*(one.plan.live for one in self._subscriptions))
+        rescued = live.intersection(set[int]().union(*(one.bridged for one in ended.whole))) - self._rescue.overflowed
+        if self.backfill is not None:
+            self.backfill.rescued(rescued, self._rescue.values_total)
+        if ended.all:
+            extra = {"source": self._settings.name, "values": self._rescue.values_total, "tags": len(rescued)}
+            log.info("lost subscriptions were read to their end", extra={"action": "values_rescued", **extra})
 
     def _note_unreadable(self, subscription: Subscription | None, publication: Publication, now_ns: int) -> None:
         """Values behind a malformed one: whose they are is not known, nor when they were; some of the subscription."""
@@ -291,6 +357,8 @@ class OpcuaSource:
         for one in changes if overflowed else ():
             if one.handle in times and one.source_time_ns >= overflowed[one.handle].source_time_ns:
                 times[one.handle].append(one.source_time_ns)
+        if self._rescue is not None:
+            self._rescue.overflowed.update(overflowed)
         for tag, change in overflowed.items():
             before_ns = self._delivery.sampler.last_time_ns(tag)
             sampling_ms = subscription.sampling_ms(tag, self._delivery.points[tag])
@@ -303,11 +371,17 @@ class OpcuaSource:
         subscription = self._by_id.get(missing.subscription_id)
         if subscription is None:
             return
-        since_ns, tags = subscription.liveness.alive_ns or self.now_ns(), sorted(subscription.plan.live)
         count = missing.last - missing.first + 1  # each held a value at least
-        self._delivery.add_gap(NOTIFICATIONS_MISSING, since_ns, self.now_ns(), count, tags, exact=False)
+        self._note_break(subscription, count)
+        if self._rescue is not None:
+            self._rescue.spoil(subscription.id)
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server never came, and it does not hold them any more", extra=extra)
+
+    def _note_break(self, subscription: Subscription, count: int) -> None:
+        """At least so many notifications of a subscription are lost, since its last sign of life."""
+        since_ns, tags = subscription.liveness.alive_ns or self.now_ns(), sorted(subscription.plan.live)
+        self._delivery.add_gap(NOTIFICATIONS_MISSING, since_ns, self.now_ns(), count, tags, exact=False)
 
     def _note_none_left(self) -> None:
         """The server says that this session has no subscription, and did not say before that they ended."""
@@ -316,10 +390,17 @@ class OpcuaSource:
 
     async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
         """Build the subscriptions, then look after them: parked nodes, signs of life. Companions run beside."""
+        if self._rescue is not None:
+            assert self._publisher is not None, "made in _begin"
+            await self._rescue.begin(session, self._publisher, self._adopt)
         await self._follow_map(session)
         namespaces = await session.namespaces()
         for subscription in list(self._subscriptions):
             self._note_parked(await subscription.tend(self._points, namespaces))
+        if self._rescue is not None:
+            self._rescue.built()
+        self._server_start = await session.server_start()
+        session.keep_subscriptions()
         built_s = time.monotonic()
         while self._delivery.is_value_expected and time.monotonic() - built_s < FIRST_VALUE_S:
             self._check_life()
@@ -331,9 +412,15 @@ class OpcuaSource:
             for companion in self._companions:
                 group.create_task(companion.run(session, self._publisher), name=f"{self._settings.name} companion")
 
+    def _adopt(self, old: Subscription) -> None:
+        """What an old subscription publishes is read as that of a new one."""
+        self._by_id[old.id] = old
+
     async def _look_after(self, session: Session) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            if self._rescue is not None:
+                await self._rescue.delete_useless(session)
             self._check_life()
             for subscription in list(self._subscriptions):
                 if subscription.ended:

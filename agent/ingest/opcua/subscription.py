@@ -47,6 +47,7 @@ class Subscription:
         self.elements: set[int] = set()  # handles whose value is one element of an array
         self._publishing_ms = float(settings.publishing_interval_ms)
         self._opened_s = 0.0
+        self._unqueued: set[int] = set()  # items whose queue at the server holds one value: others vanish unseen
         self._sampling_ms: dict[int, float] = {}  # as the server revised it, where that is not what was asked
         self._queues_short = False
 
@@ -67,6 +68,11 @@ class Subscription:
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The sampling interval of an item, as the server revised it."""
         return self._sampling_ms.get(handle, self._asked_ms(point))
+
+    @property
+    def bridged(self) -> frozenset[int]:
+        """The handles whose values the server queues while none is sent."""
+        return self.plan.live - self._unqueued
 
     async def tend(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None) -> dict[int, int]:
         """Delete and create what is due, in calls the server takes. Returns the handles newly parked, with status."""
@@ -148,6 +154,10 @@ class Subscription:
             self._sampling_ms.pop(request.handle, None)
         else:
             self._sampling_ms[request.handle] = created.sampling_ms
+        if created.queue_size > 1:
+            self._unqueued.discard(request.handle)
+        else:
+            self._unqueued.add(request.handle)
         if reading.is_element:
             self.elements.add(request.handle)
         else:

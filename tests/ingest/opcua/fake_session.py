@@ -55,7 +55,7 @@ def part(kind: int, body: bytes) -> bytes:
 class FakeSession:
     """Satisfies what a source asks of a Session. `answers` are given to Publish requests in turn, bytes or errors."""
 
-    def __init__(self, limits: ServerLimits = ServerLimits()) -> None:  # noqa: B008 frozen
+    def __init__(self, limits: ServerLimits = ServerLimits(), first_number: int = 0) -> None:  # noqa: B008 frozen
         self.told_limits = limits
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self.answers: asyncio.Queue[bytes | Exception] = asyncio.Queue(maxsize=1_000)
@@ -72,7 +72,28 @@ class FakeSession:
         self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
         self.reads: list[int] = []
         self.nodes_per_read = 1_000
-        self._number = 0
+        self.started: object = "today"
+        self.keeps_subscriptions = False
+        self.transfers: list[list[int]] = []
+        self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
+        self.deleted: list[int] = []
+        self.is_mute = False  # does not answer a transfer
+        self._number = first_number
+
+    async def server_start(self) -> object:
+        return self.started
+
+    def keep_subscriptions(self, *, keep: bool = True) -> None:
+        self.keeps_subscriptions = keep
+
+    async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
+        self.transfers.append(list(numbers))
+        if self.is_mute:
+            await asyncio.Event().wait()
+        return [self.transfer_statuses.get(number, 0) for number in numbers]
+
+    async def delete_subscription(self, subscription_id: int) -> None:
+        self.deleted.append(subscription_id)
 
     async def limits(self) -> ServerLimits:
         return self.told_limits

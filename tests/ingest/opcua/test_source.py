@@ -404,7 +404,7 @@ async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch)
                 told.append("ended")
 
     plain, _ = await made(FakeStore())
-    source = OpcuaSource(plain._settings, plain._delivery, [Beside()])
+    source = OpcuaSource(plain._settings, plain._delivery, events=Beside())  # type: ignore[arg-type]
     session = FakeSession()
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")

@@ -85,6 +85,7 @@ class EventCollector:
         self._type_names: dict[str, str] = {}
         self._said: dict[str, str] = {}  # what was logged last about each matter
         self._opened_s = 0.0
+        self._events_total = 0
         self._alive_ns = 0  # the server's time of the last publication; 0: none yet
         self._last_event_ns = 0
         self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
@@ -105,6 +106,11 @@ class EventCollector:
 
     def note_gap(self, gap: TagGap) -> None:
         """Gaps of values do not concern events."""
+
+    def statistics(self) -> tuple[int, int, int, int]:
+        """Events received, at least so many lost, unix ms of the last one, conditions that the server retains."""
+        counts = self._events_total, self._recorder.lost_total
+        return *counts, self._last_event_ns // 1_000_000, len(self._book.retained)
 
     async def run(self, session: Session, publisher: Publisher) -> None:
         """One life, in a session whose values are subscribed."""
@@ -175,6 +181,7 @@ class EventCollector:
         taken = self._book.take(events, brackets, more=content.more)
         for message, time_ns in self._messages(taken, publish_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
+        self._events_total += len(taken.events)
         self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in others)])
         if taken.is_refresh_required:
             self._refresh.want(time.monotonic())

@@ -19,6 +19,7 @@ from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_add
 from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
+from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.ingest.settings import OpcuaSourceSettings
 
 _BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)
@@ -30,6 +31,8 @@ _ATTRIBUTES = (
     AttributeIds.MinimumSamplingInterval,
     AttributeIds.UserAccessLevel,
 )
+_BUILT_IN = range(26)  # numbers of the built-in types and of none; what is above them may name its numbers
+TYPES_MAX = 1_000  # asked for the names of their numbers; each costs two calls
 VALUE_CHARACTERS_MAX = 200  # of a value on one line
 Progress = Callable[[str, int], None]
 
@@ -53,6 +56,7 @@ class Explorer:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._type_names: dict[NodeAddress, str] = {}
+        self._enumeration_texts: dict[NodeAddress, str] = {}
 
     def address(self, text: str) -> NodeAddress:
         """A node id as people write it, also by namespace index, which holds for this server and this moment. Raises
@@ -94,9 +98,11 @@ class Explorer:
         answers = await self._services.read(questions, lambda done: progress("variables read", done // step))
         units = await self._units([one for one, _ in known])
         await self._learn_types(answers[::step])
+        names_of = await self._enumerations([one for one, _ in known], answers[::step])
         kept: list[tuple[FoundVariable, TagRow]] = []
         for index, (variable, address) in enumerate(known):
-            row, why = self._row(address, units.get(variable.node, ""), answers[index * step : (index + 1) * step])
+            told = units.get(variable.node, ""), names_of[variable.node]
+            row, why = self._row(address, *told, answers[index * step : (index + 1) * step])
             if row is None:
                 failures.add(variable.path_text, why)
             else:
@@ -136,7 +142,31 @@ class Explorer:
                 found[node] = clean_text(value.DisplayName.Text or "")
         return found
 
-    def _row(self, address: str, unit: str, answers: Sequence[ua.DataValue]) -> tuple[TagRow | None, str]:
+    async def _enumerations(
+        self, variables: Sequence[FoundVariable], kinds: Sequence[ua.DataValue]
+    ) -> dict[NodeAddress, str]:
+        """The names of the numbers of each variable, by a property of its own or by its data type; else empty."""
+        found = dict.fromkeys((one.node for one in variables), "")
+        for one, kind in zip(variables, kinds, strict=True):
+            node = _value(kind)
+            if isinstance(node, ua.NodeId) and (address := self._services.address(node)) is not None:
+                found[one.node] = await self._names_of_type(address)
+        having = [(one.node, one.names) for one in variables if one.names is not None]
+        answers = await self._services.read([(names, AttributeIds.Value) for _, names in having])
+        for (variable, _), answer in zip(having, answers, strict=True):
+            found[variable] = names_text(enum_property(_value(answer))) or found[variable]
+        return found
+
+    async def _names_of_type(self, data_type: NodeAddress) -> str:
+        is_built_in = data_type.namespace_uri == STANDARD_URI and data_type.identifier in _BUILT_IN
+        if data_type not in self._enumeration_texts:
+            is_asked = not is_built_in and len(self._enumeration_texts) < TYPES_MAX
+            self._enumeration_texts[data_type] = await self._services.enumeration(data_type) if is_asked else ""
+        return self._enumeration_texts[data_type]
+
+    def _row(
+        self, address: str, unit: str, enumeration: str, answers: Sequence[ua.DataValue]
+    ) -> tuple[TagRow | None, str]:
         """A row without its name, or why there is none."""
         kind, rank, description, interval, access = answers
         if _value(kind) is None:
@@ -147,13 +177,15 @@ class Explorer:
         text = _value(description)
         ms = _value(interval)
         dimensions = _value(rank)
+        is_array = isinstance(dimensions, int) and dimensions >= 0
         return TagRow(
             tag="",
             address=address,
-            data_type=self._type_name(_value(kind), is_array=isinstance(dimensions, int) and dimensions >= 0),
+            data_type=self._type_name(_value(kind), is_array=is_array),
             unit=unit,
             description=clean_text(getattr(text, "Text", None) or ""),
             sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
+            enumeration="" if is_array else enumeration,  # only a number can be a name
         ), ""
 
     async def _learn_types(self, kinds: Sequence[ua.DataValue]) -> None:

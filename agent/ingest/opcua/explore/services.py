@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from asyncua import ua
-from asyncua.ua import uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
@@ -23,22 +22,20 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
-from agent.ingest.opcua.security.client import SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.settings import OpcuaSourceSettings
 
 NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
 REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself for ever is left at that
 SESSION_TIMEOUT_MS = 60_000
+WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
 GOODBYE_S = 2.0
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
-    uaerrors.BadTooManyOperations,
-    uaerrors.BadEncodingLimitsExceeded,
-    uaerrors.BadRequestTooLarge,
-    uaerrors.BadResponseTooLarge,
-    uaerrors.BadTcpMessageTooLarge,
+    *TOO_LARGE,
     TimeoutError,
     Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
 )
@@ -106,6 +103,11 @@ class Services:
             results += answers
             progress(len(results))
         return results
+
+    async def enumeration(self, data_type: NodeAddress) -> str:
+        """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
+        index = data_type.index(self.namespaces)
+        return "" if index is None else await enumeration_text(self._session, (index, data_type.identifier))
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
@@ -211,7 +213,7 @@ class Services:
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
-    client = SteppedClient(settings)
+    client = SteppedClient(settings, WATCHDOG_S)
     client.session_timeout = SESSION_TIMEOUT_MS
     await connect(client, settings, SteppedClient(settings), password)
     try:

@@ -39,6 +39,7 @@ class TagRow:
     unit: str = ""
     description: str = ""
     sampling_ms: int = 0
+    enumeration: str = ""
 
 
 def address_text(node: NodeAddress) -> str:
@@ -108,12 +109,23 @@ def tag_file(rows: Sequence[TagRow]) -> bytes:
             f"{len(rows):,} variables, and a tag file holds {ROWS_MAX:,}; take fewer, by --filter or --glob"
         )
     columns = ["tag", "address", "data_type", "unit", "description"]
+    if any(row.enumeration for row in rows):
+        columns.append("enumeration")
     if any(row.sampling_ms for row in rows):
         columns.append("sampling_interval_ms")
     cells = (
-        (row.tag, row.address, row.data_type, row.unit, row.description, str(row.sampling_ms or "")) for row in rows
+        {
+            "tag": row.tag,
+            "address": row.address,
+            "data_type": row.data_type,
+            "unit": row.unit,
+            "description": row.description,
+            "enumeration": row.enumeration,
+            "sampling_interval_ms": str(row.sampling_ms or ""),
+        }
+        for row in rows
     )
-    return write_csv(columns, cells)
+    return write_csv(columns, ([row[column] for column in columns] for row in cells))
 
 
 def clean_text(text: str) -> str:

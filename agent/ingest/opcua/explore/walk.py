@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
@@ -16,6 +16,7 @@ from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, below which a server shows its plant
 SERVER = NodeAddress(STANDARD_URI, 2253)  # its own diagnostics, the same at every server
 ENGINEERING_UNITS = "EngineeringUnits"
+NAMES = ("EnumStrings", "EnumValues")  # of the numbers of a discrete variable (OPC 10000-8, 5.3.3)
 FAILURES_NAMED_MAX = 20
 
 
@@ -31,11 +32,13 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class FoundVariable:
-    """A variable, with the browse names that lead to it and its EngineeringUnits property, if it has one."""
+    """A variable, with the browse names that lead to it, its EngineeringUnits property, if it has one, and the property
+    that names its numbers."""
 
     node: NodeAddress
     path: tuple[str, ...]
     units: NodeAddress | None = None
+    names: NodeAddress | None = None
 
     @property
     def path_text(self) -> str:
@@ -132,7 +135,9 @@ class Walk:
     def _found_property(self, node: NodeAddress, reference: Reference) -> None:
         variable = self._variables.get(node)
         if variable is not None and reference.browse_name == ENGINEERING_UNITS:
-            self._variables[node] = FoundVariable(node, variable.path, reference.node)
+            self._variables[node] = replace(variable, units=reference.node)
+        elif variable is not None and reference.browse_name in NAMES:
+            self._variables[node] = replace(variable, names=reference.node)
 
 
 def is_wanted(variable: FoundVariable, text: str, glob: str) -> bool:

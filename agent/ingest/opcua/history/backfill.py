@@ -34,7 +34,7 @@ from agent.ingest.gap import (
     TAGS_NAMED_MAX,
     TagGap,
 )
-from agent.ingest.opcua.address import NodeAddress, Reading
+from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
     SEAM_NS,
     GapFill,
@@ -43,6 +43,7 @@ from agent.ingest.opcua.history.gap_fill import (
     Outcome,
     Window,
 )
+from agent.ingest.opcua.liveness import CLOCK_JUMP_NS
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Return, Sampler
@@ -73,7 +74,7 @@ class HistorySession(Protocol):
         """The server's namespace URIs, by index."""
 
     async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
         """Raw values of nodes. Raises HistoryRefused if the call as a whole is refused."""
 
@@ -107,6 +108,8 @@ class _Job:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
+    rescued: int = 0  # tags whose values the subscriptions of the lost session still held
+    values_rescued: int = 0
 
 
 class HistoryBackfill:
@@ -121,12 +124,17 @@ class HistoryBackfill:
         self._returns_ticks = 0
         self._has_returned = False
         self._outages: list[int] = []  # bounded by what one settling time holds
+        self._is_rescuing = False
+        self._rescued: set[int] = set()  # tags of the outage whose values the old subscriptions brought, all of them
+        self._values_rescued = 0
+        self._turns: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
         self._sampler = Sampler(())
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
         self._numbers: dict[int, int] = {}
         self._hole: tuple[int, int, set[int]] | None = None  # first and last time and tags of values lost in between
+        self._asked_s = 0.0  # when the store was asked for the times of the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
         self.now_ns: Callable[[], int] = time.time_ns  # until its source sets the server's clock
         delivery.sampler.note_returns()
@@ -153,8 +161,18 @@ class HistoryBackfill:
             if gap.first_time_ns not in self._outages:
                 self._outages.append(gap.first_time_ns)
         elif gap.reason in _WITHOUT_RETURN:
-            first_ns, last_ns, tags = self._hole or (gap.first_time_ns, gap.last_time_ns, set[int]())
-            self._hole = min(first_ns, gap.first_time_ns), max(last_ns, gap.last_time_ns), tags | set(gap.tags)
+            self._add_hole(gap.first_time_ns, gap.last_time_ns, gap.tags)
+
+    def await_rescue(self) -> None:
+        """Old subscriptions are asked for the values of the outage first; `rescued` follows."""
+        self._is_rescuing = True
+
+    def rescued(self, tags: Collection[int], values: int) -> None:
+        """That is over: nothing is missing of these tags, and so many values were recorded."""
+        self._take_returns()  # they are those that this is about
+        self._is_rescuing = False
+        self._rescued.update(tags)
+        self._values_rescued += values
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
@@ -219,7 +237,7 @@ class HistoryBackfill:
                     self._close_returns()
                 self._returns[tag] = one
             self._returns_ticks, self._has_returned = SETTLE_TICKS, True
-        elif self._returns:
+        elif self._returns and not self._is_rescuing:
             self._returns_ticks -= 1
             if self._returns_ticks <= 0:
                 self._close_returns()
@@ -233,22 +251,32 @@ class HistoryBackfill:
                 windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
         again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
+        rescued, self._rescued = self._rescued, set()
+        values_rescued, self._values_rescued = self._values_rescued, 0
         if again:  # before the gap that ended now: the values of a tag are recorded in the order of time
             self._add_windows(again, ())
         if windows:
             outages, self._outages = tuple(self._outages), []
-            self._add_windows(windows, outages)
+            self._add_windows(windows, outages, rescued, values_rescued)
 
-    def _add_windows(self, windows: Mapping[int, Window], outages: tuple[int, ...]) -> None:
-        """A job for these windows. The store is asked here too: a clock that was set back brings the same times again,
+    def _add_windows(
+        self,
+        windows: Mapping[int, Window],
+        outages: tuple[int, ...],
+        rescued: Collection[int] = (),
+        values_rescued: int = 0,
+    ) -> None:
+        """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here too: a clock that was set back brings the same times again,
         live and in the history of an earlier gap."""
         first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
         last_ns = max(one.before_ns for one in windows.values())
-        tags = list(windows)
+        tags = [tag for tag in windows if tag not in rescued]
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
         )
-        self._add(_Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices))
+        job = _Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices)
+        job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
+        self._add(job)
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
@@ -265,7 +293,11 @@ class HistoryBackfill:
             known = self._jobs.pop()
             first_ns, last_ns = min(known.first_ns, job.first_ns), max(known.last_ns, job.last_ns)
             outages = known.outages + job.outages
-            job = replace(self._sliced(job.cause, first_ns, last_ns), outages=outages, values=known.values)
+            merged = self._sliced(job.cause, first_ns, last_ns)
+            merged.outages, merged.values = outages, known.values
+            merged.rescued = known.rescued + job.rescued
+            merged.values_rescued = known.values_rescued + job.values_rescued
+            job = merged
         self._jobs.append(job)
 
     async def _step(self, job: _Job, session: HistorySession) -> int:
@@ -293,29 +325,63 @@ class HistoryBackfill:
             return 0
         await self._history_numbers([asked.tag for asked in call if asked.tag in self._delivery.tags])
         pages = await self._read(session, call, job.fill.values_max)
-        missing = job.fill.answered(call, pages)
+        missing = self._without_what_comes_live(job.fill, job.fill.answered(call, pages))
         self._hand_in(missing)  # nothing is awaited since the answer: a session that ends now loses no value
         job.values += len(missing)
         await self._recorder.drain()
         return sum(len(page.values) for page in pages)
 
+    def _without_what_comes_live(self, fill: GapFill, missing: list[Sample]) -> list[Sample]:
+        """A server whose clock was set back into a gap records new values in the time of the gap. What it has had since
+        the store was asked comes live, too: that time is read once more when it is over."""
+        now_ns = self.now_ns()
+        if now_ns - CLOCK_JUMP_NS > max((one.before_ns for one in fill.windows.values()), default=0):
+            return missing
+        last_ns = now_ns + CLOCK_JUMP_NS
+        first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - SEAM_NS
+        later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
+        if later:
+            self._add_hole(first_ns, last_ns, {one.tag for one in later})
+        return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
+
+    def _add_hole(self, first_ns: int, last_ns: int, tags: Collection[int]) -> None:
+        known_first_ns, known_last_ns, known_tags = self._hole or (first_ns, last_ns, set[int]())
+        self._hole = min(first_ns, known_first_ns), max(last_ns, known_last_ns), known_tags.union(tags)
+
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
-        """One HistoryRead. A tag that the server or the tag map lacks has no history; elements of arrays have none
-        either, because servers differ in whether their history takes an index range."""
-        points, namespaces = self._delivery.points, await session.namespaces()
-        nodes: dict[HistoryRange, tuple[NodeAddress, int]] = {}
-        for asked in call:
-            readings: Sequence[Reading] = points[asked.tag].readings if asked.tag in points else ()
-            if len(readings) == 1 and not readings[0].index_range:
-                index = readings[0].address.index(namespaces)
-                if index is not None:
-                    nodes[asked] = readings[0].address, index
-        found = await session.read_history(list(nodes), list(nodes.values()), values_max) if nodes else []
-        pages = dict(zip(nodes, found, strict=True))
+        """What the server's history has. A tag that the server or the tag map lacks has none. Where an address may mean
+        two nodes, the second is read if the first does not exist."""
+        namespaces = await session.namespaces()
+        pages: dict[HistoryRange, HistoryPage] = {}
+        left = call
+        while nodes := {asked: node for asked in left if (node := self._node(asked.tag, namespaces)) is not None}:
+            found = await session.read_history(list(nodes), list(nodes.values()), values_max)
+            pages.update(zip(nodes, found, strict=True))
+            gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in quality.GONE]
+            left = [asked for asked in gone if self._turn(asked.tag)]
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
+
+    def _node(self, tag: int, namespaces: Sequence[str]) -> tuple[Reading, int] | None:
+        """The reading of a tag whose turn it is, with its namespace index."""
+        readings: Sequence[Reading] = self._delivery.points[tag].readings if tag in self._delivery.points else ()
+        for reading in readings[self._turns.get(tag, 0) :]:
+            index = reading.address.index(namespaces)
+            if index is not None:
+                return reading, index
+        return None
+
+    def _turn(self, tag: int) -> bool:
+        """The node of a tag does not exist: whether there is another to be read. If not, it begins with the first."""
+        turn = self._turns.pop(tag, 0) + 1
+        if tag not in self._delivery.points or turn >= len(self._delivery.points[tag].readings):
+            return False
+        self._turns[tag] = turn
+        return True
 
     async def _slice_fill(self, piece: _Slice) -> GapFill | None:
         """A slice, with what the store has of it; None if that is too much at once."""
+        await self._delivery.recorder.committed()  # live values in the time of a gap, after a clock was set back
+        self._asked_s = time.monotonic()
         live = [tag for tag in piece.tags if tag in self._delivery.tags]
         windows, stored = {}, dict[int, set[int]]()
         for stream, tags in self._by_stream(live).items():
@@ -405,6 +471,8 @@ class HistoryBackfill:
             "last_time": time_text(job.last_ns),
             "outages": [time_text(first_ns) for first_ns in job.outages],
             "values": job.values,
+            "values_rescued": job.values_rescued,
+            "tags_rescued": job.rescued,
             "tags_filled": filled,
             "tags_without_history": none,
             "tags_failed": failed,

@@ -16,8 +16,10 @@ from asyncua import ua
 from asyncua.common.utils import Buffer
 from asyncua.ua import ua_binary
 
-from agent.ingest.opcua.decode import DecodeError, Reader, decode_data_value
+from agent.ingest import quality as status_of
+from agent.ingest.opcua.decode import DecodeError, decode_data_value
 from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange, HistoryValue
+from agent.ingest.opcua.values.variant import ValueReader
 
 HISTORY_DATA = 658  # node id of the binary encoding of HistoryData, namespace 0
 HISTORY_MODIFIED_DATA = 664  # the same with what was changed; some servers answer it, its values stand first
@@ -54,27 +56,28 @@ def history_request(
     )
 
 
-def decode_history(data: bytes, reader: Reader) -> list[HistoryPage]:
-    """The pages of a HistoryReadResponse, which is what follows its header. Raises DecodeError."""
+def decode_history(data: bytes, reader: ValueReader, index_ranges: Sequence[str] = ()) -> list[HistoryPage]:
+    """The pages of a HistoryReadResponse, which is what follows its header. Of nodes with an index range only that part of
+    their arrays; it is cut here, because servers differ in whether their history takes one. Raises DecodeError."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         position, pages = 4, []
-        for _ in range(max(0, count)):
-            page, position = _page(data, position, reader)
+        for place in range(max(0, count)):
+            page, position = _page(data, position, reader, index_ranges[place] if place < len(index_ranges) else "")
             pages.append(page)
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"history is cut short or malformed: {error}") from error
     return pages
 
 
-def _page(data: bytes, position: int, reader: Reader) -> tuple[HistoryPage, int]:
+def _page(data: bytes, position: int, reader: ValueReader, index_range: str) -> tuple[HistoryPage, int]:
     (status,) = _U32.unpack_from(data, position)
     (length,) = _I32.unpack_from(data, position + 4)
     position += 8
     point = data[position : position + length] if length > 0 else None
     position += max(0, length)
     kind, body, position = _history_data(data, position)
-    values = _values(data, body, reader) if kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} else []
+    values = _values(data, body, reader, index_range) if kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} else []
     return HistoryPage(status, values, point), position
 
 
@@ -94,14 +97,18 @@ def _history_data(data: bytes, position: int) -> tuple[int, int, int]:
     return int(node.Identifier) if is_standard else -1, body, body + length
 
 
-def _values(data: bytes, position: int, reader: Reader) -> list[HistoryValue]:
+def _values(data: bytes, position: int, reader: ValueReader, index_range: str) -> list[HistoryValue]:
     (count,) = _I32.unpack_from(data, position)
     if count > VALUES_PER_PAGE_MAX:
         raise DecodeError(f"{count} values in one page of history")
     position += 4
+    cut = reader.cut(index_range) if index_range else None
     values = []
     for _ in range(max(0, count)):
-        (_, value, quality, source_ns, server_ns), position = decode_data_value(data, position, reader)
+        found, position = decode_data_value(data, position, cut or reader, is_element=cut is not None)
+        _, value, quality, source_ns, server_ns = found
+        if cut is not None and cut.is_missing and not status_of.is_bad(quality):
+            quality = status_of.BAD_INDEX_RANGE_NO_DATA
         values.append(HistoryValue(source_ns or server_ns, value, quality))
     return values
 

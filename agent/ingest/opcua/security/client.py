@@ -18,7 +18,7 @@ from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient, UASocketProtocol
 from asyncua.crypto import uacrypto
-from asyncua.ua import ua_binary
+from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
@@ -47,6 +47,15 @@ _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
 _FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+
+
+TOO_LARGE = (  # the refusals of a call that is too large, not wrong
+    uaerrors.BadTooManyOperations,
+    uaerrors.BadEncodingLimitsExceeded,
+    uaerrors.BadRequestTooLarge,
+    uaerrors.BadResponseTooLarge,
+    uaerrors.BadTcpMessageTooLarge,
+)
 
 
 class Unreadable(UaError):
@@ -102,9 +111,12 @@ class SteppedClient(Client):
 
     step = Step.TCP
 
-    def __init__(self, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> None:
+        """`watchdog_s`: how often the library asks for a sign of life, and for how long it waits for the answer; 0: as for
+        any request."""
         timeout_s = settings.request_timeout_ms / 1000
-        super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=timeout_s, auto_reconnect=False)
+        watchdog_s = watchdog_s or timeout_s
+        super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)
         self.name = self.description = "bsfg"
         self.application_uri = settings.application_uri
         self.uaclient = _Transport(timeout_s)

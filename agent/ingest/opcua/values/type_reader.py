@@ -28,6 +28,7 @@ from agent.ingest.opcua.values.structures import (
     Types,
     learn,
 )
+from agent.message import ENUMERATION_BYTES_MAX
 
 REFERENCES_MAX = 100  # of one data type: a property with names is among the first few
 LEARN_S = 10.0  # for all that one publication needs; meanwhile no other is taken
@@ -105,11 +106,16 @@ class TypeReader:
 
 async def enumeration_text(session: UaSession, data_type: TypeKey) -> str:
     """The names of a data type's numbers as the column `enumeration` of a tag file has them; empty if it has none."""
-    described = await TypeReader(session).definition(data_type)
+    return names_text(await TypeReader(session).definition(data_type))
+
+
+def names_text(described: object) -> str:
+    """The names of an enumeration in that form; empty if it is none, or has more than a definition holds."""
     if not isinstance(described, EnumType):
         return ""
-    named = ((value, _WORD.sub(" ", text).strip()) for value, text in sorted(described.texts.items()))
-    return "|".join(f"{value}={text}" for value, text in named if text)
+    named = ((value, " ".join(_WORD.sub(" ", text).split())) for value, text in sorted(described.texts.items()))
+    found = "|".join(f"{value}={text}" for value, text in named if text)
+    return found if len(found.encode("utf-8", "replace")) <= ENUMERATION_BYTES_MAX else ""
 
 
 _WORD = re.compile(r"[|\x00-\x1f\x7f]+")  # what a name in a tag file cannot hold

@@ -54,6 +54,10 @@ class ValueReader:
         """As a call, for an array of one element in each dimension: the element, in its own type."""
         return self._read(data, position, _only)
 
+    def cut(self, index_range: str) -> Cut:
+        """What reads a part of arrays, as a server cuts it out of them (OPC 10000-4, 7.27)."""
+        return Cut(self, index_range)
+
     def node_id_text(self, key: TypeKey) -> str:
         """A node id with the URI of its namespace; with the index where the server has no such namespace."""
         namespace, identifier = key
@@ -63,6 +67,29 @@ class ValueReader:
         if index == 0:
             return ""
         return f"nsu={self.namespaces[index]};" if index < len(self.namespaces) else f"ns={index};"
+
+
+class Cut:
+    """Reads one element of arrays, or a range of them. `is_missing`: the array that was read last has no such part."""
+
+    def __init__(self, reader: ValueReader, index_range: str) -> None:
+        self._reader = reader
+        bounds = [tuple(map(int, part.split(":"))) for part in index_range.split(",")]
+        self._slices = [slice(one[0], one[-1] + 1) for one in bounds]
+        self._is_element = ":" not in index_range
+        self.is_missing = False
+
+    def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
+        return self.element(data, position)
+
+    def element(self, data: bytes, position: int) -> tuple[Value, int]:
+        """The part of the Variant at `position`, and the position after it."""
+        return self._reader._read(data, position, self._part)  # noqa: SLF001 one thing in two classes
+
+    def _part(self, found: Any) -> Any:
+        part = _cut(found, self._slices)
+        self.is_missing = part is None and found is not None
+        return _only(part) if self._is_element else part
 
 
 _AS_THEY_ARE = frozenset({bool, int, float, str, bytes})  # types a fact has itself
@@ -364,6 +391,19 @@ def _only(found: Any) -> Any:
     while isinstance(found, list) and len(found) == 1:
         found = found[0]
     return found
+
+
+def _cut(found: Any, slices: Sequence[slice]) -> Any:
+    """A part of an array, a slice for each dimension; None if there is nothing there. Texts and bytes are arrays, too."""
+    if not slices:
+        return found
+    part = found[slices[0]] if isinstance(found, list | str | bytes) else None
+    if not part:
+        return None
+    if len(slices) == 1:
+        return part
+    rows = [_cut(one, slices[1:]) for one in part]
+    return None if None in rows else rows
 
 
 def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None:

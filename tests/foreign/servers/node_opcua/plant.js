@@ -38,9 +38,9 @@ class Plant {
         }
     }
 
-    addOne({ name, type = "Double", value, period_ms = 0, history = false, data_type, sampling_ms = 0 }) {
+    addOne({ name, type = "Double", value, period_ms = 0, history = false, data_type, sampling_ms = 0, length }) {
         const earlier = this.earlier.get(name) ?? [];
-        const variable = { name, type, data_type, period_ms, history, sampling_ms, count: earlier.length, lastNs: 0n };
+        const variable = { name, type, data_type, period_ms, history, sampling_ms, length, count: earlier.length, lastNs: 0n };
         variable.value = value === undefined ? counted(variable) : value;
         this.variables.set(name, variable);
         this.makeNode(variable);
@@ -166,8 +166,9 @@ class Plant {
     }
 }
 
-/** The value of a changing variable: how often it has changed. */
-function counted({ type, count }) {
+/** The value of a changing variable: how often it has changed; of an array each element one more than the one before. */
+function counted({ type, count, length }) {
+    if (length) return Array.from({ length }, (_, place) => counted({ type, count: count + place }));
     return { Boolean: count % 2 === 1, String: `v${count}`, ByteString: btoa(count), DateTime: count * 1000 }[type] ?? count;
 }
 

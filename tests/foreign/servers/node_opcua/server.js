@@ -166,6 +166,7 @@ class Program {
             })),
             publish_requests: this.sessions().map((session) => session.publishEngine.pendingPublishRequestCount),
             publish_held: this.gate.held.length,
+            orphans: this.server.engine._orphanPublishEngine?.subscriptionCount ?? 0, // subscriptions without a session
         };
     }
 

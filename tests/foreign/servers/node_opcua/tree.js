@@ -30,6 +30,13 @@ function addTree(plant) {
         variable(namespace, oven, "Offnung", `s=oven${number}.o`);
         oven.addReference({ referenceType: "Organizes", nodeId: line }); // back up: a loop
     }
+    namespace.addMultiStateDiscrete({
+        componentOf: line,
+        browseName: "Mode",
+        nodeId: "s=mode",
+        enumStrings: ["Off", "By | hand", "Automatic"],
+        value: 1,
+    });
     const hidden = variable(namespace, line, "Recipe", "s=recipe");
     hidden.userAccessLevel = hidden.accessLevel = 0;
     variable(namespace, line, "Zeichen", "b=AAH/");

@@ -6,16 +6,18 @@ import asyncio
 import dataclasses
 import json
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, TagPoint
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
 from agent.ingest.opcua.history.gap_fill import HistoryValue
 from agent.ingest.ports import Newest
@@ -73,20 +75,23 @@ class FakeHistory:
         self.refusal, self.refusals_left = refusal, times if refusal else 0
         self.calls: list[tuple[int, int]] = []
         self.is_gone = False
+        self.missing: set[str] = set()
 
     async def namespaces(self) -> list[str]:
         return [STANDARD_URI]
 
     async def read_history(
-        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[NodeAddress, int]], values_max: int
+        self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
-        assert [address.identifier for address, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
+        assert [str(one.address.identifier)[:1] for one, _ in nodes] == ["abc"[one.tag - 1] for one in ranges]
         self.calls.append((len(ranges), values_max))
         await asyncio.sleep(0)
         if self.refusal is not None and self.refusals_left:
             self.refusals_left -= 1
             raise self.refusal
         if self.is_gone:
+            return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
+        if any(one.address.identifier in self.missing for one, _ in nodes):
             return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
         times = range(-(-start // S) * S, end, S)[:values_max]
@@ -313,3 +318,113 @@ async def test_a_range_asked_for_by_hand_is_cut_into_pieces(monkeypatch: pytest.
     assert times(store, "c") == list(range(100, 400))
     assert max(numbers for numbers, _, _ in stored.asked) == 4
     assert min(numbers for numbers, _, _ in stored.asked) == 2
+
+
+@in_loop
+async def test_what_old_subscriptions_brought_is_not_read() -> None:
+    """The filling waits for them. The fact names the outage and counts their values; of the other tags history is
+    read."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    history = FakeHistory()
+    async with filling(delivery, store, history, FakeStored()) as fill:
+        await delivery.deliver([Sample(n, 100 * S, 100) for n in (1, 2)], 100 * S)
+        fill.await_rescue()
+        await lose_and_return(delivery, 101, 110)
+        fill.request(10 * S, 11 * S)
+        await wait_until_async(lambda: len(fills(store)) == 1, "work beside")
+        fill.request(10 * S, 12 * S)
+        await wait_until_async(lambda: len(fills(store)) == 2, "work beside")
+        assert fill.gaps_open == 1
+        fill.rescued({1}, 9)
+        await wait_until_async(lambda: len(fills(store)) == 3, "the fact")
+    said = fills(store)[-1]
+    assert (said["tags_rescued"], said["values_rescued"], said["tags_filled"], said["values"]) == (1, 9, 1, 9)
+    assert said["outages"] == ["1970-01-01T00:01:41Z"]
+    assert [t for t in times(store, "a") if t >= 100] == [100, 110]
+
+
+@in_loop
+async def test_the_second_meaning_of_an_address_has_the_history() -> None:
+    """`s=a[3]` is a node of that name or an element of the array `a`; where the node does not exist, the array is
+    read."""
+    store = FakeStore()
+    element = Reading(NodeAddress(STANDARD_URI, "a"), "3")
+    whole = Reading(NodeAddress(STANDARD_URI, "a[3]"))
+    delivery = await made(store, dataclasses.replace(plain_tag("a"), point=TagPoint((whole, element))))
+    history = FakeHistory()
+    history.missing = {"a[3]"}
+    async with filling(delivery, store, history, FakeStored()):
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await lose_and_return(delivery, 101, 110)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    assert fills(store)[0]["tags_filled"] == 1
+    assert times(store, "a") == list(range(100, 111))
+
+
+class SlowStore(FakeStore):
+    """Takes samples, and commits them when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Future[None]] = []
+        self.is_slow = False
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        found = super().append_columns(stream, columns)
+        if not self.is_slow:
+            return found
+        self.waiting.append(Future())
+        return self.waiting[-1]
+
+
+@in_loop
+async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that was set back into the gap gives live values the times of the gap. The store is not asked while such
+    values are on their way to it."""
+    store, stored = SlowStore(), FakeStored()
+    delivery = await made(store, tag("a"))
+    is_asked, committed = asyncio.Event(), delivery.recorder.committed
+
+    async def asked() -> None:
+        is_asked.set()
+        await committed()
+
+    monkeypatch.setattr(delivery.recorder, "committed", asked)
+    async with filling(delivery, store, FakeHistory(), stored):
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        store.is_slow = True
+        await lose_and_return(delivery, 101, 110)
+        await delivery.deliver([Sample(1, 105 * S, 105)], 110 * S)
+        await wait_until_async(lambda: len(store.waiting) == 3, "values on their way")
+        await is_asked.wait()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert stored.asked == []
+        stored.times = {1: {105 * S}}
+        store.is_slow = False
+        for future in store.waiting:
+            future.set_result(None)
+        await wait_until_async(lambda: fills(store), "a filled gap")
+    assert times(store, "a") == list(range(100, 111))
+
+
+@in_loop
+async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings() -> None:
+    """The server's clock was set back into the gap: what it records now comes live as well, so the last seconds are left
+    out, and read when they are over and the store has what came live."""
+    store, stored = FakeStore(), FakeStored()
+    delivery = await made(store, tag("a"))
+    async with filling(delivery, store, FakeHistory(), stored) as fill:
+        now_s = 150
+        fill.now_ns = lambda: now_s * S
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await lose_and_return(delivery, 101, 200)
+        await wait_until_async(lambda: fills(store), "the first reading")
+        assert set(times(store, "a")) >= {*range(100, 139), *range(154, 201)}
+        assert not set(times(store, "a")) & set(range(141, 152))
+        assert fill.gaps_open == 1
+        stored.times = {1: {145 * S}}
+        now_s = 170
+        await wait_until_async(lambda: len(fills(store)) == 2, "the second reading")
+    assert times(store, "a") == [t for t in range(100, 201) if t != 145]

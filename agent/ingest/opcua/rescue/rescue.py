@@ -1,0 +1,155 @@
+"""Takes the subscriptions of a lost session over, to receive what they still hold; then deletes them.
+
+A server goes on queueing for the subscriptions of a session whose connection broke, until their lifetime is over.
+Everything is built anew all the same. Beside that the new session takes the old subscriptions over
+(TransferSubscriptions, OPC 10000-4, 5.14.7), and their notifications go on where they ended: those that were sent and
+never came are asked for again by number (Republish), and then come those that are queued. Once all new items are
+created and an old subscription has then sent all that it had, twice, it holds nothing that is missing, and is deleted.
+
+It costs one call where a server refuses, and the life of a session never. Nothing is taken over from a server that was
+started again, because the numbers of its subscriptions may be another client's by now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.publisher import Publisher
+from agent.ingest.opcua.publishing import Header
+from agent.ingest.opcua.rescue.seam import Seam
+from agent.ingest.opcua.session import Session
+from agent.ingest.opcua.subscription import Subscription
+from agent.status_codes import status_name
+
+log = logging.getLogger(__name__)
+
+TRANSFER_S = 2.0  # a server that does not answer the transfer is not waited for: new items are to be created
+RESCUE_S = 30.0  # from the beginning of a life to the end of its rescue
+SEAM_S = 30.0  # and so long after that for the first values of new items
+FULL_ANSWERS = 2  # of an old subscription since all is built; the first may have been made ready before that
+
+
+class Old(NamedTuple):
+    """A subscription of the session before, and the number of its next notification."""
+
+    subscription: Subscription
+    number: int
+
+
+class Ended(NamedTuple):
+    """Old subscriptions that are over: all of them, those that gave all that was missing, and those that ended before
+    they had."""
+
+    all: Sequence[Subscription]
+    whole: Sequence[Subscription]
+    short: Sequence[Subscription]
+
+
+class Rescue:
+    """The old subscriptions of one life. `started` is when their server was started, in its own words; `others` are
+    subscriptions that nothing is wanted of any more."""
+
+    def __init__(self, olds: Mapping[int, Old], others: Sequence[int], started: object, now_s: float) -> None:
+        self._olds, self._others, self._started = olds, others, started
+        self._begun_s, self._ended_s = now_s, 0.0
+        self._answers: dict[int, int] | None = None  # of each old subscription since all is built
+        self._spoiled: set[int] = set()
+        self._useless: list[int] = []  # subscriptions at the server that are to be deleted
+        self.subscriptions: dict[int, Subscription] = {}  # that are taken over, and not over
+        self.overflowed: set[int] = set()  # tags whose queue at the server was too short
+        self.seam = Seam()
+        self.values_total = 0
+
+    async def begin(self, session: Session, publisher: Publisher, adopt: Callable[[Subscription], None]) -> None:
+        """Take the old subscriptions over. `adopt` is called for each before it can publish. Awaits one answer."""
+        numbers = [*self._olds, *self._others]
+        try:
+            async with asyncio.timeout(TRANSFER_S):
+                if self._started is None or await session.server_start() != self._started:
+                    return
+                for number, old in self._olds.items():
+                    self.subscriptions[number] = old.subscription
+                    adopt(old.subscription)
+                    publisher.begin(number, number=old.number)
+                statuses = await session.transfer_subscriptions(numbers)
+        except (SourceLost, TimeoutError) as error:
+            self._refused(numbers, publisher, str(error))
+            self._useless += numbers  # the server may have taken the call all the same
+            return
+        for number, status in zip(numbers, statuses, strict=False):
+            if quality.is_bad(status):
+                self._refused([number], publisher, status_name(status))
+            elif number not in self._olds:
+                self._useless.append(number)
+
+    def see(self, header: Header, next_number: int) -> None:
+        """An answer of a subscription; `next_number` is that of its next notification as far as they are known."""
+        if self._answers is None or header.subscription_id not in self.subscriptions or header.more:
+            return
+        if header.has_data or header.sequence_number == next_number:  # else it says that notifications are missing
+            self._answers[header.subscription_id] = self._answers.get(header.subscription_id, 0) + 1
+
+    def built(self) -> None:
+        """All new items are created: what happens from now on comes by them."""
+        self._answers = {}
+
+    def spoil(self, number: int) -> None:
+        """This old subscription does not bring all that is missing."""
+        self._spoiled.add(number)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of the old subscriptions is taken any more."""
+        return bool(self._ended_s)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the old subscriptions have given what they can, or their time is up."""
+        if self._ended_s:
+            return False
+        answers = self._answers or {}
+        is_complete = self._answers is not None and all(
+            answers.get(number, 0) >= FULL_ANSWERS or one.ended for number, one in self.subscriptions.items()
+        )
+        return is_complete or now_s - self._begun_s > RESCUE_S
+
+    def end(self, now_s: float) -> Ended:
+        """The old subscriptions are over."""
+        self._ended_s = now_s
+        answers = self._answers or {}
+        taken, self.subscriptions = self.subscriptions, {}
+        self._useless += taken
+        is_short = {number: answers.get(number, 0) < FULL_ANSWERS or bool(one.ended) for number, one in taken.items()}
+        return Ended(
+            [*taken.values()],
+            whole=[one for number, one in taken.items() if not is_short[number] and number not in self._spoiled],
+            short=[one for number, one in taken.items() if is_short[number]],
+        )
+
+    def is_past(self, now_s: float) -> bool:
+        """Whether nothing is left to do: no old subscription to delete, and no new one to compare with them."""
+        is_compared = self.seam.is_closed or now_s - self._ended_s > SEAM_S
+        return bool(self._ended_s) and is_compared and not self._useless
+
+    async def delete_useless(self, session: Session) -> None:
+        """Delete old subscriptions at the server. One that it will not delete ends with its lifetime."""
+        while self._useless:
+            number = self._useless.pop()
+            try:
+                await session.delete_subscription(number)
+            except SourceLost as error:
+                log.debug(
+                    "a subscription is not deleted", extra={"action": "subscription_not_deleted", "why": str(error)}
+                )
+
+    def _refused(self, numbers: Sequence[int], publisher: Publisher, why: str) -> None:
+        """These subscriptions are not taken over: what they hold stays lost."""
+        extra = {"action": "subscriptions_not_transferred", "subscriptions": list(numbers), "why": why}
+        log.debug("old subscriptions are not taken over", extra=extra)
+        for number in numbers:
+            publisher.forget(number)
+            self.subscriptions.pop(number, None)

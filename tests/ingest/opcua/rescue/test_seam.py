@@ -1,0 +1,68 @@
+"""Seam: two subscriptions bring the same values, and each is recorded once, whatever the order of their arrival."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.columns import SampleColumns
+from agent.ingest.opcua.rescue import Seam
+from agent.message import Sample
+
+NONE: frozenset[int] = frozenset()
+
+
+def columns(*times: int, tag: int = 1) -> SampleColumns:
+    """Values of a tag at these times."""
+    return SampleColumns.of([Sample(tag, time, float(time)) for time in times])
+
+
+def times(samples: SampleColumns) -> list[int]:
+    """When they are."""
+    return list(samples.source_times_ns)
+
+
+def test_the_old_one_is_taken_until_the_new_one_begins() -> None:
+    """Then only what is older than that beginning, which is late."""
+    seam = Seam()
+    assert [times(part) for part in seam.of_old(columns(1, 2), NONE)] == [[1, 2], []]
+    assert times(seam.of_new(columns(4, 5))) == [4, 5]
+    assert [times(part) for part in seam.of_old(columns(3, 4, 5), NONE)] == [[], [3]]
+
+
+def test_what_the_old_one_has_brought_is_left_out_of_the_new_one() -> None:
+    """The new one begins behind it, and is whole from then on, also when its clock goes back."""
+    seam = Seam()
+    seam.of_old(columns(1, 2, 3), NONE)
+    assert not seam.is_closed
+    assert times(seam.of_new(columns(2, 3, 4))) == [4]
+    assert times(seam.of_new(columns(1))) == [1]
+    assert seam.is_closed
+
+
+def test_tags_go_each_its_way() -> None:
+    """A tag that stands still has nothing in the old one; one that the server refuses now is not taken at all."""
+    seam = Seam()
+    assert times(seam.of_new(columns(1, tag=2))) == [1]
+    assert [times(part) for part in seam.of_old(columns(5, tag=3), {3})] == [[], []]
+    assert seam.is_closed
+
+
+@given(
+    st.integers(0, 12),
+    st.integers(0, 12),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=30),
+)
+def test_each_value_once(begins: int, more: int, turns: list[tuple[bool, int]]) -> None:
+    """The old one has every value from the first, the new one every value from `begins`; both end together, and arrive
+    in parts of any size in any order."""
+    end = begins + more
+    old, new = list(range(end)), list(range(begins, end))
+    seam, found = Seam(), Counter[int]()
+    for is_old, count in [*turns, (True, end), (False, end)]:
+        values = old if is_old else new
+        part, values[:] = values[:count], values[count:]
+        taken = seam.of_old(columns(*part), NONE) if is_old else [seam.of_new(columns(*part))]
+        for samples in taken:
+            found.update(times(samples))
+    assert found == Counter(range(end))
