@@ -139,12 +139,19 @@ class Session:
         return found
 
     async def limits(self) -> ServerLimits:
-        """What the server says that it takes."""
+        """What the server says that it takes. It is not known yet how many nodes one Read may name."""
         nodes = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in _LIMITS.values()]
-        answers = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        try:
+            answers = await self._read(nodes)
+        except CallTooLarge:
+            answers = [(await self._read([node]))[0] for node in nodes]
         values = [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else 0 for one in answers]
         found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
         return ServerLimits(**found)
+
+    async def _read(self, nodes: list[ua.ReadValueId]) -> list[ua.DataValue]:
+        found: list[ua.DataValue] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        return found
 
     async def create_subscription(self) -> tuple[int, float]:
         """Create a subscription. Returns its number and the publishing interval in ms as the server revised it."""

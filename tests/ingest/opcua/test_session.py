@@ -94,6 +94,20 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
     assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
 
 
+@in_loop
+async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that reads one node in a call is asked for each limit by itself, and the source connects."""
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        if len(parameters.NodesToRead) > 1:
+            raise uaerrors.BadTooManyOperations
+        return [ua.DataValue(ua.Variant(5, ua.VariantType.UInt32))]
+
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._session, "read", read)
+    assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
+
+
 @pytest.mark.parametrize(
     "monitoring, expected",
     [
