@@ -118,7 +118,7 @@ class OpcuaSource:
         times = [one.liveness.alive_ns for one in self._subscriptions if one.liveness.alive_ns]
         if not times:
             return self._alive_before_ns
-        return max(1, min(times) - self._settings.publishing_interval_ms * 1_000_000)
+        return min(times) - self._settings.publishing_interval_ms * 1_000_000 or 1  # negative before 1970; 0 is "never"
 
     def retry(self) -> None:
         """Ask for the parked nodes at once."""

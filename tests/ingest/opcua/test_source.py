@@ -217,6 +217,16 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
 
 
 @in_loop
+async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
+    """The last proof of life is a negative time there, not a time that comes after all samples."""
+    source, _ = await made(FakeStore())
+    (subscription,) = source._subscriptions
+    assert source.alive_ns == 0
+    subscription.liveness.see(0.0, -100 * S, is_proof=True)
+    assert source.alive_ns == -100 * S - source._settings.publishing_interval_ms * 1_000_000
+
+
+@in_loop
 async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
     """The bad sample is recorded as it came; the item is deleted and its tag parked; the value of the node that comes
     back is recorded, with the time of its return, even if the node gives it an old time."""
