@@ -149,8 +149,8 @@ class Session:
         found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
         return ServerLimits(**found)
 
-    async def _read(self, nodes: list[ua.ReadValueId]) -> list[ua.DataValue]:
-        found: list[ua.DataValue] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+    async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
+        found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
         return found
 
     async def create_subscription(self) -> tuple[int, float]:
@@ -393,4 +393,6 @@ def _item_request(handle: int, node: ua.NodeId, sampling_ms: float, queue_size: 
 
 def _text(error: BaseException) -> str:
     """An error in one line; the library's have names that say more than their text."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     return f"{type(error).__name__} {error}".strip().splitlines()[0]
