@@ -173,11 +173,11 @@ class Session:
         """Delete a subscription. One that the server does not know is as good as deleted."""
         await self._call(self._session.delete_subscriptions([subscription_id]))
 
-    async def create_heartbeat(self, subscription_id: int) -> int:
-        """Monitor the server's clock in a subscription. Returns the status."""
+    async def create_heartbeat(self, subscription_id: int) -> Created:
+        """Monitor the server's clock in a subscription."""
         node = _node_id(ObjectIds.Server_ServerStatus_CurrentTime, 0)
         request = _item_request(HEARTBEAT_HANDLE, node, HEARTBEAT_INTERVAL_MS, 1)
-        return (await self._create(subscription_id, [request]))[0].status
+        return (await self._create(subscription_id, [request]))[0]
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         """Monitor nodes. One result each; CallTooLarge if it was too many."""

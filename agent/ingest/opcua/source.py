@@ -348,7 +348,7 @@ class OpcuaSource:
             if self._buffer.full():
                 subscription.liveness.excuse(now_s)  # this side holds the server back
             silent_s = subscription.liveness.silent_s(now_s)
-            if silent_s * 1000 > self._settings.liveness_timeout_ms:
+            if silent_s > subscription.silence_max_s:
                 raise SourceLost(
                     f"{self._settings.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
                     "not moved"

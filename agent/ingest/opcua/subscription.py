@@ -21,13 +21,14 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import queue_size_for
 from agent.ingest.opcua.plan import Created, ItemPlan
-from agent.ingest.opcua.session import CallTooLarge, ItemRequest, Session
+from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
+SIGNS_MISSED_MAX = 3  # a server that publishes, or samples its clock, more slowly than asked is given so many intervals
 ENDED_EARLY_S = 10.0  # a subscription that the server ends so soon would be ended again
 
 
@@ -41,6 +42,7 @@ class Subscription:
         self.id = 0
         self.ended = ""  # why the server ended it
         self.liveness = Liveness(time.monotonic())
+        self.silence_max_s = settings.liveness_timeout_ms / 1000
         self.plan = ItemPlan((), settings.items_per_call_max, settings.parked_retry_ms * MS)
         self.plan.limit(limits.items_per_call)
         self.created_ns: int | None = None  # when items were last created: what comes then stood so at that time
@@ -56,8 +58,15 @@ class Subscription:
         self.id, self._publishing_ms = await self._session.create_subscription()
 
     async def watch_clock(self) -> None:
-        """Monitor the server's clock here."""
-        self.liveness.has_clock = not quality.is_bad(await self._session.create_heartbeat(self.id))
+        """Monitor the server's clock here. A server that gives signs of life more slowly than asked is waited for."""
+        clock = await self._session.create_heartbeat(self.id)
+        self.liveness.has_clock = not quality.is_bad(clock.status)
+        asked_ms = max(self._settings.publishing_interval_ms, HEARTBEAT_INTERVAL_MS)
+        slowest_s = max(self._publishing_ms, clock.sampling_ms) / 1000
+        if slowest_s * 1000 > asked_ms and SIGNS_MISSED_MAX * slowest_s > self.silence_max_s:
+            self.silence_max_s = SIGNS_MISSED_MAX * slowest_s
+            extra = {"action": "publishing_slow", "source": self._settings.name, "interval_s": slowest_s}
+            log.warning("the server publishes so rarely that its silence is noticed late", extra=extra)
 
     def check_age(self) -> None:
         """Raise SourceLost for a subscription that was ended early."""

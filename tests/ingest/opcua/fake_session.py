@@ -69,6 +69,7 @@ class FakeSession:
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
         self.has_clock = True
+        self.clock_ms, self.publishing_ms = 1_000.0, 500.0  # as the server revised them
         self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
         self.reads: list[int] = []
         self.nodes_per_read = 1_000
@@ -84,10 +85,10 @@ class FakeSession:
         self._number += 1
         self.subscriptions.append(self._number)
         self.items[self._number] = {}
-        return self._number, 500.0
+        return self._number, self.publishing_ms
 
-    async def create_heartbeat(self, _: int) -> int:
-        return 0 if self.has_clock else 0x803A_0000
+    async def create_heartbeat(self, _: int) -> Created:
+        return Created(0 if self.has_clock else 0x803A_0000, sampling_ms=self.clock_ms)
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         self.asked += items

@@ -3,6 +3,7 @@ import json
 import logging
 import math
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -191,6 +192,25 @@ async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch
         await source.run(lambda: came_up.append(True))
     assert not came_up
     assert session.handles(1) == {1, 2}
+
+
+@pytest.mark.parametrize("revised", [{"publishing_ms": 20_000.0}, {"clock_ms": 20_000.0}])
+@in_loop
+async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, float]) -> None:
+    """One that gives signs of life only every 20 s, whatever it was asked for, is given up after three of them are
+    missing and not after one, or its source would be built anew for ever."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
+    session = FakeSession()
+    vars(session).update(revised)
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns)  # type: ignore[arg-type]
+    source._subscriptions = [one]
+    await one.open()
+    await one.watch_clock()
+    one.liveness.alive_s = time.monotonic() - 50
+    source._check_life()
+    one.liveness.alive_s -= 15
+    with pytest.raises(SourceLost, match="its clock has not moved"):
+        source._check_life()
 
 
 def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
