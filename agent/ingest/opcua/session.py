@@ -29,6 +29,7 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
+from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused, SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError, Publication, decode_publication, decode_read_values
@@ -52,6 +53,7 @@ HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
 LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
+HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
 GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
 LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
 
@@ -243,11 +245,26 @@ class Session:
         node_ids = [_node_id(address.identifier, index) for address, index in nodes]
         try:
             body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
-            return await self._decoded(lambda: decode_history(body, self.reader))
+            pages = await self._decoded(lambda: decode_history(body, self.reader))
+            return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
         except (UaError, OSError, TimeoutError, DecodeError) as error:
             raise HistoryRefused(_text(error), is_final=False) from error
+
+    async def _proven(self, nodes: Sequence[ua.NodeId], pages: list[HistoryPage]) -> list[HistoryPage]:
+        """Pages of which an empty one means that nothing happened. Some servers (python-opcua) give an empty one, and no
+        refusal, for a node whose history they do not keep: its access level shows that."""
+        empty = [n for n, page in enumerate(pages) if not (page.status or page.values or page.continuation_point)]
+        if not empty:
+            return pages
+        asked = [ua.ReadValueId(NodeId=nodes[n], AttributeId=AttributeIds.AccessLevel) for n in empty]
+        answers = await self._session.read(ua.ReadParameters(NodesToRead=asked))
+        for n, answer in zip(empty, answers, strict=False):
+            level = answer.Value.Value if answer.Value is not None else None
+            if isinstance(level, int) and not level & HISTORY_READ:
+                pages[n] = HistoryPage(quality.BAD_NOT_SUPPORTED)
+        return pages
 
     async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
         """A request that is made with the library's session, for what works beside the values. The library's errors

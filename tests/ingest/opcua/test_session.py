@@ -14,15 +14,18 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
 from agent.ingest.opcua.values.variant import ValueReader
+from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import in_loop
 from tests.ingest.opcua.fake_session import FakeSession
 
+S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 
@@ -106,6 +109,26 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session._session, "read", read)
     assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
+
+
+@in_loop
+async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
+    declared as filled."""
+    response = ua.HistoryReadResponse(Results=[ua.HistoryReadResult(HistoryData=ua.HistoryData()) for _ in range(2)])
+    session, _ = session_with(monkeypatch, response)
+    asked: list[ua.ReadParameters] = []
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        asked.append(parameters)
+        return [ua.DataValue(ua.Variant(level, ua.VariantType.Byte)) for level in (1, 5)]
+
+    monkeypatch.setattr(session._session, "read", read)
+    ranges = [HistoryRange(tag, 0, S, None) for tag in (1, 2)]
+    nodes = [(NodeAddress("urn:x", tag), 1) for tag in (1, 2)]
+    pages = await session.read_history(ranges, nodes, 10)
+    assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
+    assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
 
 
 @pytest.mark.parametrize(
