@@ -8,6 +8,7 @@ was ended within seconds of its creation ends the session, because the next woul
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -47,6 +48,8 @@ class Subscription:
         self.plan.limit(limits.items_per_call)
         self.created_ns: int | None = None  # when items were last created: what comes then stood so at that time
         self.elements: set[int] = set()  # handles whose value is one element of an array
+        self.queue_sizes: dict[int, int] = {}  # by handle, as the server revised them
+        self.queue_size_least = sys.maxsize  # of those that hold more than the newest value
         self._publishing_ms = float(settings.publishing_interval_ms)
         self._opened_s = 0.0
         self._sampling_ms: dict[int, float] = {}  # as the server revised it, where that is not what was asked
@@ -153,6 +156,7 @@ class Subscription:
     def _note_created(self, request: ItemRequest, reading: Reading, created: Created) -> None:
         if quality.is_bad(created.status):
             return
+        self._note_queue(request.handle, created.queue_size)
         if created.sampling_ms == request.sampling_ms:
             self._sampling_ms.pop(request.handle, None)
         else:
@@ -161,6 +165,11 @@ class Subscription:
             self.elements.add(request.handle)
         else:
             self.elements.discard(request.handle)
+
+    def _note_queue(self, handle: int, size: int) -> None:
+        self.queue_sizes[handle] = size
+        if size > 1:
+            self.queue_size_least = min(self.queue_size_least, size)
 
     async def _enlarge(
         self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
@@ -182,6 +191,8 @@ class Subscription:
         for start in range(0, len(short), size):
             part = short[start : start + size]
             for (_, request), answer in zip(part, await self._session.resize_queues(self.id, part), strict=True):
+                if not quality.is_bad(answer.status):
+                    self._note_queue(request.handle, answer.queue_size)
                 if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:
                     self._note_short(answer.queue_size, request.queue_size)
 

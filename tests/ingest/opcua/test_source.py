@@ -22,7 +22,7 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.quality import (
@@ -112,6 +112,25 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     assert content["reason"] == "server_queue_overflow"
     assert (content["first_time"], content["last_time"]) == ("1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z")
     assert (content["count"], content["count_exact"], content["tags"]) == (1, False, ["tag:a/1"])
+
+
+@pytest.mark.parametrize("burst, is_declared", [(3, True), (2, False)])
+@in_loop
+async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: int, *, is_declared: bool) -> None:
+    """A server that discards without the overflow bit (asyncua, python-opcua) sends exactly a full queue after a stall.
+    The gap before it is declared; a burst that is shorter has lost nothing."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    (subscription,) = source._subscriptions
+    request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 250.0, 3, Monitoring())
+    subscription._note_created(request, TAGS[0].point.readings[0], Created(0, 11, 250.0, 3))
+    await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
+    await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
+    await source.finish()
+    await recorder.drain()
+    found = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    expected = [("server_queue_overflow", "1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z", 0)] if is_declared else []
+    assert [(one["reason"], one["first_time"], one["last_time"], one["count"]) for one in found] == expected
 
 
 @in_loop
