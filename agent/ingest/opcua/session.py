@@ -128,6 +128,7 @@ class Session:
         self._session = session
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
+        self._ignores_ranges: bool | None = None  # not asked yet
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -150,6 +151,16 @@ class Session:
         values = [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else 0 for one in answers]
         found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
         return ServerLimits(**found)
+
+    async def ignores_ranges(self) -> bool:
+        """Whether this server gives a whole array where elements of it are asked for, with a good status (asyncua,
+        python-opcua). Its list of namespaces shows it: there are always two at least."""
+        if self._ignores_ranges is None:
+            node = _node_id(ObjectIds.Server_NamespaceArray, 0)
+            asked = ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value, IndexRange="0")
+            value = (await self._read([asked]))[0].Value
+            self._ignores_ranges = value is not None and isinstance(value.Value, list) and len(value.Value) > 1
+        return self._ignores_ranges
 
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
         found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
@@ -302,6 +313,10 @@ class Session:
         found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
             raise SourceLost(f"{self._settings.url} answered {len(found)} values for {len(readings)} nodes")
+        if any(reading.index_range for reading in readings) and await self.ignores_ranges():
+            for place, reading in enumerate(readings):
+                if reading.index_range and not quality.is_bad(found[place].quality):
+                    found[place] = found[place]._replace(value=None, quality=quality.BAD_INDEX_RANGE_INVALID)
         return found
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:

@@ -122,6 +122,12 @@ class Subscription:
                 for handle in left
                 if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
             ]
+            if any(one.index_range for one in requests) and await self._session.ignores_ranges():
+                whole = [
+                    one.handle for one in requests if one.index_range
+                ]  # better no value than the whole array for it
+                results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
+                requests = [one for one in requests if not one.index_range]
             self.created_ns = self._now_ns()
             answers = await self._session.create_items(self.id, requests) if requests else []
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}

@@ -69,6 +69,7 @@ class FakeSession:
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
         self.has_clock = True
+        self.has_no_ranges = False
         self.clock_ms, self.publishing_ms = 1_000.0, 500.0  # as the server revised them
         self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
         self.reads: list[int] = []
@@ -124,6 +125,9 @@ class FakeSession:
 
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
         return decode_publication(body, 0, ValueReader(), elements)
+
+    async def ignores_ranges(self) -> bool:
+        return self.has_no_ranges
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))

@@ -11,7 +11,7 @@ from asyncua.ua import uaerrors
 from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
@@ -129,6 +129,28 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
     pages = await session.read_history(ranges, nodes, 10)
     assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
     assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
+
+
+@pytest.mark.parametrize("namespaces, expected", [(["a", "b"], [0x8036_0000, 0]), (["a"], [0, 0]), (None, [0, 0])])
+@in_loop
+async def test_a_server_that_ignores_index_ranges_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, namespaces: list[str] | None, expected: list[int]
+) -> None:
+    """Asked for the first of its namespaces it gives all. What it gives for an element is no value then; one that cuts, or
+    refuses, is believed. It is asked once."""
+    response = ua.ReadResponse(Results=[ua.DataValue(ua.Variant(1.5, ua.VariantType.Double)) for _ in range(2)])
+    session, _ = session_with(monkeypatch, response, response)
+    asked: list[str] = []
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        asked.append(str(parameters.NodesToRead[0].IndexRange))
+        return [ua.DataValue() if namespaces is None else ua.DataValue(ua.Variant(namespaces))]
+
+    monkeypatch.setattr(session._session, "read", read)
+    readings = [Reading(NodeAddress("urn:x", 7), "3"), Reading(NodeAddress("urn:x", 7))]
+    for _ in range(2):
+        assert [one.quality for one in await session.read_values(readings, ["urn:x"])] == expected
+    assert asked == ["0"]
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
+    BAD_INDEX_RANGE_INVALID,
     BAD_NODE_ID_UNKNOWN,
     BAD_OUT_OF_SERVICE,
     BAD_TOO_MANY_MONITORED_ITEMS,
@@ -434,6 +435,20 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
     assert store.of("a/1")[0].value == Json.of([1.5])
     assert [sample.value for sample in store.of("a/2")][1:] == [2**60, "NaN", 2.5, "x"]
     assert str(store.of("a/2")[0].value) == "nan"
+
+
+@in_loop
+async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would send the whole array with a good status; the tag is bad instead, and others are monitored."""
+    store = FakeStore()
+    points = [TagPoint(parse_readings(f"nsu=urn:x;i={address}")) for address in ("7", "7[3]", "7[1:2]")]
+    source, _ = await made(store, [tag(n, point) for n, point in enumerate(points, 1)])
+    session = FakeSession()
+    session.has_no_ranges = True
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.of("a/3"), "the bad tags")
+        assert [store.of(f"a/{n}")[0].quality for n in (2, 3)] == [BAD_INDEX_RANGE_INVALID] * 2
+        assert session.handles(1) == {1}
 
 
 @in_loop
