@@ -318,7 +318,9 @@ class OpcuaSource:
                     full.discard(tag)  # this server says it
         for tag in sorted(full):
             before_ns, first_ns = self._delivery.sampler.last_time_ns(tag), times[tag][0]
-            if is_hole(before_ns, first_ns, subscription.sampling_ms(tag, self._delivery.points[tag])):
+            point = self._delivery.points[tag]
+            # asyncua says that it samples as rarely as it publishes, and sends every change.
+            if is_hole(before_ns, first_ns, min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))):
                 self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, before_ns, first_ns, 0, [tag], exact=False)
 
     async def _note_missing(self, missing: Missing) -> None:

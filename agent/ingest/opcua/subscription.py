@@ -78,7 +78,7 @@ class Subscription:
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The sampling interval of an item, as the server revised it."""
-        return self._sampling_ms.get(handle, self._asked_ms(point))
+        return self._sampling_ms.get(handle, self.asked_ms(point))
 
     async def tend(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None) -> dict[int, int]:
         """Delete and create what is due, in calls the server takes. Returns the handles newly parked, with status."""
@@ -149,13 +149,14 @@ class Subscription:
         index = reading.address.index(namespaces)
         if index is None:
             return None
-        asked_ms = self._asked_ms(point)
+        asked_ms = self.asked_ms(point)
         size = point.monitoring.queue_size or self._settings.queue_size or queue_size_for(asked_ms, self._publishing_ms)
         return ItemRequest(
             *(handle, reading.address, index, reading.index_range, asked_ms, size, point.monitoring),
         )
 
-    def _asked_ms(self, point: TagPoint) -> float:
+    def asked_ms(self, point: TagPoint) -> float:
+        """The sampling interval that is asked for."""
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
