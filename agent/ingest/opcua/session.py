@@ -124,7 +124,7 @@ class Session:
     def __init__(self, client: Client, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         session = client.uaclient.session
-        assert isinstance(session, _RawSession), "set in _new_client"
+        assert isinstance(session, _RawSession), "set in new_client"
         self._session = session
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
@@ -353,10 +353,10 @@ class Session:
 @asynccontextmanager
 async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     """Connect with a new client, yield the session, disconnect whatever happened."""
-    client = _new_client(settings)
+    client = new_client(settings)
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, scout=_new_client(settings))
+            await connect(client, settings, scout=new_client(settings))
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
     try:
@@ -377,7 +377,8 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def _new_client(settings: OpcuaSourceSettings) -> SteppedClient:
+def new_client(settings: OpcuaSourceSettings) -> SteppedClient:
+    """A client for a `Session`, not connected."""
     client = SteppedClient(settings)
     client.session_timeout = SESSION_TIMEOUT_MS
     client.uaclient.session = _RawSession(client.uaclient)

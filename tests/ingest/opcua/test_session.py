@@ -18,7 +18,7 @@ from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
+from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _request_of, new_client
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.ingest.settings import OpcuaSourceSettings
@@ -36,7 +36,7 @@ def decode_values(body: bytes) -> Publication:
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
     """A session whose requests are answered by these, and the requests."""
-    client = _new_client(SETTINGS)
+    client = new_client(SETTINGS)
     asked: list[Any] = []
     left = list(answers)
 
