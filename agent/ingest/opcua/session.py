@@ -70,6 +70,7 @@ _NO_HISTORY = (  # of a whole HistoryRead: the service is not there
     uaerrors.BadHistoryOperationInvalid,
     uaerrors.BadNotSupported,
 )
+_NO_SERVICE = uaerrors.BadServiceUnsupported, uaerrors.BadNotImplemented
 _PUBLISH_REFUSALS = (  # of one Publish; the session goes on
     uaerrors.BadTimeout,
     uaerrors.BadNoSubscription,
@@ -197,7 +198,8 @@ class Session:
         return await self._create(subscription_id, [_request_of(item) for item in items])
 
     async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
-        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many."""
+        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many. A server that
+        cannot modify items refuses each."""
         parameters = ua.ModifyMonitoredItemsParameters(
             SubscriptionId=subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
@@ -208,7 +210,12 @@ class Session:
                 for number, item in items
             ],
         )
-        results = await self._call(self._session.modify_monitored_items(parameters))
+        try:
+            results = await self._call(self._session.modify_monitored_items(parameters))
+        except SourceLost as error:
+            if not isinstance(error.__cause__, _NO_SERVICE):
+                raise
+            return [Created(error.__cause__.code) for _ in items]
         return [
             Created(result.StatusCode.value, number, result.RevisedSamplingInterval, result.RevisedQueueSize)
             for result, (number, _) in zip(results, items, strict=True)

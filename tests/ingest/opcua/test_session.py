@@ -112,6 +112,22 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
 
 
 @in_loop
+async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest servers lack that service: their queues stay short, which is no reason to end the session."""
+    session, _ = session_with(monkeypatch)
+    errors = [uaerrors.BadServiceUnsupported(), uaerrors.BadSessionIdInvalid()]
+
+    async def modify(_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
+    assert [one.status for one in await session.resize_queues(1, [(5, item)])] == [0x800B_0000]
+    with pytest.raises(SourceLost):
+        await session.resize_queues(1, [(5, item)])
+
+
+@in_loop
 async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
     declared as filled."""
