@@ -19,6 +19,7 @@ TAGS_NAMED_MAX = 20  # a fact names the first tags affected; the count tells how
 PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
+POLLS_MISSED = "polls_missed"  # polls whose time passed while the server answered an earlier one
 STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want of room
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
 NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
