@@ -271,6 +271,7 @@ class Sampler:
         for tag in self._states if tags is None else tags:
             state = self._state(tag)
             if state.condition == _LOST and (not corrects or state.quality == quality):
+                state.is_seeded &= not corrects  # the source says now what an earlier process has recorded
                 continue
             if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
                 found.append(state.held)

@@ -369,15 +369,14 @@ class SourceSupervisor:
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
         """Go on where an earlier process of this node ended: what happened at the source since then is not known."""
-        stopped_ns = 0
+        times_ns: list[int] = []  # negative before 1970
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
-            times_ns = [found.sample.source_time_ns for found in newest.values()]
-            if not times_ns:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
-                times_ns = [await asyncio.to_thread(stored.stopped_ns, stream)]
-            stopped_ns = max(stopped_ns, *times_ns)
-        if stopped_ns:
+            times_ns += [found.sample.source_time_ns for found in newest.values()]
+            if not newest:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
+                times_ns.append(await asyncio.to_thread(stored.stopped_ns, stream))
+        if stopped_ns := max(filter(None, times_ns), default=0):
             self._outage = Outage(stopped_ns, AGENT_STOPPED)
             delivery.add_gap(AGENT_STOPPED, stopped_ns, time.time_ns(), 0, delivery.points, exact=False)
             await self._recorder.flush_gaps(at_once=True)  # before the first value hides where the last process ended

@@ -318,6 +318,18 @@ def test_an_earlier_process_that_ended_in_an_outage() -> None:
     assert one.take_returns() == []
 
 
+def test_a_tag_that_was_bad_before_a_restart_and_still_is_counts_as_bad() -> None:
+    """It is recorded as bad already, and the status of the node says so again. What is only presumed to be lost is
+    silent."""
+    one = sampler()
+    one.seed(TAG, Sample(TAG, 10 * S, None, BAD), 8 * S)
+    assert one.lose(BAD, 20 * S) == []
+    assert one.tally() == Tally(0, 1)
+    assert one.lose(BAD, 20 * S, [TAG], corrects=True) == []
+    assert one.tally() == Tally(1, 0)
+    assert one.select([Sample(TAG, 8 * S, 1.5)], 30 * S) == [Sample(TAG, 30 * S, 1.5)]
+
+
 def test_nothing_is_confirmed_for_an_earlier_process() -> None:
     """max_interval confirms values that this process has seen."""
     one = sampler(SamplingRule(max_interval_ns=S))

@@ -73,4 +73,9 @@ def _browse_command(settings: OpcuaSourceSettings) -> str:
         words += ["--server-sha256", settings.server_certificate_sha256]
     if settings.user_name:
         words += ["--user", settings.user_name]
+    if settings.password_file is not None:
+        words += ["--password-file", str(settings.password_file)]
+    if settings.user_certificate_file is not None:
+        words += ["--user-certificate", str(settings.user_certificate_file)]
+        words += ["--user-key", str(settings.user_private_key_file)]
     return shlex.join([*words, "--csv", str(settings.tags_file)])

@@ -7,7 +7,6 @@ import asyncio
 import json
 import sys
 from dataclasses import asdict
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,16 +37,15 @@ def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:  # noqa
         is_bad |= one.status.startswith("Bad")
         row = row_text(one, connection.settings.name)
         if as_json:
-            times = {name: _iso(getattr(one, name)) for name in ("source_time", "server_time")}
-            click.echo(json.dumps({**asdict(one), **times, "row": row}, ensure_ascii=False))
+            click.echo(json.dumps({**asdict(one), "row": row}, ensure_ascii=False))
             continue
         click.echo(printable(f"{one.name or '(no name)'}  {one.address}"))
         for name, text in (
             ("value", one.value),
             ("type", one.data_type),
             ("status", one.status),
-            ("source time", _iso(one.source_time) or "none"),
-            ("server time", _iso(one.server_time) or "none"),
+            ("source time", one.source_time or "none"),
+            ("server time", one.server_time or "none"),
             ("row", row),
         ):
             click.echo(printable(f"  {name:<12} {text}").rstrip())
@@ -64,7 +62,3 @@ async def _read(connection: Connection, nodes: tuple[str, ...]) -> list[NodeRead
             except ValueError as error:
                 raise click.UsageError(f"{node!r} {error}") from error
         return await explorer.read(addresses)
-
-
-def _iso(time: datetime | None) -> str | None:
-    return None if time is None else time.replace(tzinfo=None).isoformat() + "Z"

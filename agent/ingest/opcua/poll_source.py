@@ -1,8 +1,8 @@
 """An OPC UA source that is polled: for servers whose subscriptions do not work.
 
 All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before is
-none. Polls whose time has passed are skipped, never caught up; if the store refused samples meanwhile, that is a gap
-fact. An answer to a Read proves life: a request that is not answered in `request_timeout_ms` ends it.
+none. Polls whose time has passed are skipped, never caught up. If the store refused samples meanwhile, or the server was
+so slow that several polls are missing, that is a gap fact. An answer to a Read proves life: a request that is not answered in `request_timeout_ms` ends it.
 
 What changes and changes back between two polls is not seen: prefer subscriptions where they work.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import STORE_REFUSED
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
@@ -27,6 +27,7 @@ from agent.ingest.settings import OpcuaSourceSettings
 from agent.message import Sample
 
 MS = 1_000_000  # nanoseconds
+MISSED_MIN = 2  # polls in a row that become a gap; a single one that comes late is only counted
 CLOCK = Reading(NodeAddress(STANDARD_URI, 2258))  # Server_ServerStatus_CurrentTime
 
 
@@ -95,7 +96,9 @@ class OpcuaPollSource:
             if missed > 0:
                 self.polls_missed_total += missed
                 if self._delivery.recorder.refused_total != refused_before:
-                    self._note_gap(slot_ns, missed)
+                    self._note_gap(STORE_REFUSED, slot_ns, missed)
+                elif missed >= MISSED_MIN:
+                    self._note_gap(POLLS_MISSED, slot_ns, missed)
             slot += max(0, missed) + 1
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
@@ -149,7 +152,7 @@ class OpcuaPollSource:
         for tag, status in bad.items():
             await self._delivery.lose(status, now_ns, [tag], corrects=True)
 
-    def _note_gap(self, slot_ns: int, missed: int) -> None:
+    def _note_gap(self, reason: str, slot_ns: int, missed: int) -> None:
         interval_ns, tags = self._settings.poll_interval_ms * MS, list(self._delivery.points)
         first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
-        self._delivery.add_gap(STORE_REFUSED, first_ns, last_ns, missed * len(tags), tags, exact=False)
+        self._delivery.add_gap(reason, first_ns, last_ns, missed * len(tags), tags, exact=False)

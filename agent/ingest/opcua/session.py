@@ -29,6 +29,7 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
+from agent.ingest import quality
 from agent.ingest.errors import HistoryRefused, SourceError, SourceLost
 from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.decode import Change, DecodeError, Publication, decode_publication, decode_read_values
@@ -52,6 +53,7 @@ HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
 LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
+HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
 GOODBYE_S = 2.0  # a server that hangs is not waited for: the loss is to be recorded
 LIFETIME_MS_MIN = 120_000  # how long the server keeps a subscription whose Publish we hold back
 
@@ -61,6 +63,7 @@ _NO_HISTORY = (  # of a whole HistoryRead: the service is not there
     uaerrors.BadHistoryOperationInvalid,
     uaerrors.BadNotSupported,
 )
+_NO_SERVICE = uaerrors.BadServiceUnsupported, uaerrors.BadNotImplemented
 _PUBLISH_REFUSALS = (  # of one Publish; the session goes on
     uaerrors.BadTimeout,
     uaerrors.BadNoSubscription,
@@ -120,10 +123,11 @@ class Session:
     def __init__(self, client: Client, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         session = client.uaclient.session
-        assert isinstance(session, _RawSession), "set in _new_client"
+        assert isinstance(session, _RawSession), "set in new_client"
         self._session = session
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
+        self._ignores_ranges: bool | None = None  # not asked yet
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -137,12 +141,29 @@ class Session:
         return found
 
     async def limits(self) -> ServerLimits:
-        """What the server says that it takes."""
+        """What the server says that it takes. It is not known yet how many nodes one Read may name."""
         nodes = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in _LIMITS.values()]
-        answers = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        try:
+            answers = await self._read(nodes)
+        except CallTooLarge:
+            answers = [(await self._read([node]))[0] for node in nodes]
         values = [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else 0 for one in answers]
         found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
         return ServerLimits(**found)
+
+    async def ignores_ranges(self) -> bool:
+        """Whether this server gives a whole array where elements of it are asked for, with a good status (asyncua,
+        python-opcua). Its list of namespaces shows it: there are always two at least."""
+        if self._ignores_ranges is None:
+            node = _node_id(ObjectIds.Server_NamespaceArray, 0)
+            asked = ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value, IndexRange="0")
+            value = (await self._read([asked]))[0].Value
+            self._ignores_ranges = value is not None and isinstance(value.Value, list) and len(value.Value) > 1
+        return self._ignores_ranges
+
+    async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
+        found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        return found
 
     async def create_subscription(self) -> tuple[int, float]:
         """Create a subscription. Returns its number and the publishing interval in ms as the server revised it."""
@@ -187,18 +208,19 @@ class Session:
         """Delete a subscription. One that the server does not know is as good as deleted."""
         await self._call(self._session.delete_subscriptions([subscription_id]))
 
-    async def create_heartbeat(self, subscription_id: int) -> int:
-        """Monitor the server's clock in a subscription. Returns the status."""
+    async def create_heartbeat(self, subscription_id: int) -> Created:
+        """Monitor the server's clock in a subscription."""
         node = _node_id(ObjectIds.Server_ServerStatus_CurrentTime, 0)
         request = _item_request(HEARTBEAT_HANDLE, node, HEARTBEAT_INTERVAL_MS, 1)
-        return (await self._create(subscription_id, [request]))[0].status
+        return (await self._create(subscription_id, [request]))[0]
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         """Monitor nodes. One result each; CallTooLarge if it was too many."""
         return await self._create(subscription_id, [_request_of(item) for item in items])
 
     async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
-        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many."""
+        """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many. A server that
+        cannot modify items refuses each."""
         parameters = ua.ModifyMonitoredItemsParameters(
             SubscriptionId=subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
@@ -209,7 +231,12 @@ class Session:
                 for number, item in items
             ],
         )
-        results = await self._call(self._session.modify_monitored_items(parameters))
+        try:
+            results = await self._call(self._session.modify_monitored_items(parameters))
+        except SourceLost as error:
+            if not isinstance(error.__cause__, _NO_SERVICE):
+                raise
+            return [Created(error.__cause__.code) for _ in items]
         return [
             Created(result.StatusCode.value, number, result.RevisedSamplingInterval, result.RevisedQueueSize)
             for result, (number, _) in zip(results, items, strict=True)
@@ -258,11 +285,26 @@ class Session:
         parts = [reading.index_range for reading, _ in nodes]
         try:
             body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
-            return await self._decoded(lambda: decode_history(body, self.reader, parts))
+            pages = await self._decoded(lambda: decode_history(body, self.reader, parts))
+            return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
             raise HistoryRefused(_text(error), is_final=True) from error
         except (UaError, OSError, TimeoutError, DecodeError) as error:
             raise HistoryRefused(_text(error), is_final=False) from error
+
+    async def _proven(self, nodes: Sequence[ua.NodeId], pages: list[HistoryPage]) -> list[HistoryPage]:
+        """Pages of which an empty one means that nothing happened. Some servers (python-opcua) give an empty one, and no
+        refusal, for a node whose history they do not keep: its access level shows that."""
+        empty = [n for n, page in enumerate(pages) if not (page.status or page.values or page.continuation_point)]
+        if not empty:
+            return pages
+        asked = [ua.ReadValueId(NodeId=nodes[n], AttributeId=AttributeIds.AccessLevel) for n in empty]
+        answers = await self._session.read(ua.ReadParameters(NodesToRead=asked))
+        for n, answer in zip(empty, answers, strict=False):
+            level = answer.Value.Value if answer.Value is not None else None
+            if isinstance(level, int) and not level & HISTORY_READ:
+                pages[n] = HistoryPage(quality.BAD_NOT_SUPPORTED)
+        return pages
 
     async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
         """A request that is made with the library's session, for what works beside the values. The library's errors
@@ -300,6 +342,10 @@ class Session:
         found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
             raise SourceLost(f"{self._settings.url} answered {len(found)} values for {len(readings)} nodes")
+        if any(reading.index_range for reading in readings) and await self.ignores_ranges():
+            for place, reading in enumerate(readings):
+                if reading.index_range and not quality.is_bad(found[place].quality):
+                    found[place] = found[place]._replace(value=None, quality=quality.BAD_INDEX_RANGE_INVALID)
         return found
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:
@@ -336,10 +382,10 @@ class Session:
 @asynccontextmanager
 async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     """Connect with a new client, yield the session, disconnect whatever happened."""
-    client = _new_client(settings)
+    client = new_client(settings)
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, scout=_new_client(settings))
+            await connect(client, settings, scout=new_client(settings))
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
     session = Session(client, settings)
@@ -363,8 +409,9 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def _new_client(settings: OpcuaSourceSettings) -> SteppedClient:
-    client = SteppedClient(settings)
+def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> SteppedClient:
+    """A client for a `Session`, not connected. `watchdog_s`: see SteppedClient."""
+    client = SteppedClient(settings, watchdog_s)
     client.session_timeout = SESSION_TIMEOUT_MS
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
@@ -411,4 +458,6 @@ def _item_request(handle: int, node: ua.NodeId, sampling_ms: float, queue_size: 
 
 def _text(error: BaseException) -> str:
     """An error in one line; the library's have names that say more than their text."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
     return f"{type(error).__name__} {error}".strip().splitlines()[0]

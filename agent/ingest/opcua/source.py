@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Protocol
@@ -33,12 +34,12 @@ from agent.ingest.gap import (
     VALUES_UNREADABLE,
     TagGap,
 )
-from agent.ingest.opcua.decode import Change, Publication
+from agent.ingest.opcua.decode import Change, Changes, Publication
 from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.liveness import ServerClock
-from agent.ingest.opcua.monitoring import discarded
+from agent.ingest.opcua.monitoring import discarded, is_hole
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing, subscription_of
 from agent.ingest.opcua.rescue import Old, Rescue
@@ -125,7 +126,7 @@ class OpcuaSource:
         times = [one.liveness.alive_ns for one in self._subscriptions if one.liveness.alive_ns]
         if not times:
             return self._alive_before_ns
-        return max(1, min(times) - self._settings.publishing_interval_ms * 1_000_000)
+        return min(times) - self._settings.publishing_interval_ms * 1_000_000 or 1  # negative before 1970; 0 is "never"
 
     def retry(self) -> None:
         """Ask for the parked nodes at once."""
@@ -263,13 +264,17 @@ class OpcuaSource:
     async def _deliver(self, publication: Publication) -> None:
         now_ns = self.now_ns()
         changes = publication.changes
-        if not self._delivery.points.keys() >= set(changes.handles):
+        handles = set(changes.handles)
+        repeated = len(changes) - len(handles)
+        if not self._delivery.points.keys() >= handles:
             # The heartbeat is not wanted, nor is what was on its way from a removed tag.
             changes = changes.of_handles(self._delivery.points)
         marked = [change for change in changes if change.quality] if any(changes.qualities) else []
         subscription = self._by_id.get(publication.subscription_id)
         if subscription is not None and marked:
             self._note_overflow(subscription, marked, changes)
+        if subscription is not None and repeated >= subscription.queue_size_least - 1:
+            self._note_full(subscription, changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         created_ns = None if subscription is None else subscription.created_ns
         is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
@@ -366,6 +371,27 @@ class OpcuaSource:
             first_ns = before_ns or change.source_time_ns
             self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, change.source_time_ns, count, [tag], exact=is_exact)
 
+    def _note_full(self, subscription: Subscription, changes: Changes) -> None:
+        """Some servers (asyncua, python-opcua) discard values without a word: as many as a queue holds may be the rest of
+        more."""
+        full = {
+            tag for tag, count in Counter(changes.handles).items() if 1 < subscription.queue_sizes.get(tag, 0) <= count
+        }
+        times: dict[int, list[int]] = {tag: [] for tag in full}
+        for tag, time_ns, status in zip(
+            changes.handles, changes.times_ns(self.now_ns()), changes.qualities, strict=True
+        ):
+            if tag in full:
+                times[tag].append(time_ns)
+                if quality.has_overflowed(status):
+                    full.discard(tag)  # this server says it
+        for tag in sorted(full):
+            before_ns, first_ns = self._delivery.sampler.last_time_ns(tag), times[tag][0]
+            point = self._delivery.points[tag]
+            # asyncua says that it samples as rarely as it publishes, and sends every change.
+            if is_hole(before_ns, first_ns, min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))):
+                self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, before_ns, first_ns, 0, [tag], exact=False)
+
     async def _note_missing(self, missing: Missing) -> None:
         """A notification was sent and never came, and the server does not hold it any more."""
         subscription = self._by_id.get(missing.subscription_id)
@@ -436,7 +462,7 @@ class OpcuaSource:
             if self._buffer.full():
                 subscription.liveness.excuse(now_s)  # this side holds the server back
             silent_s = subscription.liveness.silent_s(now_s)
-            if silent_s * 1000 > self._settings.liveness_timeout_ms:
+            if silent_s > subscription.silence_max_s:
                 raise SourceLost(
                     f"{self._settings.url} is connected, but for {silent_s:.0f} s it has sent no value and its clock has "
                     "not moved"

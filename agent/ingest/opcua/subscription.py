@@ -8,6 +8,7 @@ was ended within seconds of its creation ends the session, because the next woul
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -21,13 +22,14 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import queue_size_for
 from agent.ingest.opcua.plan import Created, ItemPlan
-from agent.ingest.opcua.session import CallTooLarge, ItemRequest, Session
+from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
 from agent.ingest.settings import OpcuaSourceSettings
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
+SIGNS_MISSED_MAX = 3  # a server that publishes, or samples its clock, more slowly than asked is given so many intervals
 ENDED_EARLY_S = 10.0  # a subscription that the server ends so soon would be ended again
 
 
@@ -41,10 +43,13 @@ class Subscription:
         self.id = 0
         self.ended = ""  # why the server ended it
         self.liveness = Liveness(time.monotonic())
+        self.silence_max_s = settings.liveness_timeout_ms / 1000
         self.plan = ItemPlan((), settings.items_per_call_max, settings.parked_retry_ms * MS)
         self.plan.limit(limits.items_per_call)
         self.created_ns: int | None = None  # when items were last created: what comes then stood so at that time
         self.elements: set[int] = set()  # handles whose value is one element of an array
+        self.queue_sizes: dict[int, int] = {}  # by handle, as the server revised them
+        self.queue_size_least = sys.maxsize  # of those that hold more than the newest value
         self._publishing_ms = float(settings.publishing_interval_ms)
         self._opened_s = 0.0
         self._unqueued: set[int] = set()  # items whose queue at the server holds one value: others vanish unseen
@@ -57,8 +62,15 @@ class Subscription:
         self.id, self._publishing_ms = await self._session.create_subscription()
 
     async def watch_clock(self) -> None:
-        """Monitor the server's clock here."""
-        self.liveness.has_clock = not quality.is_bad(await self._session.create_heartbeat(self.id))
+        """Monitor the server's clock here. A server that gives signs of life more slowly than asked is waited for."""
+        clock = await self._session.create_heartbeat(self.id)
+        self.liveness.has_clock = not quality.is_bad(clock.status)
+        asked_ms = max(self._settings.publishing_interval_ms, HEARTBEAT_INTERVAL_MS)
+        slowest_s = max(self._publishing_ms, clock.sampling_ms) / 1000
+        if slowest_s * 1000 > asked_ms and SIGNS_MISSED_MAX * slowest_s > self.silence_max_s:
+            self.silence_max_s = SIGNS_MISSED_MAX * slowest_s
+            extra = {"action": "publishing_slow", "source": self._settings.name, "interval_s": slowest_s}
+            log.warning("the server publishes so rarely that its silence is noticed late", extra=extra)
 
     def check_age(self) -> None:
         """Raise SourceLost for a subscription that was ended early."""
@@ -67,7 +79,7 @@ class Subscription:
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The sampling interval of an item, as the server revised it."""
-        return self._sampling_ms.get(handle, self._asked_ms(point))
+        return self._sampling_ms.get(handle, self.asked_ms(point))
 
     @property
     def bridged(self) -> frozenset[int]:
@@ -116,6 +128,12 @@ class Subscription:
                 for handle in left
                 if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
             ]
+            if any(one.index_range for one in requests) and await self._session.ignores_ranges():
+                whole = [
+                    one.handle for one in requests if one.index_range
+                ]  # better no value than the whole array for it
+                results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
+                requests = [one for one in requests if not one.index_range]
             self.created_ns = self._now_ns()
             answers = await self._session.create_items(self.id, requests) if requests else []
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
@@ -137,19 +155,21 @@ class Subscription:
         index = reading.address.index(namespaces)
         if index is None:
             return None
-        asked_ms = self._asked_ms(point)
+        asked_ms = self.asked_ms(point)
         size = point.monitoring.queue_size or self._settings.queue_size or queue_size_for(asked_ms, self._publishing_ms)
         return ItemRequest(
             *(handle, reading.address, index, reading.index_range, asked_ms, size, point.monitoring),
         )
 
-    def _asked_ms(self, point: TagPoint) -> float:
+    def asked_ms(self, point: TagPoint) -> float:
+        """The sampling interval that is asked for."""
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
     def _note_created(self, request: ItemRequest, reading: Reading, created: Created) -> None:
         if quality.is_bad(created.status):
             return
+        self._note_queue(request.handle, created.queue_size)
         if created.sampling_ms == request.sampling_ms:
             self._sampling_ms.pop(request.handle, None)
         else:
@@ -162,6 +182,11 @@ class Subscription:
             self.elements.add(request.handle)
         else:
             self.elements.discard(request.handle)
+
+    def _note_queue(self, handle: int, size: int) -> None:
+        self.queue_sizes[handle] = size
+        if size > 1:
+            self.queue_size_least = min(self.queue_size_least, size)
 
     async def _enlarge(
         self, requests: Sequence[ItemRequest], created: Mapping[int, Created], points: Mapping[int, TagPoint]
@@ -183,6 +208,8 @@ class Subscription:
         for start in range(0, len(short), size):
             part = short[start : start + size]
             for (_, request), answer in zip(part, await self._session.resize_queues(self.id, part), strict=True):
+                if not quality.is_bad(answer.status):
+                    self._note_queue(request.handle, answer.queue_size)
                 if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:
                     self._note_short(answer.queue_size, request.queue_size)
 

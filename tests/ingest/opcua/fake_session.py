@@ -69,6 +69,8 @@ class FakeSession:
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
         self.has_clock = True
+        self.has_no_ranges = False
+        self.clock_ms, self.publishing_ms = 1_000.0, 500.0  # as the server revised them
         self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
         self.reads: list[int] = []
         self.nodes_per_read = 1_000
@@ -105,10 +107,10 @@ class FakeSession:
         self._number += 1
         self.subscriptions.append(self._number)
         self.items[self._number] = {}
-        return self._number, 500.0
+        return self._number, self.publishing_ms
 
-    async def create_heartbeat(self, _: int) -> int:
-        return 0 if self.has_clock else 0x803A_0000
+    async def create_heartbeat(self, _: int) -> Created:
+        return Created(0 if self.has_clock else 0x803A_0000, sampling_ms=self.clock_ms)
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         self.asked += items
@@ -144,6 +146,9 @@ class FakeSession:
 
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
         return decode_publication(body, 0, ValueReader(), elements)
+
+    async def ignores_ranges(self) -> bool:
+        return self.has_no_ranges
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         return self.held.get((subscription_id, number))

@@ -1,6 +1,6 @@
 import pytest
 
-from agent.ingest.opcua.monitoring import QUEUE_SIZE_MAX, QUEUE_SIZE_ON_CHANGE, discarded, queue_size_for
+from agent.ingest.opcua.monitoring import QUEUE_SIZE_MAX, QUEUE_SIZE_ON_CHANGE, discarded, is_hole, queue_size_for
 
 S, MS = 1_000_000_000, 1_000_000
 
@@ -39,3 +39,12 @@ def test_a_count_by_an_uneven_spacing_is_at_least() -> None:
     count, is_exact = discarded(40_000 * MS, [ms * MS for ms in times], 50)
     assert not is_exact
     assert 540 <= count <= 600
+
+
+def test_a_hole_is_wider_than_the_sampling() -> None:
+    """A sample that comes late leaves none; where each change is notified any time may hide one; without a value before
+    there is no hole."""
+    assert is_hole(1000 * MS, 1600 * MS, 250)
+    assert not is_hole(1000 * MS, 1500 * MS, 250)
+    assert is_hole(1000 * MS, 1001 * MS, 0)
+    assert not is_hole(0, 1600 * MS, 250)

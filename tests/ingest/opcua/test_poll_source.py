@@ -1,8 +1,11 @@
 """A source that is polled, with a server that the test plays."""
 
 import asyncio
+import json
 import logging
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +74,34 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     lines = {record.status: record.tags for record in caplog.records if hasattr(record, "tags")}
     assert lines == {"BadSensorFailure": "a/b", "BadNodeIdUnknown": "a/array[3]"}
     assert source.alive_ns > 0
+
+
+@in_loop
+async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of them
+    are a gap, of which the store knows."""
+    store = FakeStore()
+    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
+    points = parse_readings("nsu=urn:x;s=a")
+    tags = [Tag(1, "facts.telemetry", TagDefinition("tag:a/a"), SamplingRule(), TagPoint(points))]
+    numbers = await recorder.define([tag.definition for tag in tags])
+    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), mode="poll", poll_interval_ms=10)
+    source = OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
+    session = FakeSession()
+    session.values = {("a", ""): good(1.0, 10 * S)}
+    read = session.read_values
+    stalled = time.monotonic() + 0.1
+
+    async def slow(*arguments: Any) -> Any:
+        await wait_until_async(lambda: time.monotonic() > stalled, "the end of the stall")
+        return await read(*arguments)
+
+    monkeypatch.setattr(session, "read_values", slow)
+    monkeypatch.setattr(poll_source, "open_session", opening(session))
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(source.run(lambda: None), name="life")
+        await wait_until_async(lambda: store.messages, "the gap")
+        life.cancel()
+    (content, *_) = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    assert (content["reason"], content["tags"]) == ("polls_missed", ["tag:a/a"])
+    assert content["count"] >= 2

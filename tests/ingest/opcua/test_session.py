@@ -11,18 +11,21 @@ from asyncua.ua import uaerrors
 from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import NodeAddress
+from agent.ingest.opcua.address import NodeAddress, Reading
 from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _new_client, _request_of
+from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _request_of, new_client
 from agent.ingest.opcua.values.variant import ValueReader
+from agent.ingest.quality import BAD_NOT_SUPPORTED
 from agent.ingest.settings import OpcuaSourceSettings
 from tests.ingest.fakes import in_loop
 from tests.ingest.opcua.fake_session import FakeSession
 
+S = 1_000_000_000
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 
@@ -33,7 +36,7 @@ def decode_values(body: bytes) -> Publication:
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
     """A session whose requests are answered by these, and the requests."""
-    client = _new_client(SETTINGS)
+    client = new_client(SETTINGS)
     asked: list[Any] = []
     left = list(answers)
 
@@ -54,7 +57,7 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
     response = ua.PublishResponse()
     response.Parameters.SubscriptionId, response.Parameters.NotificationMessage.SequenceNumber = 7, 3
     refused = (uaerrors.BadTimeout, uaerrors.BadNoSubscription, uaerrors.BadTooManyPublishRequests)
-    fatal = (uaerrors.BadSessionIdInvalid(), ConnectionError("gone"))
+    fatal = (uaerrors.BadSessionIdInvalid(), ConnectionError("gone"), TimeoutError())
     session, asked = session_with(monkeypatch, response, *[error() for error in refused], *fatal)
     body = await session.publish([(7, 2)])
     assert struct.unpack_from("<I", body) == (7,)
@@ -63,8 +66,8 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
     for error in refused:
         with pytest.raises(PublishRefused, match=error.__name__):
             await session.publish([])
-    for _ in fatal:
-        with pytest.raises(SourceLost, match="ended publishing"):
+    for why in ("BadSessionIdInvalid", "gone", "no answer in time"):
+        with pytest.raises(SourceLost, match=f"ended publishing: .*{why}"):
             await session.publish([])
 
 
@@ -92,6 +95,78 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session._session, "read", read)
     assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
+
+
+@in_loop
+async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that reads one node in a call is asked for each limit by itself, and the source connects."""
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        if len(parameters.NodesToRead) > 1:
+            raise uaerrors.BadTooManyOperations
+        return [ua.DataValue(ua.Variant(5, ua.VariantType.UInt32))]
+
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._session, "read", read)
+    assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
+
+
+@in_loop
+async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest servers lack that service: their queues stay short, which is no reason to end the session."""
+    session, _ = session_with(monkeypatch)
+    errors = [uaerrors.BadServiceUnsupported(), uaerrors.BadSessionIdInvalid()]
+
+    async def modify(_: object) -> None:
+        raise errors.pop(0)
+
+    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
+    assert [one.status for one in await session.resize_queues(1, [(5, item)])] == [0x800B_0000]
+    with pytest.raises(SourceLost):
+        await session.resize_queues(1, [(5, item)])
+
+
+@in_loop
+async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
+    declared as filled."""
+    response = ua.HistoryReadResponse(Results=[ua.HistoryReadResult(HistoryData=ua.HistoryData()) for _ in range(2)])
+    session, _ = session_with(monkeypatch, response)
+    asked: list[ua.ReadParameters] = []
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        asked.append(parameters)
+        return [ua.DataValue(ua.Variant(level, ua.VariantType.Byte)) for level in (1, 5)]
+
+    monkeypatch.setattr(session._session, "read", read)
+    ranges = [HistoryRange(tag, 0, S, None) for tag in (1, 2)]
+    nodes = [(NodeAddress("urn:x", tag), 1) for tag in (1, 2)]
+    pages = await session.read_history(ranges, nodes, 10)
+    assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
+    assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
+
+
+@pytest.mark.parametrize("namespaces, expected", [(["a", "b"], [0x8036_0000, 0]), (["a"], [0, 0]), (None, [0, 0])])
+@in_loop
+async def test_a_server_that_ignores_index_ranges_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, namespaces: list[str] | None, expected: list[int]
+) -> None:
+    """Asked for the first of its namespaces it gives all. What it gives for an element is no value then; one that cuts, or
+    refuses, is believed. It is asked once."""
+    response = ua.ReadResponse(Results=[ua.DataValue(ua.Variant(1.5, ua.VariantType.Double)) for _ in range(2)])
+    session, _ = session_with(monkeypatch, response, response)
+    asked: list[str] = []
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        asked.append(str(parameters.NodesToRead[0].IndexRange))
+        return [ua.DataValue() if namespaces is None else ua.DataValue(ua.Variant(namespaces))]
+
+    monkeypatch.setattr(session._session, "read", read)
+    readings = [Reading(NodeAddress("urn:x", 7), "3"), Reading(NodeAddress("urn:x", 7))]
+    for _ in range(2):
+        assert [one.quality for one in await session.read_values(readings, ["urn:x"])] == expected
+    assert asked == ["0"]
 
 
 @pytest.mark.parametrize(

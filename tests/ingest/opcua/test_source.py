@@ -3,6 +3,7 @@ import json
 import logging
 import math
 import struct
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,11 +22,12 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
+    BAD_INDEX_RANGE_INVALID,
     BAD_NODE_ID_UNKNOWN,
     BAD_OUT_OF_SERVICE,
     BAD_TOO_MANY_MONITORED_ITEMS,
@@ -113,6 +115,25 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
     assert (content["count"], content["count_exact"], content["tags"]) == (1, False, ["tag:a/1"])
 
 
+@pytest.mark.parametrize("burst, is_declared", [(3, True), (2, False)])
+@in_loop
+async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: int, *, is_declared: bool) -> None:
+    """A server that discards without the overflow bit (asyncua, python-opcua) sends exactly a full queue after a stall.
+    The gap before it is declared, also if the server says that it samples rarely; a shorter burst has lost nothing."""
+    store = FakeStore()
+    source, recorder = await made(store, sampling_interval_ms=0)
+    (subscription,) = source._subscriptions
+    request = ItemRequest(1, TAGS[0].point.readings[0].address, 1, "", 0.0, 3, Monitoring())
+    subscription._note_created(request, TAGS[0].point.readings[0], Created(0, 11, 60_000.0, 3))
+    await take(source, Change(1, 0.0, 0, 10 * S, 10 * S))
+    await take(source, *(Change(1, float(n), 0, 20 * S + n, 20 * S + n) for n in range(burst)))
+    await source.finish()
+    await recorder.drain()
+    found = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    expected = [("server_queue_overflow", "1970-01-01T00:00:10Z", "1970-01-01T00:00:20Z", 0)] if is_declared else []
+    assert [(one["reason"], one["first_time"], one["last_time"], one["count"]) for one in found] == expected
+
+
 @in_loop
 async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no room left nothing is acknowledged and no Publish is sent, so the server queues; an end of the session in
@@ -193,6 +214,25 @@ async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch
     assert session.handles(1) == {1, 2}
 
 
+@pytest.mark.parametrize("revised", [{"publishing_ms": 20_000.0}, {"clock_ms": 20_000.0}])
+@in_loop
+async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, float]) -> None:
+    """One that gives signs of life only every 20 s, whatever it was asked for, is given up after three of them are
+    missing and not after one, or its source would be built anew for ever."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
+    session = FakeSession()
+    vars(session).update(revised)
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns)  # type: ignore[arg-type]
+    source._subscriptions = [one]
+    await one.open()
+    await one.watch_clock()
+    one.liveness.alive_s = time.monotonic() - 50
+    source._check_life()
+    one.liveness.alive_s -= 15
+    with pytest.raises(SourceLost, match="its clock has not moved"):
+        source._check_life()
+
+
 def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     """The library's own chatter does not reach the log of a node."""
     from agent.ingest.opcua.session import quiet_library
@@ -214,6 +254,16 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     subscription.liveness = Liveness(0.0)
     await take(source)
     assert subscription.liveness.alive_ns == 0
+
+
+@in_loop
+async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
+    """The last proof of life is a negative time there, not a time that comes after all samples."""
+    source, _ = await made(FakeStore())
+    (subscription,) = source._subscriptions
+    assert source.alive_ns == 0
+    subscription.liveness.see(0.0, -100 * S, is_proof=True)
+    assert source.alive_ns == -100 * S - source._settings.publishing_interval_ms * 1_000_000
 
 
 @in_loop
@@ -385,6 +435,20 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
     assert store.of("a/1")[0].value == Json.of([1.5])
     assert [sample.value for sample in store.of("a/2")][1:] == [2**60, "NaN", 2.5, "x"]
     assert str(store.of("a/2")[0].value) == "nan"
+
+
+@in_loop
+async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would send the whole array with a good status; the tag is bad instead, and others are monitored."""
+    store = FakeStore()
+    points = [TagPoint(parse_readings(f"nsu=urn:x;i={address}")) for address in ("7", "7[3]", "7[1:2]")]
+    source, _ = await made(store, [tag(n, point) for n, point in enumerate(points, 1)])
+    session = FakeSession()
+    session.has_no_ranges = True
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.of("a/3"), "the bad tags")
+        assert [store.of(f"a/{n}")[0].quality for n in (2, 3)] == [BAD_INDEX_RANGE_INVALID] * 2
+        assert session.handles(1) == {1}
 
 
 @in_loop

@@ -97,6 +97,7 @@ class EventCollector:
         self._ended = ""  # why the server ended it
         self._missing_since_ns = self._missing_since_ns or self._alive_ns
         self._alive_s = time.monotonic()
+        self._silence_max_s = self._settings.liveness_timeout_ms / 1000
         self._has_items = False
         self._fields: dict[int, Sequence[Field]] = {}
         self._queue_sizes: dict[int, int] = {}
@@ -275,7 +276,7 @@ class EventCollector:
         """Whether the subscription gives no sign of life, keep-alives included, although nothing is held back here."""
         if self._buffer.full():
             self._alive_s = time.monotonic()
-        return (time.monotonic() - self._alive_s) * 1000 > self._settings.liveness_timeout_ms
+        return time.monotonic() - self._alive_s > self._silence_max_s
 
     async def _open(self, session: Session, publisher: Publisher) -> bool:
         """A new subscription in the place of the one that ended. False if the server refuses it."""
@@ -284,11 +285,14 @@ class EventCollector:
             publisher.forget(self._subscription_id)
             self._begin_subscription(0)
         try:
-            number, _ = await session.create_subscription()
+            number, interval_ms = await session.create_subscription()
         except SourceLost as error:  # if the session is at its end, its other tasks say so
             self._say("subscription", "events_refused", str(error))
             return False
         self._begin_subscription(number)
+        # Keep-alives are counted in publishing intervals: a server that revises these sends keep-alives as rarely.
+        slower = max(1.0, interval_ms / self._settings.publishing_interval_ms)
+        self._silence_max_s = slower * self._settings.liveness_timeout_ms / 1000
         self._opened_s = time.monotonic()
         publisher.begin(number, Route(lambda body: self._decode(body, session), self._take, self._note_missing))
         await session.namespaces()

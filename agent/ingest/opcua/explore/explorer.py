@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from asyncua import ua
@@ -21,6 +20,8 @@ from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.ingest.settings import OpcuaSourceSettings
+from agent.message import Json, Value, time_text
+from agent.status_codes import status_name as symbolic_status
 
 _BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)
 _CURRENT_READ = 1  # bit 0 of AccessLevel (OPC 10000-3, 8.57)
@@ -46,8 +47,8 @@ class NodeReading:
     data_type: str
     value: str
     status: str
-    source_time: datetime | None
-    server_time: datetime | None
+    source_time: str | None
+    server_time: str | None
 
 
 class Explorer:
@@ -112,21 +113,23 @@ class Explorer:
 
     async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:
         """The values of nodes, and what they are. Raises SourceLost."""
-        attributes = (AttributeIds.Value, AttributeIds.BrowseName, AttributeIds.DataType)
+        attributes = (AttributeIds.BrowseName, AttributeIds.DataType)
         answers = await self._services.read([(node, attribute) for node in nodes for attribute in attributes])
-        await self._learn_types(answers[2::3])
+        values = await self._services.values(nodes)
+        await self._learn_types(answers[1::2])
         found = []
-        for node, value, name, kind in zip(nodes, answers[::3], answers[1::3], answers[2::3], strict=True):
+        for node, value, name, kind in zip(nodes, values, answers[::2], answers[1::2], strict=True):
             shown = _value(name)
+            is_array = isinstance(value.value, Json) and value.value.data.startswith(b"[")
             found.append(
                 NodeReading(
                     address=address_text(node),
                     name="" if shown is None else str(shown.Name),
-                    data_type=self._type_name(_value(kind), is_array=isinstance(_value(value), list)),
-                    value=value_text(_value(value)),
-                    status=status_name(value.StatusCode),
-                    source_time=value.SourceTimestamp,
-                    server_time=value.ServerTimestamp,
+                    data_type=self._type_name(_value(kind), is_array=is_array),
+                    value=value_text(value.value),
+                    status=symbolic_status(value.quality),
+                    source_time=time_text(value.source_time_ns) if value.source_time_ns else None,
+                    server_time=time_text(value.server_time_ns) if value.server_time_ns else None,
                 )
             )
         return found
@@ -228,16 +231,12 @@ def row_text(one: NodeReading, scope: str) -> str:
     return text.getvalue().strip()
 
 
-def value_text(value: Any) -> str:
+def value_text(value: Value) -> str:
     """A value on one line."""
     if isinstance(value, bytes):
-        text = f"0x{value.hex()}"
-    elif isinstance(value, ua.LocalizedText):
-        text = value.Text or ""
-    elif isinstance(value, datetime):
-        text = value.isoformat()
-    elif isinstance(value, list):
-        text = "[" + ", ".join(value_text(one) for one in value[: VALUE_CHARACTERS_MAX // 2]) + "]"
+        text = f"0x{value[:VALUE_CHARACTERS_MAX].hex()}"
+    elif isinstance(value, Json):
+        text = value.data.decode()
     else:
         text = "" if value is None else str(value)
     text = "".join(one if one.isprintable() else " " for one in text)

@@ -115,9 +115,14 @@ class Probe:
             return ProbeStep("policy", Outcome.OK, f"{wanted[0]}, {wanted[1]}")
         if not self.is_chosen:
             for policy, mode in _PREFERRED:
+                if settings.user_name and mode != "SignAndEncrypt":
+                    continue  # a source may not send a password so, and the section would be refused
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
                     return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
+        if settings.user_name and any(mode == "Sign" for _, mode in offered):
+            todo = "enable SignAndEncrypt at the server, or log in by certificate (--user-certificate, --user-key)"
+            return failed("policy", f"{settings.url} only signs, and a password is only sent encrypted", todo)
         names = ", ".join(sorted({policy for policy, _ in offered}))
         todo = f"enable one of {', '.join(dict.fromkeys(policy for policy, _ in _PREFERRED))} at the server"
         if "None" in offered_policies(self._endpoints):

@@ -19,23 +19,25 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
+from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.session import CallTooLarge, Session, new_client
 from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.ingest.settings import OpcuaSourceSettings
 
 NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
 REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself for ever is left at that
-SESSION_TIMEOUT_MS = 60_000
 WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
 GOODBYE_S = 2.0
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
     *TOO_LARGE,
+    CallTooLarge,
     TimeoutError,
     Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
 )
@@ -49,6 +51,7 @@ class Services:
     """An open session for looking. Made by `open_services`."""
 
     def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+        self._client, self._settings = client, settings
         self._session, self._url = client.uaclient.session, settings.url
         self.namespaces: list[str] = []
         self.limits: dict[str, int] = {}
@@ -108,6 +111,25 @@ class Services:
         """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
         index = data_type.index(self.namespaces)
         return "" if index is None else await enumeration_text(self._session, (index, data_type.identifier))
+
+    async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
+        """The values of nodes as a source records them, one result each, in order. The library takes the picoseconds of
+        one time for the beginning of the other. Raises SourceLost."""
+        session = Session(self._client, self._settings)
+        session.reader.namespaces = self.namespaces
+
+        async def call(part: Sequence[NodeAddress]) -> list[Change]:
+            try:
+                return await session.read_values([Reading(node) for node in part], self.namespaces)
+            except DecodeError as error:
+                if len(part) > 1:
+                    raise CallTooLarge(str(error)) from error
+                return [Change(0, None, BAD_DECODING_ERROR, 0, 0)]
+
+        results: list[Change] = []
+        while len(results) < len(nodes):
+            results += await self._halving(nodes[len(results) : len(results) + self._per_read], call)
+        return results
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
@@ -213,8 +235,7 @@ class Services:
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
-    client = SteppedClient(settings, WATCHDOG_S)
-    client.session_timeout = SESSION_TIMEOUT_MS
+    client = new_client(settings, WATCHDOG_S)
     await connect(client, settings, SteppedClient(settings), password)
     try:
         services = Services(client, settings)

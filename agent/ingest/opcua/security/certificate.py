@@ -73,7 +73,7 @@ def hand_over_file(certificate_file: Path) -> Path:
 
 def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
     """Make the next certificate for the same key and names, beside the one in use, which stays in use: each server has
-    to trust the new one first. Returns its file. Raises SourceRefused."""
+    to trust the new one first. One that waits already stays. Returns its file. Raises SourceRefused."""
     own = read_certificate(certificate_file)
     key = read_key_of(own, key_file)
     if not own.is_self_issued:
@@ -81,6 +81,9 @@ def renew_certificate(certificate_file: Path, key_file: Path) -> Path:
     if not isinstance(key, rsa.RSAPrivateKey) or len(own.uris) != 1:
         raise SourceRefused(f"{certificate_file} was not made by this program; renew it where it was made")
     file = next_file(certificate_file)
+    now = datetime.now(UTC)
+    if file.exists() and read_certificate(file).days_left(now) >= own.days_left(now):
+        return file  # servers may trust it already
     _write_or_refuse(file, _encoded(_self_signed(key, own.uris[0]), file))
     return file
 
@@ -89,6 +92,8 @@ def activate_certificate(certificate_file: Path, key_file: Path) -> Path:
     """Put the next certificate into use; connections made from now on show it. Returns the file in which the previous
     one is kept. Raises SourceRefused."""
     new = next_file(certificate_file)
+    if not new.exists():
+        raise SourceRefused(f"{new} does not exist; make it with --renew, and have every server trust it")
     read_key_of(read_certificate(new), key_file)
     previous = certificate_file.with_name(f"{certificate_file.stem}.previous{certificate_file.suffix}")
     _write_or_refuse(previous, read_file(certificate_file))

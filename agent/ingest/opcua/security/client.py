@@ -1,8 +1,9 @@
 """asyncua's client, made to say at which step a connection failed, and `connect`, which explains it.
 
-Two things the library gets wrong are corrected here. A server may answer OpenSecureChannel with a ServiceFault
+Three things the library gets wrong are corrected here. A server may answer OpenSecureChannel with a ServiceFault
 (node-opcua does so for a certificate it does not trust); the library takes it for the response, and ends in an
-AssertionError. What is not OPC UA at all (a web server) leaves it waiting for the rest of a message.
+AssertionError. What is not OPC UA at all (a web server) leaves it waiting for the rest of a message. And it compares the server's clock
+with ours when the channel is renewed.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import errno
 import socket
 import struct
 from collections.abc import Awaitable
+from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
 from asyncua import ua
 from asyncua.client.client import Client
 from asyncua.client.ua_client import UaClient, UASocketProtocol
+from asyncua.common.connection import SecureConnection
 from asyncua.crypto import uacrypto
+from asyncua.crypto.security_policies import SecurityPolicy
 from asyncua.ua import ua_binary, uaerrors
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
@@ -45,6 +49,7 @@ _FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
 _SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
 
+_NO_TIME = datetime(9000, 1, 1, tzinfo=UTC)  # room for a lifetime to be added
 _FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
@@ -66,10 +71,26 @@ class NotOpcUa(UaError):
     """What answers at the port speaks another protocol."""
 
 
+class _Connection(SecureConnection):
+    """The library's secure channel, whose old token is not judged by two clocks. It compares the time at which the server
+    issued the token with ours: a server whose clock is half an hour behind, such as one that takes local time for UTC,
+    lost its connection at each renewal of the channel. The keys of an old token expire by the monotonic clock."""
+
+    def set_channel(
+        self, params: ua.OpenSecureChannelResult, request_type: ua.SecurityTokenRequestType, client_nonce: bytes
+    ) -> None:
+        params.SecurityToken.CreatedAt = _NO_TIME
+        super().set_channel(params, request_type, client_nonce)
+
+
 class _Protocol(UASocketProtocol):
-    """The library's reader of a connection, with the two corrections."""
+    """The library's reader of a connection, with the corrections."""
 
     _has_answered = False
+
+    def __init__(self, timeout_s: float, security_policy: SecurityPolicy) -> None:
+        super().__init__(timeout_s, security_policy)
+        self._connection = _Connection(security_policy, self._connection._limits)  # noqa: SLF001
 
     def data_received(self, data: bytes) -> None:
         if not self._has_answered:

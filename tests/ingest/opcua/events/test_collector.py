@@ -43,6 +43,7 @@ class Server:
         self.subscription_errors = 0
         self.types_read: list[str] = []
         self._number = 0
+        self.publishing_ms = 500.0
 
     async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         return await request(self)
@@ -55,7 +56,7 @@ class Server:
             self.subscription_errors -= 1
             raise SourceLost("opc.tcp://plc does not answer as it should: BadTooManySubscriptions")
         self._number += 1
-        return self._number, 500.0
+        return self._number, self.publishing_ms
 
     async def create_monitored_items(self, parameters: ua.CreateMonitoredItemsParameters) -> list[Any]:
         if self.item_error is not None:
@@ -229,6 +230,19 @@ async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCa
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes[:2] == [1, 2], "another subscription")
     assert logged(caplog, "event_subscription_lost")[0] == "it gave no sign of life"
+
+
+@in_loop
+async def test_a_server_whose_keep_alives_are_rare_is_waited_for() -> None:
+    """A publishing interval that the server makes forty times as long makes its keep-alives as rare."""
+    run = Collecting(liveness_timeout_ms=15_000)
+    run.server.publishing_ms = 20_000.0
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes, "a refresh")
+        run.collector._alive_s -= 590
+        assert not run.collector._is_silent()
+        run.collector._alive_s -= 20
+        assert run.collector._is_silent()
 
 
 @in_loop

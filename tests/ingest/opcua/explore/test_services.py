@@ -8,14 +8,19 @@ from typing import Any
 
 import pytest
 from asyncua import ua
+from asyncua.common.utils import Buffer
 from asyncua.ua import uaerrors
 from asyncua.ua.attribute_ids import AttributeIds
+from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_name
+from agent.ingest.opcua.session import new_client
 from agent.ingest.settings import OpcuaSourceSettings
+from agent.message import Json
 from tests.ingest.fakes import in_loop
 
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
@@ -146,3 +151,25 @@ async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other(
 
     await services(Session()).read([(NodeAddress("urn:none", 85), AttributeIds.Value)])
     assert asked[0].NamespaceIndex == 0xFFFF
+
+
+@in_loop
+async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times with picoseconds, which the library reads in another order than they come in (the server's time was shown as
+    the year 9999), and an array of Variants as JSON."""
+    client = new_client(SETTINGS)
+    ns = 1_700_000_000_123_456_700
+    filetime = ns // 100 + FILETIME_EPOCH
+    variants = struct.pack("<BiBiBi", 0x80 | 24, 2, 6, 7, 6, 8)
+    value = b"\x3d" + variants + struct.pack("<qHqH", filetime, 10, filetime + 10, 10)
+    head = struct_to_binary(ua.ReadResponse(Results=[], DiagnosticInfos=[]))[:-8]
+
+    async def send(_: object) -> Buffer:
+        return Buffer(head + struct.pack("<i", 1) + value + struct.pack("<i", -1))
+
+    monkeypatch.setattr(client.uaclient.session, "send", send)
+    services = Services(client, SETTINGS)
+    services.namespaces = [STANDARD_URI]
+    (found,) = await services.values([NodeAddress(STANDARD_URI, 7)])
+    assert (found.value, found.quality) == (Json.of([7, 8]), 0)
+    assert (found.source_time_ns, found.server_time_ns) == (ns, ns + 1_000)

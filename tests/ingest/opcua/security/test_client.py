@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -256,3 +257,20 @@ def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
     assert isinstance(protocol, UASocketProtocol)
     with pytest.raises(uaerrors.BadSecurityChecksFailed):
         protocol._process_received_message(Message())
+
+
+@in_loop
+async def test_a_server_of_another_time_has_its_channel_renewed(tmp_path: Path) -> None:
+    """Answers to requests that were made before the renewal come with the old token. The server issued it in 1970, by its
+    own clock; it is accepted all the same."""
+    connection = SteppedClient(opcua(4840, tmp_path)).uaclient._make_protocol()._connection
+
+    def issued(token_id: int, kind: ua.SecurityTokenRequestType) -> None:
+        token = ua.ChannelSecurityToken(1, token_id, datetime(1970, 1, 1, tzinfo=UTC), 3_600_000)
+        connection.set_channel(ua.OpenSecureChannelResult(SecurityToken=token, ServerNonce=b""), kind, b"")
+
+    issued(1, ua.SecurityTokenRequestType.Issue)
+    issued(2, ua.SecurityTokenRequestType.Renew)
+    for token_id in (1, 2, 1):
+        connection._check_sym_header(ua.SymmetricAlgorithmHeader(TokenId=token_id))
+    assert connection.security_token.TokenId == 2
