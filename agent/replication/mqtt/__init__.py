@@ -3,11 +3,13 @@
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link, LinkStatistics
 from agent.replication.mqtt.requester import Reply, Requester, ask_once, converse
+from agent.replication.mqtt.transport import Connection
 from agent.replication.mqtt.transport_errors import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
 
 __all__ = [
     "REFUSED_HINT",
     "Access",
+    "Connection",
     "Incoming",
     "Link",
     "LinkStatistics",
