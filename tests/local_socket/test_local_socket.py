@@ -298,24 +298,26 @@ class LongAnswers(local_socket.RequestHandler):
 
 
 def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that ask and never read: they are disconnected, and the next is answered."""
+    """All places are taken by clients that ask and do not read: they are disconnected, the next is answered, and
+    nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path, idle_s=0.2))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
-                writers = []
+                clients = []
                 for _ in range(CONNECTIONS_MAX):
                     with socket_address(tmp_path) as address:
-                        _, writer = await asyncio.open_unix_connection(address, limit=1024)
-                    writer.write(framed(b'{"operation":"ListConsumers"}'))
-                    writers.append(writer)
+                        client = await asyncio.open_unix_connection(address, limit=1024)
+                    client[1].write(framed(b'{"operation":"ListConsumers"}'))
+                    clients.append(client)
                 answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
                 assert isinstance(answer, local_socket.Refused)
-                for writer in writers:
-                    writer.close()
                 task.cancel()
+            for reader, writer in clients:
+                assert len(await reader.read()) < 1_000_000
+                writer.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
