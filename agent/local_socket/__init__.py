@@ -35,38 +35,3 @@ from agent.local_socket.messages import (
 )
 from agent.local_socket.server import serve
 from agent.local_socket.transport import SOCKET, LocalError, StateFolderUnusable
-
-__all__ = [
-    "SOCKET",
-    "AcquireLease",
-    "Answer",
-    "AppendFact",
-    "Appended",
-    "BackfillQueued",
-    "BackfillSource",
-    "ComparePeer",
-    "Compared",
-    "ComparedStream",
-    "ConfirmReceipt",
-    "Confirmed",
-    "ConsumerEntry",
-    "Consumers",
-    "LeaseAcquired",
-    "ListConsumers",
-    "LocalError",
-    "ObjectPut",
-    "PutObject",
-    "Refused",
-    "RegisterConsumer",
-    "Registered",
-    "RemoveConsumer",
-    "Removed",
-    "Request",
-    "RequestHandler",
-    "RetrySource",
-    "SourceRetried",
-    "StateFolderUnusable",
-    "ask",
-    "open_store",
-    "serve",
-]

@@ -3,15 +3,3 @@
 from agent.query.latest.latest_query import DEPTH_FACTS, FRESH_MS, AbsentTags, find_latest, find_latest_in_stream
 from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records
 from agent.query.latest.latest_search import Tag
-
-__all__ = [
-    "DEPTH_FACTS",
-    "FRESH_MS",
-    "AbsentTags",
-    "LatestRecord",
-    "Tag",
-    "find_latest",
-    "find_latest_in_stream",
-    "latest_record",
-    "merge_peer_records",
-]
