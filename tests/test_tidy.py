@@ -662,7 +662,7 @@ def test_every_exception_is_still_needed() -> None:
     assert named <= paths, f"named in test_tidy.py, not there: {sorted(named - paths)}"
 
 
-def test_the_floors_are_floors() -> None:
+def test_layers_import_only_lower_layers() -> None:
     """KNOWS lists each part after the parts it knows, so that no two can know each other."""
     seen: set[str] = set()
     for part, known in KNOWS.items():

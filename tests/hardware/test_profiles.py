@@ -42,7 +42,7 @@ def test_a_profile_answers_for_a_plausible_load(file: Path) -> None:
     assert fit.bytes_stored_per_day == pytest.approx(1_000 * 9 * 86_400)
 
 
-def test_the_answer_by_hand(text: str) -> None:
+def test_the_estimate_equals_a_calculation_by_hand(text: str) -> None:
     """The estimate equals the same sum done on paper: 4 commits of 33,000 bytes and 9,000 bytes twice and a bit, a
     second."""
     fit = assess(parse_profile(text), LOAD)
@@ -69,7 +69,7 @@ def test_insufficient_hardware_is_reported(text: str) -> None:
     assert calm.concerns == ()
 
 
-def test_the_gateway_itself_is_spoken_of(text: str) -> None:
+def test_weaknesses_of_the_gateway_are_reported(text: str) -> None:
     """No watchdog, no battery clock and an unprotected disk are told with what follows from them, whatever the load."""
     bare = re.sub(r"\[watchdog\]\n(.+\n)+", "", text).replace('"battery"', '"none"')
     bare = re.sub(r'"watchdog.+\n', "", bare)

@@ -210,7 +210,7 @@ def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
         assert (reason.level, reason.subject, reason.alert) == (Level.LATE, "store", alert)
 
 
-def test_worst_comes_first(healthy: NodeSnapshot) -> None:
+def test_reasons_are_sorted_worst_first(healthy: NodeSnapshot) -> None:
     """Alerts come before warnings, and broken before full before late; the summary counts the rest."""
     everything = spoilt(spoilt(healthy, "peers", lag_seconds=9.0), "sources", connected=False)
     everything = replace(everything, store_fill_percent=99.0, certificate_days_left=20.0)

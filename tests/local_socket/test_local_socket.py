@@ -201,7 +201,7 @@ def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
         asyncio.run(local_socket.ask(tmp_path, request()))
 
 
-def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) -> None:
     """The kernel allows a socket's path 108 bytes; a state folder may be deeper."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
@@ -373,7 +373,7 @@ def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_ruined_store_is_set_aside_and_a_new_one_begun(tmp_path: Path) -> None:
+def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) -> None:
     """A node starts without an operator: the file that is no store is kept under another name."""
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ruined = b"no database" * 1000

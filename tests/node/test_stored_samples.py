@@ -44,7 +44,7 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
 
-def test_an_outage_is_open_until_a_filling_names_it(tmp_path: Path) -> None:
+def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:
     """Both facts of an outage count once. Gaps that are no outage and outages of other sources are not among them."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:

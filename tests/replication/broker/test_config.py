@@ -154,7 +154,7 @@ def test_queue_fits_the_topology() -> None:
     assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
 
 
-def test_config_bounds_the_queue_of_a_deaf_reader() -> None:
+def test_the_configuration_bounds_the_queue_of_a_client_that_never_reads() -> None:
     """The queue holds as many messages as the topology needs, and as many packets' worth of bytes."""
     config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg"))
     queued = plan.queued_messages_max(LINKS)

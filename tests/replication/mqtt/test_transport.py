@@ -147,7 +147,7 @@ def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
         assert "max_connections" in str(asyncio.run(scenario()))
 
 
-def test_not_tls(broker: Mosquitto) -> None:
+def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
     """A program without TLS at the port."""
 
     async def run() -> TransportError:

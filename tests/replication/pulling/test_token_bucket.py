@@ -70,7 +70,7 @@ class Pull:
             self(Tick(), now_ms)
 
 
-def test_a_page_is_paid_for_before_the_next() -> None:
+def test_a_page_spends_tokens_before_the_next() -> None:
     """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
     bandwidth = TokenBucket(RATE)
     assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
@@ -82,7 +82,7 @@ def test_a_page_is_paid_for_before_the_next() -> None:
     assert bandwidth.ready_ms(1_500, Priority.BACKLOG) == 1_500
 
 
-def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
+def test_a_live_stream_may_overdraw_the_bucket() -> None:
     """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE // 4 + 2 * RATE, 0)

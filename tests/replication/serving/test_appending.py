@@ -100,7 +100,7 @@ def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_p
     serve(broker, tmp_path, scenario)
 
 
-def test_ids_of_one_zone_are_nothing_to_another(broker: Mosquitto, tmp_path: Path) -> None:
+def test_message_ids_are_unique_per_zone_only(broker: Mosquitto, tmp_path: Path) -> None:
     """The zone itself and another append different messages under the same ids, in either order: both are stored, each
     is recognised as its own appender's when it comes again, also after a restart, and under its own zone's name a
     changed one is still a conflict."""

@@ -372,7 +372,7 @@ def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
     play(scenario)
 
 
-def test_patience_ends_with_an_empty_page() -> None:
+def test_a_wait_that_ends_gives_an_empty_page() -> None:
     """At the end of the log, which is then recorded."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:

@@ -209,7 +209,7 @@ class World:
 
 
 @patient
-def test_one_of_two_goes_on() -> None:
+def test_one_of_two_instances_continues() -> None:
     """At the end one machine holds the lease and knows its number, the other is fenced; and the place has not changed
     hands since the faults ended, save by what was on its way."""
     first = first_seed()
