@@ -106,7 +106,7 @@ OPEN = {
     "agent.demo.plant",
 }
 
-# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody.
+# Rooms behind a face that others may enter: a face that offered them would load a protocol library for every importer.
 ENTERED = ("agent.ingest.opcua.explore", "agent.ingest.opcua.security")
 
 # A folder that holds more than this is two folders.
@@ -534,8 +534,8 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
 
 
 def broad_except_is_the_supervisors(module: Module) -> Iterator[str]:
-    """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and
-    raises."""
+    """Only the supervisor catches Exception, and it once; all others name what is caught, or clean up and
+    raise."""
     if not is_product(module):
         return
     broad = []

@@ -1,6 +1,6 @@
 """The fact store: an append-only log of sealed batches in one SQLite file, with cursors, durable before it answers.
 
-See DESIGN.md beside this file. `FactStore` is for the process that owns the store, `StoreReader` for every other reader.
+DESIGN.md has the reasons. `FactStore` is for the process that owns the store, `StoreReader` for every other reader.
 """
 
 from agent.fact_store.append import is_in_sync

@@ -402,7 +402,7 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
 
 
 def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
-    """The name reaches the sources, what they say reaches the caller, also a refusal; where no node runs, that is said."""
+    """The name reaches the sources, and their answer or refusal the caller; without a node, the refusal says so."""
     asked = list[object]()
 
     class Sources:

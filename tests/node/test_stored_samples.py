@@ -16,8 +16,8 @@ STREAM = "facts.telemetry"
 
 
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
-    """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags that
-    nobody asks for and streams that nobody wrote to are no trouble."""
+    """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags
+    that were not asked for and streams without facts are left out."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
         for rows in (

@@ -37,7 +37,7 @@ def node_clock() -> Iterator[list[int]]:
 
 
 def appended(file: Path, steps: list[tuple[int, int]]) -> None:
-    """Values 1, 2, ... of tag:a by (seconds of the node's clock, seconds of the source's clock), each its own append."""
+    """Values 1, 2, ... of tag:a by (seconds of the node's clock, of the source's clock), each its own append."""
     with node_clock() as now_ns, FactStore.open(file, "plant", settings=AT_ONCE) as store:
         if not store.definition_counts():
             done(store.appends.define([TagDefinition("tag:a", source="plc1")]))

@@ -469,9 +469,9 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
-    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still
-    without waiting at the peer, and names none any more once it has its own. When another was faster it waits a moment
-    first; a peer that says so for ever is not asked in a circle."""
+    """The first request assumes that no lease is in force. An answer that names one is followed at once by a request
+    after it, still without waiting at the peer; once the receiver holds a lease, it names none. When another instance
+    was faster it waits a moment first; a peer that always answers so is not asked in a loop."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
