@@ -6,7 +6,6 @@ from agent.replication.broker.config import (
     CONFIG_NAME,
     PORT,
     USER,
-    BrokerLimits,
     BrokerPlan,
     PeerLink,
     TopologyError,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.replication.broker import config as plan
-from agent.replication.broker.config import BrokerLimits, BrokerPlan, PeerLink, TopologyError
+from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
 from tests.replication.broker.zones import LINKS
 
 
@@ -106,11 +106,6 @@ def test_there_is_room_for_every_zone(plants: int, least: int) -> None:
         {"user": "root\npersistence true"},
         {"port": 0},
         {"port": 65536},
-        {"limits": BrokerLimits(packet_bytes_max=0)},
-        {"limits": BrokerLimits(inflight_messages_max=65536)},
-        {"limits": BrokerLimits(keepalive_s_max=-1)},
-        {"limits": BrokerLimits(connections_max=0)},
-        {"limits": BrokerLimits(memory_bytes_max=1)},
     ],
 )
 def test_config_refuses(change: dict[str, Any]) -> None:
