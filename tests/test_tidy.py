@@ -106,7 +106,7 @@ OPEN = {
     "agent.demo.plant",
 }
 
-# Rooms behind a face that others may enter: a face that offered them would load a protocol library for every importer.
+# Rooms behind a face that others may enter: a face that offered them would load a protocol library for everybody.
 ENTERED = ("agent.ingest.opcua.explore", "agent.ingest.opcua.security")
 
 # A folder that holds more than this is two folders.

@@ -45,8 +45,8 @@ def bsfg(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode,
-    which logs slow callbacks on a busy machine."""
+    """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode, in
+    which a busy machine makes it write of slow callbacks."""
     command = [sys.executable, *python, "-m", "agent.cli", *arguments]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
     return subprocess.run(
