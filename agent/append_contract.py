@@ -1,13 +1,13 @@
-"""The contract of an append: preconditions, the fields of its answer, and the names it may use. Core: no IO.
+"""The contract of an append: preconditions, outcomes, and the names it may use. Core: no IO.
 
 Programs of the zone append through the node's socket (`agent.local_socket`), programs of other zones through the broker
-(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` and their answers are
-the same. The outcomes are decided by the store (`agent.fact_store.append`).
+(`agent.replication`). Both use this module, so that their checks of `from_zone` and `producer` are the same. The
+outcomes are decided by the store (`agent.fact_store.append`).
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, Protocol, TypedDict
+from typing import Literal, NamedTuple
 
 from agent.message import Message, MessageError
 
@@ -43,39 +43,6 @@ class AppendOutcome(NamedTuple):
     outcome: Outcome
     warning: str = ""
     lease_epoch: int = 0  # of rejected_fenced: the epoch in force
-
-
-class _Outcome(Protocol):
-    """The fields of an outcome, in a store's or in an answer that reports it. `lease_epoch` 0 or None: none is in force
-    against it."""
-
-    @property
-    def offset(self) -> int: ...
-    @property
-    def outcome(self) -> str: ...
-    @property
-    def warning(self) -> str: ...
-    @property
-    def lease_epoch(self) -> int | None: ...
-
-
-class AppendAnswer(TypedDict):
-    """The fields of an answer about one message. `lease_epoch` is the one in force where the append was fenced."""
-
-    offset: int
-    outcome: str
-    warning: str
-    lease_epoch: int | None
-
-
-def append_answer(outcome: _Outcome) -> AppendAnswer:
-    """The answer to the append of one message."""
-    return {
-        "offset": outcome.offset,
-        "outcome": outcome.outcome,
-        "warning": outcome.warning[:WARNING_CHARACTERS_MAX],
-        "lease_epoch": outcome.lease_epoch or None,
-    }
 
 
 def check_from_zone(message: Message, zone: str) -> None:

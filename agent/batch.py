@@ -259,13 +259,18 @@ def parse(sealed: bytes) -> Batch:
 
 def open_samples(batch: Batch) -> SampleColumns:
     """The samples of a batch as lists, or as rows. Raises BatchError when the content does not match the header."""
-    return _unpacked(batch).columns()
+    return open_packed(batch).columns()
 
 
 def open_packed(batch: Batch) -> Unpacked:
     """The samples of a batch, checked but not built, for callers that need only some of them. Raises as
     `open_samples`."""
-    return _unpacked(batch)
+    header = batch.header
+    if header.kind is not Kind.SAMPLES:
+        raise BatchError(f"kind: {header.kind.name} where samples were asked for")
+    return unpack(
+        _content(batch), Frame(header.count, header.definitions.count, header.time_min_ns, header.time_max_ns)
+    )
 
 
 def open_messages(batch: Batch) -> list[Message]:
@@ -296,7 +301,7 @@ def verify(batch: Batch) -> None:
     if batch.header.kind is Kind.MESSAGES:
         open_messages(batch)
     else:
-        _unpacked(batch)
+        open_packed(batch)
 
 
 # -------------------------------------------------------------------------------------------------------------- content
@@ -327,16 +332,6 @@ _MESSAGE_COLUMNS: dict[str, Any] = {
     "object_json": Annotated[list[Annotated[bytes, Meta(max_length=OBJECT_BYTES_MAX)]], _MANY],
 }
 _MESSAGES: Decoder[Any] = Decoder(tuple[tuple(_MESSAGE_COLUMNS.values())])  # type: ignore[misc]
-
-
-def _unpacked(batch: Batch) -> Unpacked:
-    """The columns of a batch of samples, checked."""
-    header = batch.header
-    if header.kind is not Kind.SAMPLES:
-        raise BatchError(f"kind: {header.kind.name} where samples were asked for")
-    return unpack(
-        _content(batch), Frame(header.count, header.definitions.count, header.time_min_ns, header.time_max_ns)
-    )
 
 
 def _content(batch: Batch) -> bytes | memoryview:

@@ -34,8 +34,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""From a page served from memory to a fetch from a peer in trouble; a fetch that waits at the peer is between the last
-two."""
+"""Of spans and of appends: from a page served from memory, or a fast fsync, to a fetch from a peer in trouble; a fetch
+that waits at the peer is between the last two."""
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ def package(requirement: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem[:4])
-def test_a_page_has_the_form(page: Path) -> None:
+def test_a_decision_has_its_sections_in_order(page: Path) -> None:
     """A page has a title, a status with its date, context, decision and price, in this order."""
     text = page.read_text()
     assert re.match(r"# .+\n\nStatus: (accepted|superseded by \d{4})\. Date: \d{4}-\d\d-\d\d\.", text)
@@ -26,7 +26,7 @@ def test_a_page_has_the_form(page: Path) -> None:
     assert headings[:3] == ["Context", "Decision", "Price"]
 
 
-def test_the_list_is_complete() -> None:
+def test_the_readme_names_each_decision_once() -> None:
     """README.md names each page once, under the page's own title, and numbers run from 1 without a gap."""
     listed = re.findall(
         r"^\| \[(\d{4})\]\((.+?)\) \| (.+) \|$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE

@@ -38,7 +38,7 @@ def test_a_changed_file_is_read_when_it_is_quiet(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("hints, waits", [([False], 1), ([True, True, False], 3)])
-def test_quiet_is_a_moment_without_a_hint(hints: list[bool], waits: int) -> None:
+def test_each_hint_begins_the_quiet_moment_anew(hints: list[bool], waits: int) -> None:
     """As long as hints come, the moment begins anew."""
     waited = 0
 

@@ -36,7 +36,7 @@ OURS = Lease(3, "one")
         (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("one", 0), Lease(LEASE_EPOCH_MAX, "one")),
     ],
 )
-def test_every_row(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
+def test_every_row_of_the_table_of_leases(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
     """The rows of the module's table; the last possible epoch cannot be passed."""
     assert decide_lease(held, shown) == after
 

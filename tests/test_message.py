@@ -329,7 +329,7 @@ def test_a_sample_without_unit_and_before_1970() -> None:
     assert presented.envelope.produced_at_unix_ms == 0
 
 
-def test_the_name_of_a_number_stands_beside_it() -> None:
+def test_an_enumerations_name_is_added_to_its_number() -> None:
     """An enumeration's number stays the value; the definition gives its name. Other values, and numbers without a
     name, have none; parts of a later version's form do no harm."""
     definition = TagDefinition("tag:a", enumeration="0=Off|7=Automatic, by hand|x=9|=|8=")

@@ -84,7 +84,7 @@ def test_the_log_has_each_event_at_debug_only(caplog: pytest.LogCaptureFixture) 
     assert named == {("serve", "serving", "GetLatest", "idmz")}
 
 
-def test_sides_and_operations_are_counted_by_themselves() -> None:
+def test_sides_and_operations_are_counted_separately() -> None:
     """Every step of the table is there from the start with zero counts, an operation from its first use, and no other
     step."""
     telemetry = Telemetry()

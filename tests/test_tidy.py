@@ -435,12 +435,13 @@ def height_of(part: str, folder: str) -> int:
 
 @functools.cache
 def face_of(package: str) -> frozenset[str]:
-    """The names that a package offers: its `__all__`."""
+    """The names that a package offers: its `__all__`, or else all that its `__init__` imports from inside it."""
     tree = ast.parse((ROOT / package.replace(".", "/") / "__init__.py").read_text("utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return frozenset(ast.literal_eval(node.value))
-    return frozenset()
+    inside = [node for node in tree.body if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(package)]
+    return frozenset(alias.name for node in inside for alias in node.names)
 
 
 def is_product(module: Module) -> bool:
@@ -514,8 +515,8 @@ def floors_run_downwards(module: Module) -> Iterator[str]:
 
 
 def faces_are_respected(module: Module) -> Iterator[str]:
-    """What lies in another package is imported from the outermost package around it that has a face, by a name in its
-    `__all__`."""
+    """What lies in another package is imported from the outermost package around it that has a face, by a name
+    that its face offers."""
     if not module.path.startswith(("agent/", "spark/", "bench/")):
         return
     package = module.package
@@ -567,8 +568,8 @@ def queues_are_bounded(module: Module) -> Iterator[str]:
 
 
 def broad_except_is_the_supervisors(module: Module) -> Iterator[str]:
-    """Only the supervisor catches Exception, and it once; everybody else names what is caught, or cleans up and
-    raises."""
+    """Only the supervisor catches Exception, and it once; all others name what is caught, or clean up and
+    raise."""
     if not is_product(module):
         return
     broad = []
@@ -695,7 +696,7 @@ def test_every_exception_is_still_needed() -> None:
     assert named <= paths, f"named in test_tidy.py, not there: {sorted(named - paths)}"
 
 
-def test_the_floors_are_floors() -> None:
+def test_layers_import_only_lower_layers() -> None:
     """KNOWS lists each part after the parts it knows, so that no two can know each other."""
     seen: set[str] = set()
     for part, known in KNOWS.items():
@@ -738,9 +739,28 @@ def test_folders_are_small() -> None:
 
 
 def test_a_package_has_a_face_or_is_open() -> None:
-    """A package that OPEN names offers no names itself; every other one says in `__all__` what it offers."""
+    """A package that OPEN names offers no names itself; every other one imports or lists in its `__init__` what it
+    offers."""
     packages = {module.name for module in modules() if module.path.startswith("agent/") and "__init__" in module.path}
     assert {package for package in packages if not face_of(package)} == OPEN & packages
+
+
+def test_faces_offer_what_others_use() -> None:
+    """Each name that a face imports is used outside its package: a face is no list of all that is there."""
+    faces = {one.name for one in modules() if one.path.endswith("/__init__.py") and "__all__ =" not in one.source}
+    used: dict[str, set[str]] = {face: set() for face in faces if face.startswith("agent.")}
+    for module in modules():
+        called_here: dict[str, str] = {}  # faces imported as modules, by their names here: `local_socket.ask`
+        for node in module.nodes:
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                called_here[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                if not f"{module.package}.".startswith(f"{node.module}."):
+                    used.get(node.module or "", set()).add(alias.name)
+        for node in module.nodes:
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used.get(called_here.get(node.value.id, ""), set()).add(node.attr)
+    unused = {face: sorted(names) for face, seen in used.items() if (names := face_of(face) - seen)}
+    assert unused == {}
 
 
 def test_cores_lean_on_nothing_that_does_io() -> None:

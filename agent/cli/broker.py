@@ -53,6 +53,9 @@ _config_file_option = click.option(
     show_default=True,
     help="The broker's configuration, as bsfg broker config wrote it.",
 )
+_pid_option = click.option(
+    "--pid", type=click.IntRange(1), help="The broker's process; by default the one that runs with this file."
+)
 _HELP = "ASKING pulls facts from SERVING or appends there; repeatable, one link for each direction."
 
 
@@ -103,9 +106,7 @@ def config(
 
 @broker.command(name="reload")
 @_config_file_option
-@click.option(
-    "--pid", type=click.IntRange(1), help="The broker's process; by default the one that runs with this file."
-)
+@_pid_option
 @json_option
 def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Make a running broker read its certificates, revocation list and access list again.
@@ -120,9 +121,7 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
 @broker.command()
 @click.argument("zones", nargs=-1, required=True, metavar="ZONE...")
 @_config_file_option
-@click.option(
-    "--pid", type=click.IntRange(1), help="The broker's process; by default the one that runs with this file."
-)
+@_pid_option
 @json_option
 def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Take all rights from zones at once, also from connected ones. Other zones are not disturbed.

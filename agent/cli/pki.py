@@ -65,7 +65,7 @@ def ca(pki_folder: Path, name: str, days: int, force: bool, as_json: bool) -> No
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
     facts = authority.create_authority(pki_folder, datetime.now(UTC), name=name, days=days, force=force)
     if as_json:
-        _print_json(_plain(facts))
+        _print_json(asdict(facts))
         return
     click.echo(f"authority {facts.subject} in {pki_folder}, until {facts.not_after:%Y-%m-%d}")
     click.echo(f"next: bsfg pki issue ZONE; keep {pki_folder / 'ca.key'} secret, and a backup copy at another place")
@@ -268,7 +268,7 @@ def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:  # n
         facts = authority.describe(certificate, now)
         usable = usable and facts.valid_now and not problems
         if as_json:
-            _print_json({"file": str(file), **_plain(facts), "problems": [str(problem) for problem in problems]})
+            _print_json({"file": str(file), **asdict(facts), "problems": [str(problem) for problem in problems]})
         else:
             _print_certificate(file, facts, problems)
     if not files:
@@ -341,10 +341,10 @@ def _plain_crl(
         plain |= {
             "crl_number": facts.number,
             "issuer": facts.issuer,
-            "last_update": facts.last_update.isoformat(),
-            "next_update": facts.next_update and facts.next_update.isoformat(),
+            "last_update": facts.last_update,
+            "next_update": facts.next_update,
             "days_left": facts.days_left,
-            "revoked": [{**asdict(each), "at": each.at.isoformat()} for each in facts.revoked],
+            "revoked": [asdict(each) for each in facts.revoked],
         }
     return plain
 
@@ -354,9 +354,9 @@ def _plain_record(each: authority.IssuedRecord) -> dict[str, object]:
     return {
         "serial": each.serial,
         "name": each.name,
-        "not_before": each.not_before.isoformat(),
-        "not_after": each.not_after.isoformat(),
-        "revoked_at": each.revoked and each.revoked.at.isoformat(),
+        "not_before": each.not_before,
+        "not_after": each.not_after,
+        "revoked_at": each.revoked and each.revoked.at,
         "reason": each.revoked and each.revoked.reason,
     }
 
@@ -365,7 +365,7 @@ def _print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None
     """Print where a new identity is."""
     if as_json:
         files = {"cert_file": issued.cert_file, "key_file": issued.key_file, "ca_file": issued.ca_file}
-        _print_json({**{key: str(file) for key, file in files.items()}, **_plain(issued.certificate)})
+        _print_json({**{key: str(file) for key, file in files.items()}, **asdict(issued.certificate)})
         return
     click.echo(f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}")
 
@@ -390,11 +390,6 @@ def _print_certificate(file: Path, facts: authority.CertificateDetails, problems
         click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
 
 
-def _plain(facts: authority.CertificateDetails) -> dict[str, object]:
-    """A certificate for a program."""
-    return {**asdict(facts), "not_before": facts.not_before.isoformat(), "not_after": facts.not_after.isoformat()}
-
-
 def _print_json(value: object) -> None:
-    """Print one object as a line."""
-    click.echo(json.dumps(value))
+    """Print one object as a line, times in ISO 8601."""
+    click.echo(json.dumps(value, default=datetime.isoformat))

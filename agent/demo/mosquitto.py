@@ -22,7 +22,7 @@ from pathlib import Path
 
 from agent.demo.processes import Child, ProcessFailed, accepts, free_port
 from agent.replication import pki
-from agent.replication.broker import BrokerFolder, BrokerLimits, BrokerPlan, parse_link, write_broker_folder
+from agent.replication.broker import BrokerFolder, BrokerPlan, parse_link, write_broker_folder
 
 HOST = "127.0.0.1"
 START_ATTEMPTS = 5  # another program may take the free port between finding and using it
@@ -50,7 +50,6 @@ class Mosquitto(Child):
         folder: Path,
         zones: Sequence[str] = ("plant-a", "plant-b", "idmz", "enterprise"),
         links: Sequence[str] = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise"),
-        limits: BrokerLimits | None = None,
     ) -> Iterator[Mosquitto]:
         """Make everything below `folder`, run the broker for the length of the block, leave no process behind."""
         now = datetime.now(UTC)
@@ -63,7 +62,6 @@ class Mosquitto(Child):
             folder="",
             host=HOST,
             user=pwd.getpwuid(os.geteuid()).pw_name,
-            limits=limits or BrokerLimits(),
         )
         broker = cls._start_on_a_free_port(folder / "broker", pki_folder, plan, identities)
         try:

@@ -1,18 +1,17 @@
 """The fact store: an append-only log of sealed batches in one SQLite file, with cursors, durable before it answers.
 
-See DESIGN.md beside this file. `FactStore` is for the process that owns the store, `StoreReader` for every other reader.
+DESIGN.md has the reasons. `FactStore` is for the process that owns the store, `StoreReader` for every other reader.
 """
 
 from agent.fact_store.append import is_in_sync
 from agent.fact_store.artifacts import ARTIFACTS_FOLDER, ArtifactFiles
 from agent.fact_store.consumers import Start
 from agent.fact_store.divergence import migrate_store
-from agent.fact_store.integrity import Damage, Progress, VerifyCounts, verify_store
+from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
     Acks,
     AcksRefused,
-    Appended,
     ArtifactMismatch,
     ArtifactMissing,
     ArtifactRefused,
@@ -43,54 +42,3 @@ from agent.fact_store.producers import Producers
 from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace
 from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements
 from agent.fact_store.store import FactStore
-
-__all__ = [
-    "ARTIFACTS_FOLDER",
-    "CHUNK_BYTES_MAX",
-    "FILES",
-    "INCIDENTS_MAX",
-    "Acks",
-    "AcksRefused",
-    "Appended",
-    "ArtifactFiles",
-    "ArtifactMismatch",
-    "ArtifactMissing",
-    "ArtifactRefused",
-    "ArtifactTooLarge",
-    "ArtifactsFull",
-    "BatchHead",
-    "ConfirmBeyondLog",
-    "ConfirmRefused",
-    "ConsumerFenced",
-    "ConsumerNotYours",
-    "ConsumerSpace",
-    "ConsumerState",
-    "ConsumerStreamMismatch",
-    "Damage",
-    "FactStore",
-    "FactsRefused",
-    "Incident",
-    "Producers",
-    "Progress",
-    "Start",
-    "StoreBusy",
-    "StoreDamaged",
-    "StoreError",
-    "StoreForeign",
-    "StoreFull",
-    "StoreReader",
-    "StoreSettings",
-    "StoreSpace",
-    "StoreTooNew",
-    "StreamIsLocal",
-    "StreamSettings",
-    "UnknownConsumer",
-    "VerifyCounts",
-    "check_digest",
-    "check_known",
-    "connect_reader",
-    "is_in_sync",
-    "migrate_store",
-    "named_statements",
-    "verify_store",
-]

@@ -3,7 +3,7 @@ write.
 
 A profile (hardware/*.toml) describes a class of gateway. The answer is in units an engineer decides by: hours of facts
 that fit, years that the flash lasts, and whether the disk can sync often enough. It is an estimate from measurements of
-the store's log (`FileCost`), which can be replaced by a measurement on the gateway itself.
+the store's log.
 
     ProfileError            a profile cannot be used; the text lists every problem (its author corrects them)
 """
@@ -21,6 +21,11 @@ from agent.errors import BsfgError
 SECONDS_PER_DAY = 86_400
 HOURS_WANTED = 24.0  # the specification: survive an enterprise outage of a day and more
 YEARS_WANTED = 10.0  # a gateway's service life in a cabinet
+# What a commit writes to the disk, log and checkpoint together: a fixed part, which is pages (SQLite writes each page it
+# touched, twice), and a part for its bytes. Measured with the fact store of this release, bytes as the kernel counted
+# them: commits of 250, 1,000 and 5,000 facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB.
+BYTES_PER_COMMIT = 33_000
+BYTES_PER_BYTE = 2.1
 SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it the log runs after the sources
 
 
@@ -97,19 +102,6 @@ class Profile:
     watchdog: Watchdog | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FileCost:
-    """What a commit writes to the disk: a part for itself and a part for its bytes, log and checkpoint together.
-
-    Measured with the fact store of this release, bytes as the kernel counted them: commits of 250, 1,000 and 5,000
-    facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB. The fixed part is pages: SQLite writes each page it
-    touched, twice.
-    """
-
-    bytes_per_commit: float = 33_000
-    bytes_per_byte: float = 2.1
-
-
 @dataclass(frozen=True)  # without slots, so that a command line can name its defaults
 class Load:
     """What a node will write: facts after report by exception, their size in a batch, and the time between commits."""
@@ -133,16 +125,16 @@ class Fit:
     advice: tuple[str, ...] = ()
 
 
-def assess(profile: Profile, load: Load, cost: FileCost | None = None) -> Fit:
+def assess(profile: Profile, load: Load) -> Fit:
     """Whether and how the load fits the gateway."""
     assert load.facts_per_s > 0, "a load without facts wears nothing"
     assert load.bytes_per_fact > 0
     assert load.commit_interval_ms > 0
-    cost, disk = cost or FileCost(), profile.storage
+    disk = profile.storage
     usable = disk.capacity_bytes * (1 - disk.free_floor_percent / 100) - disk.system_bytes
     stored_per_s = load.facts_per_s * load.bytes_per_fact
     commits_per_s = min(1000 / load.commit_interval_ms, load.facts_per_s)  # nothing to commit, no commit
-    written_per_s = commits_per_s * cost.bytes_per_commit + stored_per_s * cost.bytes_per_byte
+    written_per_s = commits_per_s * BYTES_PER_COMMIT + stored_per_s * BYTES_PER_BYTE
     worn_per_year = written_per_s * disk.write_amplification * SECONDS_PER_DAY * 365
     fit = Fit(
         hours_that_fit=usable / stored_per_s / 3600,

@@ -50,18 +50,14 @@ class Histogram:
     help: str
 
 
-# From a tenth of an fsync on good flash to the time after which every caller has given up.
-LATENCY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-
-
 @dataclass(frozen=True, slots=True)
 class Latency:
     """A histogram of durations: `counts[i]` of them were in (bounds_s[i - 1], bounds_s[i]], the last ones above all
     bounds."""
 
-    counts: tuple[int, ...] = (0,) * (len(LATENCY_BOUNDS_S) + 1)
+    counts: tuple[int, ...] = (0,)
     sum_s: float = 0.0
-    bounds_s: tuple[float, ...] = LATENCY_BOUNDS_S
+    bounds_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.counts) == len(self.bounds_s) + 1, "one count per bound, and one for durations above them"

@@ -33,6 +33,7 @@ class Level(Enum):
     BROKEN = "broken"
 
 
+_ROOM_HINT = "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
 RANK = {level: rank for rank, level in enumerate(Level)}
 
 
@@ -136,7 +137,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, requests = snapshot.store_fill_percent, snapshot.requests
     yield from _judge(
         *("store_fill", fill, "store", "" if fill is None else f"{fill:.0f} % full"),
-        "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room",
+        _ROOM_HINT,
     )
     yield from _full_reasons(snapshot)
     yield from _artifact_reasons(snapshot.store)
@@ -168,10 +169,7 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         hours, stream = min(at_risk, key=lambda each: each[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000
         text = f"{stream.name} is full in {duration(hours * 3600)} at {pace:.1f} kB/s unless its consumers confirm"
-        hint = (
-            "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
-        )
-        yield from _judge("hours_until_full", hours, "store", text, hint)
+        yield from _judge("hours_until_full", hours, "store", text, _ROOM_HINT)
 
 
 def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:

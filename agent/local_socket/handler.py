@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
-from agent.append_contract import Precondition, append_answer, check_from_zone
+from agent.append_contract import Precondition, check_from_zone
 from agent.config import NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError, UnknownConsumer, is_in_sync
@@ -81,7 +81,7 @@ class RequestHandler:
                 outcome = await self._producers.append_message(
                     request.stream, message, acks=request.acks, precondition=asked
                 )
-                return messages.Appended(**append_answer(outcome))
+                return messages.Appended.of(outcome)
             case messages.AcquireLease():
                 acquiring = store.appends.acquire_lease(request.stream, request.producer)
                 return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))

@@ -1,7 +1,7 @@
 """Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
 
-At most CONNECTIONS_MAX clients at once; a client that is silent for too long is disconnected, so that silent clients
-cannot keep others out.
+At most CONNECTIONS_MAX clients at once. A client that is silent or leaves its answer unread for too long is
+disconnected and its answer dropped, so that such clients neither keep others out nor fill the memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _REQUEST = msgspec.json.Decoder(Request)
 
 
 async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S) -> None:
-    """Answer at the socket in `state_dir` until cancelled; disconnect a client after `idle_s` of silence.
+    """Answer at the socket in `state_dir` until cancelled; disconnect a client that sends or reads nothing for `idle_s`
+    seconds.
 
     A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
     """
@@ -34,12 +35,15 @@ async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S
             writer.transport.abort()
             return
         open_connections.add(writer)
+        writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
             async with free:
                 while await _answer_one(handler, reader, writer, idle_s):
                     pass
-        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
-            pass  # the client left or is silent
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client left
+        except TimeoutError:  # it is silent or does not read; `close` would keep its answer until it leaves
+            writer.transport.abort()
         finally:
             open_connections.discard(writer)
             writer.close()

@@ -8,5 +8,3 @@ latest values.
 from agent.node.compare import access_of, compare_alone, identity_of
 from agent.node.latest import peer_latest, record_of
 from agent.node.node import run_node
-
-__all__ = ["access_of", "compare_alone", "identity_of", "peer_latest", "record_of", "run_node"]

@@ -221,7 +221,7 @@ class StatusCollector:
             *(RequestStatus, counted),
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
             append_failures_total=counted.appends_failed,
-            append_latency=_status(Latency, counted.append_latency),
+            append_latency=_status(Latency, counted.append_latency, bounds_s=BOUNDS_S),
         )
 
     def _serving(self) -> ServingStatus:

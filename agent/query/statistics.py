@@ -21,7 +21,6 @@ from agent.query.scan import Scanner
 class OriginStatistics:
     """Facts of one origin in one stream; `missing` are sequences between the first and the last that are not here."""
 
-    origin: Origin
     facts: int = 0
     first_sequence: int = 0
     last_sequence: int = 0
@@ -55,7 +54,7 @@ class StreamStatistics:
         self.bytes += head.body_bytes
         self.oldest_ns = head.time_min_ns if self.oldest_ns is None else min(self.oldest_ns, head.time_min_ns)
         self.newest_ns = head.time_max_ns if self.newest_ns is None else max(self.newest_ns, head.time_max_ns)
-        of = self.origins.setdefault(head.origin, OriginStatistics(head.origin, 0, head.first_sequence, 0))
+        of = self.origins.setdefault(head.origin, OriginStatistics(0, head.first_sequence, 0))
         of.facts += count
         of.first_sequence = min(of.first_sequence, head.first_sequence)
         of.last_sequence = max(of.last_sequence, head.first_sequence + count - 1)
@@ -146,27 +145,12 @@ def _origin(origin: Origin) -> dict[str, Any]:
 
 
 def _stream(one: StreamStatistics) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "first_offset": one.first_offset,
-        "end_offset": one.end_offset,
-        "facts": one.facts,
-        "messages": one.messages,
-        "batches": one.batches,
-        "bytes": one.bytes,
+    plain = ("name", "first_offset", "end_offset", "facts", "messages", "batches", "bytes")
+    return {name: getattr(one, name) for name in plain} | {
         "bytes_per_fact": _each(one.bytes, one.facts),
         "oldest_source_time": None if one.oldest_ns is None else time_text(one.oldest_ns),
         "newest_source_time": None if one.newest_ns is None else time_text(one.newest_ns),
-        "origins": [
-            _origin(of.origin)
-            | {
-                "facts": of.facts,
-                "first_sequence": of.first_sequence,
-                "last_sequence": of.last_sequence,
-                "missing": of.missing,
-            }
-            for of in one.origins.values()
-        ],
+        "origins": [_origin(origin) | asdict(of) | {"missing": of.missing} for origin, of in one.origins.items()],
     }
 
 

@@ -29,7 +29,7 @@ def planes(column: array) -> bytes:
 @example(1, [1] * 9 + [-8] + [1] * 9, 1)
 @example(1, [256] * 30 + [1] + [256] * 9, 2)
 @example(500, [1, *[2] * 60], 2)
-def test_turns_enclose_every_tag(first: int, steps: list[int], width: int) -> None:
+def test_the_turns_include_the_least_and_the_greatest_tag(first: int, steps: list[int], width: int) -> None:
     """The least and the greatest of the turns are those of all tags, however often the step changes."""
     if width == 1:
         steps = [max(-128, min(127, step)) for step in steps]
@@ -38,7 +38,7 @@ def test_turns_enclose_every_tag(first: int, steps: list[int], width: int) -> No
     assert (min(turns), max(turns)) == (min(tags), max(tags))
 
 
-def test_turns_are_few_where_the_step_is_steady() -> None:
+def test_steady_scans_have_few_turns() -> None:
     """Two scans of 500 tags have one turn, and are not checked tag by tag."""
     steps = array("h", [*[1] * 499, -499] * 2)
     assert len(columns._turns(1, steps, planes(steps))) < 10

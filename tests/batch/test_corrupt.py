@@ -32,7 +32,7 @@ def large() -> batch.Batch:
     return batch.seal_samples(LINK, rows, DEFINITIONS)
 
 
-def test_the_small_ones_are_of_both_codecs() -> None:
+def test_small_batches_cover_both_codecs() -> None:
     """The tests below need batches of both codecs."""
     assert SMALL["raw"].header.codec is batch.Codec.RAW
     assert SMALL["zstd"].header.codec is batch.Codec.ZSTD

@@ -65,7 +65,7 @@ HEADERS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_the_forger_can_be_honest() -> None:
+def test_the_forger_without_changes_writes_a_valid_batch() -> None:
     """Without changes the forger writes a valid batch, so each refusal below has the reason it names."""
     for compress in (False, True):
         rows = batch.open_samples(batch.parse(forged(HONEST, compress=compress))).rows()

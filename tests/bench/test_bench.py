@@ -86,7 +86,7 @@ EXPLAINED_BY_THEIR_NAME = {
 
 
 @pytest.mark.system
-def test_each_result_agrees_with_itself(result: dict[str, Any]) -> None:
+def test_the_ratio_is_the_quotient_of_the_printed_figures(result: dict[str, Any]) -> None:
     """The ratio is the quotient of what is printed, and spreads are ordered."""
     figure = "facts_per_s" if "facts_per_s" in result else "p50_ms"
     assert result["ratio"] == pytest.approx(result[figure] / result["limit"][figure], rel=0.01)

@@ -44,7 +44,7 @@ def test_init_writes_what_check_accepts(tmp_path: Path) -> None:
     assert done.stdout.startswith("node.toml: good; zone plant-a")
 
 
-def test_init_overwrites_nothing_unasked(node: Bsfg, tmp_path: Path) -> None:
+def test_init_overwrites_a_file_only_with_force(node: Bsfg, tmp_path: Path) -> None:
     """A second init leaves the operator's file as it is, and says how to replace it."""
     (tmp_path / "node.toml").write_text("edited")
     done = node("init", "--zone", "plant-b")
@@ -52,7 +52,7 @@ def test_init_overwrites_nothing_unasked(node: Bsfg, tmp_path: Path) -> None:
     assert "--force" in done.stderr
 
 
-def test_bad_usage_is_2(bsfg: Bsfg) -> None:
+def test_bad_usage_exits_with_status_2(bsfg: Bsfg) -> None:
     """An unknown command, a bad zone and a missing argument are usage errors, told on standard error."""
     for arguments in (("fetsh",), ("init", "--zone", "Plant A"), ("confirm", "--consumer", "x")):
         done = bsfg(*arguments)
@@ -205,7 +205,7 @@ def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
     assert node("fetch", "--stream", "facts.operational", "--consumer", "mes").stderr == ""
 
 
-def test_a_refused_name_comes_with_an_example(node: Bsfg) -> None:
+def test_the_refusal_of_a_name_shows_an_example(node: Bsfg) -> None:
     """A subject or predicate of the wrong form is refused with one of the right form beside the pattern."""
     for arguments, example in ((("s", "done"), "batch:B-1042"), (("batch:1", "Step Done"), "step_completed")):
         refused = node("append", *arguments, "{}")
@@ -258,7 +258,7 @@ def test_sql_answers_as_a_table_csv_and_json(node: Bsfg, tmp_path: Path) -> None
     assert node("sql", "select * from facts where 0").stdout.startswith("stream")
 
 
-def test_sql_that_cannot_be_run_is_a_sentence(node: Bsfg) -> None:
+def test_wrong_sql_exits_with_status_1_and_no_traceback(node: Bsfg) -> None:
     """Wrong SQL, writing and a missing store end with status 1 and no traceback."""
     assert "does not exist" in node("sql", "select 1").stderr
     node("append", "batch:1", "done", "{}")

@@ -138,7 +138,7 @@ def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "count, text", [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (1_500_000, "1.5 MB"), (10**10, "10.0 GB")]
 )
-def test_sizes(count: int, text: str) -> None:
+def test_sizes_are_printed_in_readable_units(count: int, text: str) -> None:
     """As a person reads them."""
     assert _size(count) == text
 

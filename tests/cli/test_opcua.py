@@ -84,7 +84,7 @@ def test_the_commands_of_the_page(plc: Program, bsfg: Bsfg, tmp_path: Path) -> N
     assert (tmp_path / "pki" / "opcua" / "own.previous.der").exists()
 
 
-def test_what_the_page_says_of_messages_is_said() -> None:
+def test_messages_that_the_page_explains_exist_in_the_product() -> None:
     """Each message that the page explains stands in the product's text, so that a search for it leads there."""
     rows = re.findall(r"^\| `(.+?)` \|", PAGE.read_text(encoding="utf-8").partition("## Messages")[2], re.MULTILINE)
     assert len(rows) >= 9
@@ -161,7 +161,7 @@ def test_each_step_says_what_is_wrong(bsfg: Bsfg) -> None:
 
 
 @pytest.mark.system
-def test_a_server_without_security_needs_the_word(bsfg: Bsfg) -> None:
+def test_an_unsecured_server_needs_the_option_insecure(bsfg: Bsfg) -> None:
     """Nothing is done unsecured unless --insecure says so, and then no certificate is made."""
     with running("opcua_server") as plc:
         done = bsfg("opcua", "test", url(plc))
@@ -175,7 +175,7 @@ def test_a_server_without_security_needs_the_word(bsfg: Bsfg) -> None:
         assert (row["tag"], row["data_type"]) == ("Plant/temperature_01", "Double")
 
 
-def test_a_password_is_no_argument(bsfg: Bsfg, tmp_path: Path) -> None:
+def test_a_password_is_read_from_a_file_or_a_prompt(bsfg: Bsfg, tmp_path: Path) -> None:
     """It comes from a file or a prompt, and in a pipe the command says so; over no security it is not sent at all."""
     done = bsfg("opcua", "test", "opc.tcp://plc", "--user", "op")
     assert (done.returncode, "give --password-file" in done.stderr) == (2, True)

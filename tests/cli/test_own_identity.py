@@ -1,5 +1,5 @@
 """Commands that ask a peer, with an identity of our own that cannot be used: each says what is wrong with which file,
-whoever is asked."""
+for every peer."""
 
 import asyncio
 import itertools

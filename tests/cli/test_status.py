@@ -107,7 +107,7 @@ def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
     assert "bytes_per_second_max" not in assess(goes_on).reasons[0].hint
 
 
-def test_artifacts_at_their_limit_are_their_own_thing() -> None:
+def test_status_names_artifacts_at_their_limit() -> None:
     """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page
     that waits for it says why. Where there are none and no limit, nothing is said."""
     store = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)

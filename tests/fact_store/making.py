@@ -18,6 +18,8 @@ TELEMETRY = "facts.telemetry"
 OPERATIONAL = "facts.operational"
 EPOCH = bytes(range(16))
 LIMIT_S = 20.0
+# Samples are committed at once, not after the product's 250 ms, for which each append of a test would wait. How appends
+# are grouped over time is tested with the product's settings (append/test_group_commit.py, append/test_append.py).
 AT_ONCE = StoreSettings(commit_interval_ms=0)
 IN_MEMORY = StoreSettings(commit_interval_ms=0, ballast_bytes=65_536)  # 16 MB take 30 ms for each new store in memory
 NEVER = StoreSettings(commit_interval_ms=60_000)  # samples stay queued

@@ -56,7 +56,7 @@ def test_values_are_those_of_the_snapshot(healthy: NodeSnapshot) -> None:
     assert found["bsfg_node_alert"] == {(): 0}
 
 
-def test_room_and_hours_arrive(healthy: NodeSnapshot) -> None:
+def test_limits_and_hours_are_metrics(healthy: NodeSnapshot) -> None:
     """Limits and hours of a stream, and what is kept for a consumer. A value without meaning is absent."""
     assert "bsfg_store_hours_until_full" not in samples(healthy)
     stream = replace(
@@ -76,7 +76,7 @@ def test_room_and_hours_arrive(healthy: NodeSnapshot) -> None:
     assert "bsfg_store_hours_until_ttl_loss" not in found
 
 
-def test_the_histogram_adds_up(healthy: NodeSnapshot) -> None:
+def test_histogram_buckets_are_cumulative(healthy: NodeSnapshot) -> None:
     """Buckets are cumulative and end with the count."""
     found = samples(healthy)
     buckets = list(found["bsfg_append_latency_seconds_bucket"].values())

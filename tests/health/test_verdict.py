@@ -14,6 +14,7 @@ from agent.health.snapshot import (
     RequestStatus,
 )
 from agent.health.verdict import THRESHOLDS, Level, assess
+from agent.telemetry import BOUNDS_S
 
 
 def spoilt(snapshot: NodeSnapshot, part: str, **changes: object) -> NodeSnapshot:
@@ -205,12 +206,12 @@ def test_failed_and_slow_appends(healthy: NodeSnapshot) -> None:
     for bucket, alert in ((8, False), (9, False), (10, True)):  # up to 0.25, 0.5 and 1 s
         counts = [98, *[0] * 13]
         counts[bucket] = 2
-        slow = RequestStatus(append_latency=Latency(tuple(counts), 20.0))
+        slow = RequestStatus(append_latency=Latency(tuple(counts), 20.0, BOUNDS_S))
         (reason,) = assess(replace(healthy, requests=slow)).reasons
         assert (reason.level, reason.subject, reason.alert) == (Level.LATE, "store", alert)
 
 
-def test_worst_comes_first(healthy: NodeSnapshot) -> None:
+def test_reasons_are_sorted_worst_first(healthy: NodeSnapshot) -> None:
     """Alerts come before warnings, and broken before full before late; the summary counts the rest."""
     everything = spoilt(spoilt(healthy, "peers", lag_seconds=9.0), "sources", connected=False)
     everything = replace(everything, store_fill_percent=99.0, certificate_days_left=20.0)
@@ -254,7 +255,7 @@ def test_the_table_is_in_order() -> None:
 )
 def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, expected: float | None) -> None:
     """A quantile is the bound of the bucket that holds it, and nothing when nothing was measured."""
-    assert Latency(counts).quantile_s(quantile) == expected
+    assert Latency(counts, bounds_s=BOUNDS_S).quantile_s(quantile) == expected
 
 
 def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:

@@ -15,7 +15,7 @@ def writer(counter: int, *, busy: bool = True) -> Progress:
     return Progress("writer", counter, busy, 10)
 
 
-def test_moving_parts_are_fed() -> None:
+def test_a_moving_counter_feeds_the_watchdog() -> None:
     """While the counter moves the watchdog is fed."""
     core = WatchdogCore()
     assert all(core.decide([writer(turn)], at(turn * 9)) == FED for turn in range(20))

@@ -203,7 +203,7 @@ def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
         asyncio.run(local_socket.ask(tmp_path, request()))
 
 
-def test_a_deep_folder_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) -> None:
     """The kernel allows a socket's path 108 bytes; a state folder may be deeper."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
@@ -300,24 +300,26 @@ class LongAnswers(local_socket.RequestHandler):
 
 
 def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that ask and never read: they are disconnected, and the next is answered."""
+    """All places are taken by clients that ask and do not read: they are disconnected, the next is answered, and
+    nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
                 task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path, idle_s=0.2))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
-                writers = []
+                clients = []
                 for _ in range(CONNECTIONS_MAX):
                     with socket_address(tmp_path) as address:
-                        _, writer = await asyncio.open_unix_connection(address, limit=1024)
-                    writer.write(framed(b'{"operation":"ListConsumers"}'))
-                    writers.append(writer)
+                        client = await asyncio.open_unix_connection(address, limit=1024)
+                    client[1].write(framed(b'{"operation":"ListConsumers"}'))
+                    clients.append(client)
                 answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
                 assert isinstance(answer, local_socket.Refused)
-                for writer in writers:
-                    writer.close()
                 task.cancel()
+            for reader, writer in clients:
+                assert len(await reader.read()) < 1_000_000
+                writer.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -373,7 +375,7 @@ def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
 
-def test_a_ruined_store_is_set_aside_and_a_new_one_begun(tmp_path: Path) -> None:
+def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) -> None:
     """A node starts without an operator: the file that is no store is kept under another name."""
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ruined = b"no database" * 1000
@@ -413,7 +415,7 @@ STATISTICS = SourceStatistics(
 
 
 def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
-    """The name reaches the sources, what they say reaches the caller, also a refusal; where no node runs, that is said."""
+    """The name reaches the sources, and their answer or refusal the caller; without a node, the refusal says so."""
     asked = list[object]()
 
     class Sources:

@@ -20,8 +20,8 @@ STREAM = "facts.telemetry"
 
 
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
-    """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags that
-    nobody asks for and streams that nobody wrote to are no trouble."""
+    """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags
+    that were not asked for and streams without facts are left out."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
         for rows in (
@@ -116,7 +116,7 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
 
-def test_an_outage_is_open_until_a_filling_names_it(tmp_path: Path) -> None:
+def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:
     """Both facts of an outage count once. Gaps that are no outage and outages of other sources are not among them."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:

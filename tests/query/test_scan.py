@@ -126,7 +126,7 @@ def test_headers_exclude_batches_without_opening_them(file: Path) -> None:
     assert batches_opened(file, replace(silent, subject_tests=("tag:nobody/has".__eq__,))) == 0
 
 
-def test_ten_facts_do_not_cost_the_log(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_opens_one_batch(tmp_path: Path) -> None:
     """A reader that stops after the first batch has opened one."""
     file = everything(tmp_path, rounds=20)
     with closing(StoreReader(file)) as reader:

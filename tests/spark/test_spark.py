@@ -164,7 +164,7 @@ def test_a_late_fact_corrects_its_day_and_no_other(spark: SparkSession, tmp_path
     assert sorted(row["last"] for row in written(spark, out).values()) == [2.0, 3.0]
 
 
-def test_ties_are_broken_alike_by_both_orders(spark: SparkSession, tmp_path: Path) -> None:
+def test_both_orders_break_ties_alike(spark: SparkSession, tmp_path: Path) -> None:
     """Over few offsets source time and offset share one long, over many they are a pair: the same first and last."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS + n % 3, float(n)) for n in range(60)]])
@@ -174,7 +174,7 @@ def test_ties_are_broken_alike_by_both_orders(spark: SparkSession, tmp_path: Pat
         assert (row["first"], row["last"]) == (0.0, 59.0)
 
 
-def test_the_session_decides_nothing(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_session_in_another_time_zone_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     """Days are UTC days: a session in another zone is refused instead of writing other files."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN])
@@ -186,7 +186,7 @@ def test_the_session_decides_nothing(spark: SparkSession, tmp_path: Path) -> Non
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
 
-def test_a_rollup_goes_where_it_belongs(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rollup_leaves_foreign_folders_alone(spark: SparkSession, tmp_path: Path) -> None:
     """A folder of another stream, or of something else, is left alone."""
     first, second = tmp_path / "first.db", tmp_path / "second.db"
     making.store(first, [RUN])

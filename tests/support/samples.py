@@ -1,4 +1,4 @@
-"""What every sample must be, whoever makes it: checked by fakes of the store before they take one."""
+"""What every sample must be: checked by fakes of the store before they take one."""
 
 from agent.message import (
     INT64_MIN,

@@ -19,7 +19,7 @@ from tests.waiting import wait_until
 
 
 @pytest.mark.system
-def test_started_broker_can_be_hurt_and_comes_back(tmp_path: Path) -> None:
+def test_a_broker_can_be_frozen_killed_and_restarted(tmp_path: Path) -> None:
     """Frozen, it is silent and keeps its connections; killed and restarted, it returns on the same port; at the end it
     is gone."""
     with Mosquitto.started(tmp_path) as broker, contextlib.ExitStack() as stack:

@@ -66,7 +66,7 @@ def complained(given: Told) -> str:
     return "\n".join(complaints(paths, [OPERATIONAL], seen, {OPERATIONAL: acknowledged}))
 
 
-def test_good_stores_give_no_reason_to_complain(good: Told) -> None:
+def test_equal_stores_are_no_violation(good: Told) -> None:
     """The same in both zones, all of it acknowledged: nothing to say."""
     assert len(good[2]) == 4
     assert complained(good) == ""

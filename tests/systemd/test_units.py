@@ -163,8 +163,11 @@ def test_user_and_folders_come_to_be(tmp_path: Path) -> None:
     assert modes == {"etc/bsfg": 0o750, "etc/bsfg/pki": 0o750, "var/lib/bsfg": 0o750}
 
 
-def test_the_files_agree() -> None:
-    """The unit's user, configuration and state folders are those that sysusers and tmpfiles make."""
+def test_users_folders_and_units_agree() -> None:
+    """The unit's user, configuration and state folders are those that sysusers and tmpfiles make, and no unit names a
+    page of documentation, because nothing installs one."""
+    units = [path for path in SYSTEMD.rglob("*") if path.suffix in {".service", ".path", ".timer", ".conf"}]
+    assert [path.name for path in units if "Documentation=" in path.read_text()] == []
     service = settings(SYSTEMD / "bsfg@.service")["Service"]
     users = re.findall(r"^u +(\w+)", (SYSTEMD / "sysusers.d" / "bsfg.conf").read_text(), re.MULTILINE)
     folders = re.findall(r"^d +(\S+)", (SYSTEMD / "tmpfiles.d" / "bsfg.conf").read_text(), re.MULTILINE)

@@ -16,12 +16,13 @@ from typing import cast, get_args
 import click
 
 from agent import local_socket
-from agent.append_contract import STORED, AppendAnswer, append_answer
+from agent.append_contract import STORED
 from agent.cli import config_option, json_option
 from agent.cli.local_node import answer_s_option, ask, to_option
 from agent.config import NodeSettings, load
 from agent.fact_store import Acks, StreamSettings
 from agent.message import Envelope, Fact, canonical_json, parse_json
+from agent.replication.protocol.messages import AppendedEntry
 
 stream_option = click.option("--stream", default="facts.operational", show_default=True, help="The stream.")
 
@@ -88,17 +89,17 @@ def append(
         stream, envelope, Fact(subject, predicate, content), acks, producer, lease_epoch, base_offset
     )
     if peer is None:
-        answer = _append_here(settings, request)
+        answer: AppendedEntry = _append_here(settings, request)
     else:
         from agent.cli.facts.peer_requests import append_fact  # MQTT is slow to import
 
-        answer = append_answer(append_fact(settings, peer, request, answer_s))
-    if answer["warning"]:
-        click.echo(f"bsfg: warning: {answer['warning']}", err=True)
-    outcome, offset, in_force = answer["outcome"], answer["offset"], answer["lease_epoch"]
+        answer = append_fact(settings, peer, request, answer_s)
+    if answer.warning:
+        click.echo(f"bsfg: warning: {answer.warning}", err=True)
+    outcome, offset, in_force = answer.outcome, answer.offset, answer.lease_epoch
     if as_json:
         shown = {"offset": offset, "outcome": outcome, "message_id": envelope.message_id}
-        also = {"warning": answer["warning"], "lease_epoch": in_force}
+        also = {"warning": answer.warning, "lease_epoch": in_force}
         click.echo(json.dumps(shown | {name: value for name, value in also.items() if value}))
     elif outcome == "rejected_fenced":
         click.echo(
@@ -129,10 +130,9 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
     click.echo(json.dumps({"lease_epoch": epoch}) if as_json else str(epoch))
 
 
-def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendAnswer:
+def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendedEntry:
     named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
-    answer = cast(local_socket.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
-    return append_answer(answer)
+    return cast(local_socket.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
 
 
 def _content_id(subject: str, predicate: str, content: bytes) -> str:

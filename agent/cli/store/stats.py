@@ -50,10 +50,10 @@ def text(found: Statistics) -> str:
                 f", {stream.bytes / stream.facts:.2f} bytes a fact, {stream.facts / stream.batches:.0f} facts a batch"
             )
             lines.append(f"              from {time_text(stream.oldest_ns)} to {time_text(stream.newest_ns)}{each}")
-        for of in stream.origins.values():
+        for origin, of in stream.origins.items():
             missing = f", {of.missing:,} of them missing" if of.missing else ""
             lines.append(
-                f"    from      {_name(of.origin)}: {of.facts:,} facts, sequences {of.first_sequence:,} to "
+                f"    from      {_name(origin)}: {of.facts:,} facts, sequences {of.first_sequence:,} to "
                 f"{of.last_sequence:,}{missing}"
             )
     lines += [f"  definitions {_name(origin)}: {count:,}" for origin, count in found.definitions.items()]

@@ -2,7 +2,7 @@
 
 For tests it can be made narrow-minded: `--items-per-call N` announces and enforces that limit on CreateMonitoredItems,
 or only enforces it, without announcing it if `--announce 0`; `--namespaces-before N` moves the plant's namespace to
-another index; `--without NAME` leaves a variable out, `--late NAME:S` adds it only after S seconds.
+another index; `--late NAME:S` adds a variable only after S seconds.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ async def serve(options: argparse.Namespace) -> None:
     for number in range(options.namespaces_before):
         await server.register_namespace(f"urn:bsfg:demo:other:{number}")
     late = dict(entry.split(":") for entry in options.late)
-    absent = {*options.without, *late}
-    variables = await _variables(server, [s for s in opcua_signals() if s.name not in absent])
+    variables = await _variables(server, [s for s in opcua_signals() if s.name not in late])
     if options.items_per_call:
         announced = options.items_per_call if options.announce is None else options.announce
         await _limit_items_per_call(server, options.items_per_call, announced)
@@ -134,7 +133,6 @@ def main() -> None:
         "--late", action="append", default=[], help="for tests: NAME:S, add the variable after S seconds"
     )
     parser.add_argument("--namespaces-before", type=int, default=0, help="for tests: moves the plant's namespace index")
-    parser.add_argument("--without", action="append", default=[], help="for tests: leave this variable out")
     logging.getLogger("asyncua").setLevel(logging.CRITICAL)
     asyncio.run(serve(parser.parse_args()))
 

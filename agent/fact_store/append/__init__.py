@@ -10,33 +10,3 @@ from agent.fact_store.append.group_commit import Commit, CommitPace, Wait, decid
 from agent.fact_store.append.message_plan import acquire_lease, acquire_lease_after
 from agent.fact_store.append.queue import AppendMessages, AppendSamples, Call, CommitGroup, Work, WriteQueue
 from agent.fact_store.append.receive import ReceivedPage, check_headers, store_page
-
-__all__ = [
-    "AckWaiters",
-    "AppendMessages",
-    "AppendSamples",
-    "Call",
-    "Commit",
-    "CommitGroup",
-    "CommitPace",
-    "Follower",
-    "ReceivedPage",
-    "Wait",
-    "Work",
-    "WriteQueue",
-    "ack_terms",
-    "acquire_lease",
-    "acquire_lease_after",
-    "append_messages",
-    "append_notice",
-    "append_samples",
-    "check_headers",
-    "check_precondition",
-    "check_readable",
-    "content_digest",
-    "decide_commit",
-    "define",
-    "is_in_sync",
-    "message_key",
-    "store_page",
-]

@@ -2,9 +2,3 @@
 
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.artifacts.artifacts import ARTIFACTS_FOLDER, Artifacts
-
-__all__ = [
-    "ARTIFACTS_FOLDER",
-    "ArtifactFiles",
-    "Artifacts",
-]

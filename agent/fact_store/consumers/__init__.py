@@ -11,15 +11,3 @@ from agent.fact_store.consumers.consumers import (
     save_last_seen,
 )
 from agent.fact_store.consumers.expiry import ConsumerExpiry
-
-__all__ = [
-    "ConsumerActivity",
-    "ConsumerExpiry",
-    "Start",
-    "apply_events",
-    "confirm_offsets",
-    "hold_lease",
-    "register_consumer",
-    "remove_consumer",
-    "save_last_seen",
-]

@@ -10,15 +10,3 @@ from agent.fact_store.divergence.history_check import find_contradiction
 from agent.fact_store.divergence.opening import migrate_store, open_writer, peer_is_ahead
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber
-
-__all__ = [
-    "ReadHighWater",
-    "Scrubber",
-    "ServedHighWater",
-    "find_contradiction",
-    "mark_suspect",
-    "migrate_store",
-    "open_writer",
-    "peer_is_ahead",
-    "quarantined_files",
-]

@@ -5,15 +5,4 @@ from agent.fact_store.integrity.batch_repair import damaged_batches, repair_batc
 from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.integrity.definition_repair import repair_definitions
 from agent.fact_store.integrity.row_checks import Damage
-from agent.fact_store.integrity.verify import Progress, VerifyCounts, verify_store
-
-__all__ = [
-    "Damage",
-    "DamageRegistry",
-    "Progress",
-    "VerifyCounts",
-    "damaged_batches",
-    "repair_batches",
-    "repair_definitions",
-    "verify_store",
-]
+from agent.fact_store.integrity.verify import VerifyCounts, verify_store

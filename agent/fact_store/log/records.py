@@ -92,10 +92,8 @@ class Integrity:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts of durations: `counts[i]` took at most `bounds_s[i]`; the last count, one more than bounds, took
-    longer."""
+    """Counts of durations by the bounds of `agent.telemetry`, as `SpanStatistics` has them."""
 
-    bounds_s: tuple[float, ...]
     counts: tuple[int, ...]
     sum_s: float
 

@@ -2,10 +2,3 @@
 
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.fact_store.read.reader import INCIDENTS_MAX, StoreReader
-
-__all__ = [
-    "INCIDENTS_MAX",
-    "ConsumerSpace",
-    "StoreReader",
-    "StoreSpace",
-]

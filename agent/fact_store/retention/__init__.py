@@ -3,9 +3,3 @@ rows."""
 
 from agent.fact_store.retention.ballast import Ballast, disk_free
 from agent.fact_store.retention.housekeeping import Housekeeping
-
-__all__ = [
-    "Ballast",
-    "Housekeeping",
-    "disk_free",
-]

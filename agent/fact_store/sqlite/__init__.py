@@ -25,31 +25,3 @@ from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements
 from agent.fact_store.sqlite.recovery import begin_life, check_zone, identity, load
 from agent.fact_store.sqlite.transaction import Transaction
-
-__all__ = [
-    "FILES",
-    "QUERIES",
-    "Connect",
-    "MessageIndex",
-    "SecondWriter",
-    "Transaction",
-    "begin_life",
-    "check_known",
-    "check_zone",
-    "connect",
-    "connect_reader",
-    "connect_writer",
-    "file_bytes",
-    "identity",
-    "is_damage",
-    "load",
-    "lock",
-    "migrate",
-    "named_statements",
-    "opening_error",
-    "reading_error",
-    "reading_tables",
-    "running_error",
-    "sync_folder",
-    "unlock",
-]

@@ -35,7 +35,7 @@ class MessageFilter:
     def __init__(self) -> None:
         self._buckets: list[bytearray | None] = [None] * BUCKETS  # created when needed: most streams have few messages
         self.marks = array("I", bytes(_COUNTS_BYTES))
-        """Where the open generation begins in each bucket; replaced, never changed, so that a rollback can put it back."""
+        """Where the open generation begins in each bucket; replaced, never changed: a rollback can put it back."""
 
     def __len__(self) -> int:
         """How many keys the filter holds."""

@@ -39,7 +39,7 @@ class Transaction:
         self._execute = connection.execute
         self._executemany = connection.executemany
 
-    # ----------------------------------------------------------------------------------------------------------- reading
+    # ---------------------------------------------------------------------------------------------------------- reading
 
     def message(self, stream: StreamState | None, key: bytes) -> tuple[bytes, int] | None:
         """Content digest and offset of the message first stored under an id, if there is one."""
@@ -125,7 +125,7 @@ class Transaction:
         rows = self._execute(QUERIES["select_origins_between"], (stream.id, after_offset, until_offset))
         return [OriginRange(*row).named() for row in rows]
 
-    # ----------------------------------------------------------------------------------------------------------- writing
+    # ---------------------------------------------------------------------------------------------------------- writing
 
     def stream(self, name: str) -> StreamState:
         """The stream of this name, made if need be."""

@@ -1,8 +1,3 @@
 """The one thread that writes: takes work from the queue, commits it, and only then answers."""
 
-from agent.fact_store.writer.writer import OnCommit, Writer
-
-__all__ = [
-    "OnCommit",
-    "Writer",
-]
+from agent.fact_store.writer.writer import Writer

@@ -12,9 +12,7 @@ from agent.append_contract import AppendOutcome
 from agent.fact_store.append import AppendMessages, AppendSamples, Call, Work
 from agent.fact_store.log import Histogram, StoreError
 from agent.pages import PutResult
-
-# From a fast fsync to a slow SD card; the specification calls 0.1 s healthy.
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+from agent.telemetry import BOUNDS_S
 
 
 class Meter:
@@ -50,7 +48,7 @@ class Meter:
     def latency(self) -> Histogram:
         """From queued to durable, of appends of messages that succeeded. Samples wait for `commit_interval_ms` on
         purpose, which says nothing of the disk."""
-        return Histogram(BOUNDS_S, tuple(self._counts), self._sum_s)
+        return Histogram(tuple(self._counts), self._sum_s)
 
     def _appended(self, work: AppendSamples | AppendMessages, outcome: Any, now_ns: int) -> None:
         self.appends += 1

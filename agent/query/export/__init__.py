@@ -1,9 +1,3 @@
 """Facts exported to flat files that other programs read: SQLite, CSV, JSON lines, Parquet."""
 
 from agent.query.export.exporter import STDOUT, FormatName, export
-
-__all__ = [
-    "STDOUT",
-    "FormatName",
-    "export",
-]

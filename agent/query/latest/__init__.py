@@ -4,18 +4,3 @@ from agent.query.latest.latest_query import DEPTH_FACTS, FRESH_MS, AbsentTags, f
 from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records
 from agent.query.latest.latest_search import Tag
 from agent.query.latest.tag_age import AgedRecord, TagsInForce, aged_record
-
-__all__ = [
-    "DEPTH_FACTS",
-    "FRESH_MS",
-    "AbsentTags",
-    "AgedRecord",
-    "LatestRecord",
-    "Tag",
-    "TagsInForce",
-    "aged_record",
-    "find_latest",
-    "find_latest_in_stream",
-    "latest_record",
-    "merge_peer_records",
-]

@@ -16,7 +16,7 @@ _NEVER_NS = -(2**63)
 
 
 class LatestRecord(TypedDict):
-    """A row for programs: `value` as in a message, times as text; what describes the value is None where none was found.
+    """A row for programs: `value` as in a message, times as text; fields of the value are None where none was found.
     `ahead_ms`: how far the source time was ahead of the store's clock at recording, at least; 0 where it was not.
     `via`: the fact is not in this store, that zone reported it."""
 

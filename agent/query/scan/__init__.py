@@ -8,27 +8,3 @@ from agent.query.scan.fact_columns import COLUMNS, Facts, exact_text, sql_value,
 from agent.query.scan.messages import fact_messages
 from agent.query.scan.scanner import ScanCounters, Scanner
 from agent.query.scan.times import compare, parse_moment_ns, parse_time_ns
-
-__all__ = [
-    "COLUMNS",
-    "INT64_MAX",
-    "OFFSET_MAX",
-    "Bounds",
-    "Dictionary",
-    "ExportRefused",
-    "ExtraMissing",
-    "Facts",
-    "ScanCounters",
-    "Scanner",
-    "SqlRefused",
-    "TimeUnreadable",
-    "compare",
-    "exact_text",
-    "fact_messages",
-    "matches_glob",
-    "parse_moment_ns",
-    "parse_time_ns",
-    "sql_value",
-    "value_text",
-    "value_type",
-]

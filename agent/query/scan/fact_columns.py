@@ -3,11 +3,11 @@
 `sql` and `export` read these columns. The columns of a row:
 
     stream offset                its place in this store
-    zone epoch sequence          with the stream, its identity: zone, store epoch and sequence where it was first recorded
+    zone epoch sequence          with the stream, its identity: where it was first recorded
     kind                         sample or message
     subject predicate            what it is about, what it states
     tag                          number of the tag's definition at its origin; NULL for a message
-    value                        as SQLite has it: REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
+    value                        REAL, INTEGER (also of a bool), TEXT (also JSON), BLOB; NULL where there is none
     value_type                   double int uint bool string bytes json none; NULL for a message
     value_text                   exactly, as text, what `value` cannot hold: integers above int64, NaN, minus zero
     unit quality                 of the sample; quality is the OPC UA StatusCode, 0 is Good

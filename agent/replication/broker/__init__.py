@@ -6,7 +6,6 @@ from agent.replication.broker.config import (
     CONFIG_NAME,
     PORT,
     USER,
-    BrokerLimits,
     BrokerPlan,
     PeerLink,
     TopologyError,
@@ -19,27 +18,3 @@ from agent.replication.broker.folder import BrokerFolder, write_broker_folder
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.broker.reload import check_broker_files, deny_zones, reload_broker
 from agent.replication.broker.session import BrokerTarget
-
-__all__ = [
-    "CONFIG_NAME",
-    "PORT",
-    "USER",
-    "BrokerFolder",
-    "BrokerLimits",
-    "BrokerPlan",
-    "BrokerTarget",
-    "Diagnostic",
-    "Outcome",
-    "Peer",
-    "PeerLink",
-    "TopologyError",
-    "check_broker",
-    "check_broker_files",
-    "check_peer",
-    "deny_zones",
-    "parse_link",
-    "reload_broker",
-    "rights_of",
-    "write_broker_folder",
-    "zones_of",
-]

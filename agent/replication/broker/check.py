@@ -23,9 +23,6 @@ from agent.replication import pki
 from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import (
-    NO_MATCHING_SUBSCRIBERS,
-    NOT_AUTHORIZED,
-    SUCCESS,
     WAIT_S,
     BrokerTarget,
     Session,
@@ -34,6 +31,7 @@ from agent.replication.broker.session import (
     reason_text,
 )
 from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.errors import NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic
 
@@ -101,17 +99,17 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
     hint = "add the link to bsfg broker config, install what it writes, and reload the broker"
     if zone == link.serving:
         # An unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters.
-        reason = session.publish(responses, b"", None, b"")
-        yield _right(f"{zone} may answer {link.asking}", reason, hint)
+        refused = session.publish(responses, b"", None, b"")
+        yield _right(f"{zone} may answer {link.asking}", refused, hint)
         return
     request, payload = request_topic(link.serving, link.asking), encode_request(ListStreams())
     correlation = secrets.token_bytes(16)
     session.subscribe(responses)
-    reason = session.publish(request, payload, responses, correlation)
-    yield _right(f"{zone} may send requests to {link.serving}", reason, hint)
-    if reason == NO_MATCHING_SUBSCRIBERS:
+    refused = session.publish(request, payload, responses, correlation)
+    yield _right(f"{zone} may send requests to {link.serving}", refused, hint)
+    if isinstance(refused, PeerAbsent):
         yield note(f"no node of {link.serving} is connected, so no request was tried")
-    elif reason == SUCCESS:
+    elif refused is None:
         if session.take(responses, correlation, WAIT_S):
             yield good(f"{link.serving} answered a request")
         else:
@@ -139,14 +137,14 @@ def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iter
         (response_topic(UNLINKED_ZONE, zone, "check"), "send answers in another zone's name"),
         ("$SYS/broker/bsfg", "publish below $SYS"),
     ):
-        reason = session.publish(topic, b"", None, b"")
-        if reason == NOT_AUTHORIZED:
+        refused = session.publish(topic, b"", None, b"")
+        if isinstance(refused, NotAuthorized):
             yield good(f"{zone} may not {what}")
         else:
-            yield bad(f"{zone} may {what} ({reason_text(reason)})", hint)
+            yield bad(f"{zone} may {what} ({reason_text(refused)})", hint)
 
 
-def _right(what: str, reason: int | None, hint: str) -> Diagnostic:
-    if reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS):
+def _right(what: str, refused: TransportError | None, hint: str) -> Diagnostic:
+    if refused is None or isinstance(refused, PeerAbsent):
         return good(what)
-    return bad(f"{what}: failed, {reason_text(reason)}", hint)
+    return bad(f"{what}: failed, {reason_text(refused)}", hint)

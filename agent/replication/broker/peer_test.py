@@ -33,9 +33,6 @@ from agent.replication.broker.diagnosis import (
     note,
 )
 from agent.replication.broker.session import (
-    NO_MATCHING_SUBSCRIBERS,
-    NOT_AUTHORIZED,
-    SUCCESS,
     WAIT_S,
     BrokerTarget,
     Session,
@@ -43,6 +40,7 @@ from agent.replication.broker.session import (
     reason_text,
 )
 from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.errors import NotAuthorized, PeerAbsent
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic
 
@@ -121,10 +119,10 @@ def _limits(session: Session) -> Diagnostic:
 
 def _may_answer(session: Session, own_zone: str, zone: str) -> Diagnostic:
     """Send an unsolicited answer to an instance that does not exist: only the broker's acknowledgement matters."""
-    reason = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
-    if reason in (SUCCESS, NO_MATCHING_SUBSCRIBERS):
+    refused = session.publish(response_topic(own_zone, zone, _instance()), b"", None, b"")
+    if refused is None or isinstance(refused, PeerAbsent):
         return good(f"may answer {zone}", step="rights")
-    return bad(f"may not answer {zone}: {reason_text(reason)}", _ACL_HINT, step="rights")
+    return bad(f"may not answer {zone}: {reason_text(refused)}", _ACL_HINT, step="rights")
 
 
 def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
@@ -133,16 +131,16 @@ def _ask(session: Session, own_zone: str, peer: Peer) -> Iterator[Diagnostic]:
     session.subscribe(responses)
     correlation = secrets.token_bytes(16)
     request, payload = request_topic(peer.zone, own_zone), encode_request(ListStreams())
-    reason = session.publish(request, payload, responses, correlation)
-    if reason == NO_MATCHING_SUBSCRIBERS:
+    refused = session.publish(request, payload, responses, correlation)
+    if isinstance(refused, PeerAbsent):
         what = f"may send requests to {peer.zone}, but no node of {peer.zone} is connected to this broker"
         hint = "is it running, and is this broker in its node.toml (bsfg status there)? "
         hint += f"the way back to {own_zone} was not tested"
         yield bad(what, hint, step="rights")
         return
-    if reason != SUCCESS:
-        hint = _ACL_HINT if reason == NOT_AUTHORIZED else "see the broker's log"
-        yield bad(f"may not send requests to {peer.zone}: {reason_text(reason)}", hint, step="rights")
+    if refused is not None:
+        hint = _ACL_HINT if isinstance(refused, NotAuthorized) else "see the broker's log"
+        yield bad(f"may not send requests to {peer.zone}: {reason_text(refused)}", hint, step="rights")
         return
     yield good(f"may send requests to {peer.zone}, which is connected", step="rights")
     arrived = session.take(responses, correlation, WAIT_S)

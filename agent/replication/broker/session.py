@@ -7,29 +7,34 @@ not disturbed. What is sent, and what the results mean, is decided in `check` an
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import queue
-import secrets
 import socket
 import ssl
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cryptography import x509
-from paho.mqtt import client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
 from agent.replication.broker.diagnosis import Diagnostic, bad, good, note
-from agent.replication.mqtt import REFUSED_HINT, explain_alert, explain_unreachable, explain_untrusted
+from agent.replication.mqtt import (
+    REFUSED_HINT,
+    Access,
+    Connection,
+    Incoming,
+    explain_alert,
+    explain_unreachable,
+    explain_untrusted,
+)
+from agent.replication.protocol.errors import NotAuthorized, PeerAbsent, TransportError
 
 WAIT_S = 5.0
 """For each answer; a broker in the same plant answers within milliseconds."""
@@ -39,9 +44,6 @@ MESSAGES_MAX = 64
 
 ADDRESSES_SHOWN_MAX = 4
 
-SUCCESS = 0x00
-NO_MATCHING_SUBSCRIBERS = 0x10
-NOT_AUTHORIZED = 0x87
 _CONNACK = 0x20
 # MQTT 5 CONNECT: clean start, keep-alive 60 s, no properties, client identifier to be assigned (MQTT 5, 3.1).
 _CONNECT_PACKET = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
@@ -140,127 +142,93 @@ def accepts_client(access: BrokerTarget, context: ssl.SSLContext | None) -> bool
                 answer = channel.recv(4)
     except OSError:  # any TLS alert, reset or time-out; the session before proved that the broker is reachable
         return False
-    return len(answer) == 4 and answer[0] == _CONNACK and answer[3] == SUCCESS
+    return len(answer) == 4 and answer[0] == _CONNACK and answer[3] == 0
 
 
-def reason_text(reason: int | None) -> str:
-    """The name of a broker's reason code."""
-    names = {
-        SUCCESS: "accepted",
-        NO_MATCHING_SUBSCRIBERS: "accepted, no subscriber",
-        NOT_AUTHORIZED: "not authorized",
-    }
-    return "no acknowledgement" if reason is None else names.get(reason, f"reason 0x{reason:02x}")
+def reason_text(refused: TransportError | None) -> str:
+    """What became of a published message."""
+    match refused:
+        case None:
+            return "accepted"
+        case PeerAbsent():
+            return "accepted, no subscriber"
+        case NotAuthorized():
+            return "not authorized"
+    return refused.why
 
 
 class Session:
-    """One MQTT session that carries out one request at a time; answers arrive in paho's thread and wait in bounded
-    queues."""
+    """One MQTT session that carries out one request at a time, on an event loop that runs only meanwhile."""
 
     def __init__(self, access: BrokerTarget) -> None:
         self._access = access
-        self.connack: Properties | None = None
-        self._connected: queue.Queue[int | None] = queue.Queue(maxsize=4)
-        self._acknowledged: queue.Queue[tuple[int, int]] = queue.Queue(maxsize=MESSAGES_MAX)
-        self._subscribed = threading.Semaphore(0)
-        self._arrived = threading.Condition()
+        self._runner = asyncio.Runner()
+        self._connection: Connection | None = None
         self._messages: deque[Received] = deque(maxlen=MESSAGES_MAX)
-        self._client = mqtt.Client(
-            CallbackAPIVersion.VERSION2,
-            client_id=f"{access.zone}-{secrets.token_hex(16)}",
-            protocol=mqtt.MQTTv5,
-            reconnect_on_failure=False,
-        )
-        self._client.connect_timeout = WAIT_S
-        self._client.on_socket_open = _send_at_once
-        self._client.on_connect = self._on_connect
-        self._client.on_disconnect = lambda *_: _offer(self._connected, None)
-        self._client.on_publish = lambda *of: _offer(self._acknowledged, (of[2], of[3].value))  # identifier, reason
-        self._client.on_subscribe = lambda *_: self._subscribed.release()
-        self._client.on_message = self._on_message
+        self._arrived = asyncio.Event()
 
     def connect(self) -> Iterator[Diagnostic]:
         """Open the session, after `connection_steps`. Yields a diagnostic only if it fails."""
-        access = self._access
-        where = f"{access.host}:{access.port}"
+        at = self._access
+        make_context = partial(pki.client_context, at.ca_file, at.cert_file, at.key_file)
+        access = Access("broker", at.zone, at.host, at.port, make_context)
         try:
-            self._client.tls_set_context(pki.client_context(access.ca_file, access.cert_file, access.key_file))
-            self._client.connect(access.host, access.port, keepalive=60, clean_start=True)
-        except OSError as error:
-            hint = "it was reachable a moment ago; see the broker's log"
-            yield bad(f"{where} cannot be reached: {error.strerror or error}", hint)
-            return
-        self._client.loop_start()
-        try:
-            reason = self._connected.get(timeout=WAIT_S)
-        except queue.Empty:
-            yield bad(f"{where} did not answer within {WAIT_S:g} s", "see the broker's log")
-            return
-        if reason is None:
-            yield bad(f"{where} closed the connection before it was accepted", REFUSED_HINT)
-        elif reason != SUCCESS:
-            hint = "see the broker's log"
-            yield bad(f"{where} refused the session: {reason_text(reason)}", hint)
+            self._connection = self._runner.run(Connection.open(access, self._on_message))
+        except TransportError as error:
+            yield bad(f"{at.host}:{at.port}: {error.why}", error.hint)
 
-    def publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> int | None:
-        """Publish at QoS 1. Returns the broker's reason code, None without an acknowledgement."""
-        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
-        properties.MessageExpiryInterval = int(WAIT_S)
-        properties.CorrelationData = correlation
-        if answer_to is not None:
-            properties.ResponseTopic = answer_to
-        information = self._client.publish(topic, payload, qos=1, properties=properties)
+    @property
+    def connack(self) -> Properties | None:
+        """What the broker announced when it accepted the session."""
+        return self._open().connack
+
+    def publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> TransportError | None:
+        """Publish at QoS 1. Returns None once the broker has acknowledged it, or why it was not accepted; PeerAbsent
+        where it was accepted and has no subscriber."""
         try:
-            while True:
-                identifier, reason = self._acknowledged.get(timeout=WAIT_S)
-                if identifier == information.mid:
-                    return reason
-        except queue.Empty:
-            return None
+            self._runner.run(self._publish(topic, payload, answer_to, correlation))
+        except TransportError as error:
+            return error
+        return None
 
     def subscribe(self, topic: str) -> None:
-        """Subscribe and wait for the acknowledgement, which every broker sends, for forbidden topics too."""
-        self._client.subscribe(topic, qos=0)
-        self._subscribed.acquire(timeout=WAIT_S)
+        """Subscribe and wait for the acknowledgement, which every broker sends, for forbidden topics too. Raises
+        ConnectionLost."""
+        self._runner.run(self._open().subscribe([topic]))
 
     def take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
         """The message with this topic and correlation, if it arrives within `wait_s` seconds."""
-        with self._arrived:
-            self._arrived.wait_for(lambda: self._find(topic, correlation), wait_s)
-            return self._find(topic, correlation)
+        return self._runner.run(self._take(topic, correlation, wait_s))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._runner.run(self._connection.close())
+        self._runner.close()
+
+    def _open(self) -> Connection:
+        assert self._connection is not None, "connect() has succeeded"
+        return self._connection
+
+    async def _publish(self, topic: str, payload: bytes, answer_to: str | None, correlation: bytes) -> None:
+        sending = self._open().publish_request(topic, payload, answer_to, correlation, int(WAIT_S))
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await sending
+        except TimeoutError:
+            raise TransportError(topic, "no acknowledgement") from None
+
+    async def _take(self, topic: str, correlation: bytes, wait_s: float) -> Received | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while (found := self._find(topic, correlation)) is None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                return found
+        return self._find(topic, correlation)
 
     def _find(self, topic: str, correlation: bytes) -> Received | None:
         return next((each for each in self._messages if each[:2] == (topic, correlation)), None)
 
-    def close(self) -> None:
-        client = self._client
-        client.disconnect()
-        client.loop_stop()
-        # paho closes its inner sockets when it is freed; without this a reference cycle would delay that.
-        client.on_connect = client.on_disconnect = client.on_publish = client.on_subscribe = client.on_message = None
-        client.on_socket_open = None
-
-    def _on_connect(self, _client: Any, _data: Any, _flags: Any, reason: Any, properties: Properties | None) -> None:
-        self.connack = properties
-        _offer(self._connected, reason.value)
-
-    def _on_message(self, _client: Any, _data: Any, message: mqtt.MQTTMessage) -> None:
-        at_s = time.monotonic()
-        correlation = getattr(message.properties, "CorrelationData", b"")
-        with self._arrived:
-            self._messages.append(Received(message.topic, correlation, bytes(message.payload), at_s))
-            self._arrived.notify_all()
-
-
-def _offer(waiting: queue.Queue[Any], item: object) -> None:
-    """Put `item` if there is room. A full queue must not block paho's thread; only one request is open at a time."""
-    try:
-        waiting.put_nowait(item)
-    except queue.Full:
-        return
-
-
-def _send_at_once(_client: Any, _data: Any, opened: Any) -> None:
-    """Disable Nagle's algorithm, because round trips are measured."""
-    with contextlib.suppress(OSError, AttributeError):
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    def _on_message(self, incoming: Incoming) -> None:
+        self._messages.append(Received(incoming.topic, incoming.correlation or b"", incoming.payload, time.monotonic()))
+        self._arrived.set()

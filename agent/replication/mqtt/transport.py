@@ -85,6 +85,8 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[TransportError] = self._loop.create_future()
         self.packet_bytes_max = PACKET_BYTES_MAX
+        self.connack: Properties | None = None
+        """What the broker announced when it accepted the session."""
         self._connack: asyncio.Future[None] = self._loop.create_future()
         self._suback: dict[int, asyncio.Future[None]] = {}
         self._unacknowledged_max = REQUESTS_UNACKNOWLEDGED_MAX
@@ -116,7 +118,7 @@ class Connection:
         self._offer(_Outgoing(topic, payload, 0, PackedProperties(correlation, ANSWER_EXPIRY_S), None))
 
     def publish_request(
-        self, topic: str, payload: bytes, response_topic: str, correlation: bytes, expiry_s: int
+        self, topic: str, payload: bytes, response_topic: str | None, correlation: bytes, expiry_s: int
     ) -> asyncio.Future[None]:
         """Send at QoS 1. The future completes with the broker's acknowledgement, or fails, with PeerAbsent if no peer
         subscribes."""
@@ -253,6 +255,7 @@ class Connection:
         if reason.is_failure:
             self._end(session_refused(str(self._access), reason))
             return
+        self.connack = properties
         announced = getattr(properties, "MaximumPacketSize", None)
         if announced is not None:
             self.packet_bytes_max = announced

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Self, get_args
 
 import msgspec
 
-from agent.append_contract import WARNING_CHARACTERS_MAX
+from agent.append_contract import WARNING_CHARACTERS_MAX, AppendOutcome
 from agent.batch import Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
@@ -554,6 +554,13 @@ class AppendedEntry(Part, frozen=True):
     outcome: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
     warning: Annotated[str, msgspec.Meta(max_length=WARNING_CHARACTERS_MAX)] = ""
     lease_epoch: Offset | None = None
+    """The one in force, where the append was fenced."""
+
+    @classmethod
+    def of(cls, outcome: AppendOutcome) -> Self:
+        """The answer about a message."""
+        warning, in_force = outcome.warning[:WARNING_CHARACTERS_MAX], outcome.lease_epoch or None
+        return cls(offset=outcome.offset, outcome=outcome.outcome, warning=warning, lease_epoch=in_force)
 
 
 class AppendAnswer(AnswerBody, frozen=True, tag="AppendFact", tag_field="operation"):

@@ -6,11 +6,3 @@ without IO.
 
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagKey
 from agent.replication.serving.server import Server
-
-__all__ = [
-    "LatestValues",
-    "LookUp",
-    "Server",
-    "TagFilter",
-    "TagKey",
-]

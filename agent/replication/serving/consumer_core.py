@@ -12,7 +12,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease, must_claim_again
+from agent.lease import Lease, LeaseClaim, decide_lease, must_claim_again
 from agent.pages import Consumer
 from agent.replication.protocol.messages import (
     Confirm,
@@ -68,7 +68,7 @@ class ConsumerCore:
             consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
         # 0036: the lease comes before everything that acts in the consumer's name.
         shown = LeaseClaim(self.caller.instance, request.lease, request.lease_after)
-        lease = yield from self._take_lease(name, shown)
+        lease = yield from self._take_lease(name, consumer, shown)
         if must_claim_again(lease, shown):
             return (yield from self._name_lease(request, consumer, lease))
         # 0036: from here on the caller shows the lease it holds. Showing 0 again would take back what another instance
@@ -90,12 +90,13 @@ class ConsumerCore:
             # now.
             is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
             yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming)
-        # 0036: while this fetch waited or read, another instance may have taken the lease.
-        yield from self._take_lease(name, shown)
+        # The consumer is looked up again. 0036: while this fetch waited or read, another instance may have taken the
+        # lease. Another request may have moved the frontier; what is read here is durable.
+        if (now := (yield from effects.FindConsumer(name))) is not None:
+            yield from self._take_lease(name, now, shown)
+            frontier = now.frontier
         if not isinstance(read, PageRead):
             return read
-        # The frontier is read again: another request may have moved it meanwhile. What is read here is durable.
-        frontier = now.frontier if (now := (yield from effects.FindConsumer(name))) else frontier
         # 0041: recorded before the page leaves. A consumer that begins at the end takes the frontier for its position.
         is_at_end = max(position, read.last_offset) >= read.end_offset
         yield from effects.RecordServed(name, zone, stream, max(read.last_offset, frontier), read.end, is_at_end)
@@ -111,7 +112,7 @@ class ConsumerCore:
         if refusal := (yield from self._check_offsets(request, consumer.stream, None, request.confirm)):
             return refusal
         # 0036: the store compares the lease once more in the transaction that confirms.
-        lease = yield from self._take_lease(name, LeaseClaim(self.caller.instance, request.lease))
+        lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown)
         frontier = yield from effects.AwaitConfirm(confirming)
@@ -181,12 +182,9 @@ class ConsumerCore:
         yield from effects.ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")
         return Refuse("history_differs", why)
 
-    def _take_lease(self, name: str, shown: LeaseClaim) -> _Some[Lease]:
+    def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
         which is nearly always; else the store decides, and raises for a caller that is fenced."""
-        consumer = yield from effects.FindConsumer(name)
-        if consumer is None:  # removed while the request waited
-            return NO_LEASE
         if decide_lease(consumer.lease, shown) == consumer.lease:
             return consumer.lease
         lease = yield from effects.HoldLease(name, shown)

@@ -180,7 +180,7 @@ def test_a_closing_store_answers_what_waits(tmp_path: Path) -> None:
         assert ids_in(store) == ["m1"]
 
 
-def test_one_that_falls_out_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_consumer_that_falls_out_of_sync_is_not_waited_for(tmp_path: Path) -> None:
     """An append waits for a consumer in sync; when its last fetch is too old, the others suffice, without any call."""
     stream = dataclasses.replace(ALL, in_sync_lag_ms=300)
     with plant(tmp_path, stream, consumers=["a", "stuck"]) as store:

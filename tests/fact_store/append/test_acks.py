@@ -155,7 +155,9 @@ def test_a_strong_append_is_never_downgraded() -> None:
         ("strong", "quorum", "none", None),
     ],
 )
-def test_overrides(write_class: WriteClass, own: Acks, override: Acks | None, promises: tuple[str, ...] | None) -> None:
+def test_an_append_may_override_the_acks_of_its_stream(
+    write_class: WriteClass, own: Acks, override: Acks | None, promises: tuple[str, ...] | None
+) -> None:
     """An append may ask for other acks than its stream's, but not for what the write class forbids (None: refused)."""
     settings = StreamSettings(STREAM, acks=own, write_class=write_class)
     if promises is None:
@@ -167,7 +169,7 @@ def test_overrides(write_class: WriteClass, own: Acks, override: Acks | None, pr
     assert found.is_answered_unstored == ((override or own) == "none")
 
 
-def test_both_promises() -> None:
+def test_all_on_a_quorum_stream_requires_both() -> None:
     """`all` on a strong stream that promises a quorum is both: two of five with the rest behind are all, and no
     quorum."""
     both = ack_terms(StreamSettings(STREAM, acks="quorum", write_class="strong"), "all")

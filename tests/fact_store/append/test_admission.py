@@ -47,7 +47,7 @@ STRONG = "orders.strong"
         (None, SAME, Precondition("line1", 3, 5), 3, 6, AppendOutcome(6, "superseded")),
     ],
 )
-def test_outcomes(
+def test_the_first_outcome_that_applies_is_the_result(
     stored: tuple[bytes, int] | None,
     content: bytes,
     precondition: Precondition,
@@ -79,7 +79,7 @@ def test_preconditions_that_make_no_sense(precondition: Precondition, field: str
         check_precondition(precondition, is_strong=True)
 
 
-def test_lease_epochs_end() -> None:
+def test_lease_epochs_and_producers_are_limited() -> None:
     """The first epoch is 1, each next is one higher; neither the epochs of a producer nor the producers are without
     end."""
     assert next_lease_epoch({}, "s", "p") == 1

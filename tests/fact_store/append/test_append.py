@@ -60,7 +60,7 @@ def test_appends_that_queue_up_share_a_batch(tmp_path: Path) -> None:
         assert values_in(store) == list(range(1, 32))
 
 
-def test_the_target_ends_the_wait(tmp_path: Path) -> None:
+def test_a_full_batch_is_committed_at_once(tmp_path: Path) -> None:
     """Samples without a waiter are committed as soon as they fill a batch, and a large append is cut evenly."""
     settings = StoreSettings(commit_interval_ms=60_000, batch_facts_target=100)
     with plant(tmp_path, settings) as store:
@@ -72,7 +72,7 @@ def test_the_target_ends_the_wait(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
-def test_a_confirmation_does_not_chop_samples(tmp_path: Path) -> None:
+def test_urgent_work_commits_without_samples_that_are_not_due(tmp_path: Path) -> None:
     """Urgent work commits without the samples of a stream that are not due."""
     with plant(tmp_path, NEVER) as store:
         queued = store.appends.append_samples(TELEMETRY, samples(5))
@@ -334,7 +334,7 @@ def test_a_closed_store_refuses_every_call(tmp_path: Path) -> None:
     assert store.statistics().state == "closed"
 
 
-def test_giving_up_does_not_take_facts_back(tmp_path: Path) -> None:
+def test_cancelling_an_append_does_not_take_it_back(tmp_path: Path) -> None:
     """A caller that cancels its future has still handed the facts over."""
     with plant(tmp_path, committed_at(2)) as store:
         abandoned = store.appends.append_samples(TELEMETRY, samples(1))

@@ -34,7 +34,7 @@ def since(age_ms: int, facts: int = 10) -> QueuedSamples:
         ({"a": since(250), "b": since(125)}, False, Commit(("a", "b"))),
     ],
 )
-def test_decisions(waiting: dict[str, QueuedSamples], is_urgent: bool, decision: Commit | Wait) -> None:  # noqa: FBT001
+def test_when_to_commit(waiting: dict[str, QueuedSamples], is_urgent: bool, decision: Commit | Wait) -> None:  # noqa: FBT001
     """Urgent work commits at once, due samples on time, half-due ones only with other work."""
     assert decide_commit(waiting, NOW, PACE, is_urgent=is_urgent, is_last=False) == decision
 
@@ -44,7 +44,7 @@ def test_closing_takes_everything() -> None:
     assert decide_commit({"a": since(0), "b": since(9)}, NOW, PACE, is_urgent=False, is_last=True) == Commit(("a", "b"))
 
 
-def test_at_once() -> None:
+def test_an_interval_of_0_commits_at_once() -> None:
     """With an interval of 0 nothing waits."""
     pace = CommitPace(0, 2000)
     assert decide_commit({"a": since(0)}, NOW, pace, is_urgent=False, is_last=False) == Commit(("a",))

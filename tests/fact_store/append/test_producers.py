@@ -68,7 +68,7 @@ def test_each_gets_its_own_outcome(tmp_path: Path) -> None:
         chain_is_whole(store)
 
 
-def test_a_thousand_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_producers_share_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was asked for in one turn is handed over in as few appends as the limit allows, in the order of asking."""
     monkeypatch.setattr(producers, "TOGETHER_MAX", 300)
     with plant(tmp_path) as store:
@@ -118,7 +118,7 @@ def test_every_producer_gets_the_stores_refusal(tmp_path: Path) -> None:
     assert [type(one) for one in found] == [StoreClosed, StoreClosed]
 
 
-def test_giving_up_takes_nothing_back(tmp_path: Path) -> None:
+def test_cancelling_a_producer_does_not_take_its_message_back(tmp_path: Path) -> None:
     """A producer that is cancelled, or whose loop ends, has handed its message over; others are not affected."""
 
     async def scenario(store: FactStore) -> AppendOutcome:

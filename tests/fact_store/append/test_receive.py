@@ -44,7 +44,7 @@ def store(tmp_path: Path) -> Iterator[FactStore]:
         chain_is_whole(opened)
 
 
-def test_carried_verbatim(store: FactStore) -> None:
+def test_received_batches_are_stored_byte_for_byte(store: FactStore) -> None:
     """What is stored is what was sealed, byte for byte, at offsets of this store; definitions and position come
     along."""
     origin = Elsewhere()
@@ -179,7 +179,7 @@ def test_batches_that_cannot_be_stored_are_refused_at_once(store: FactStore) -> 
 
 
 @pytest.mark.parametrize("already_held", [1, 2, 3])
-def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> None:
+def test_a_rewritten_history_is_refused_and_recorded(store: FactStore, already_held: int) -> None:
     """An origin that writes its history anew is refused wherever the new history begins, and an incident is kept."""
     honest, restored = Elsewhere(), Elsewhere()
     origin_batches = [honest.seal(10) for _ in range(3)]
@@ -197,7 +197,7 @@ def test_a_restored_gateway_is_noticed(store: FactStore, already_held: int) -> N
     assert store.inbound.peer_position("plant", TELEMETRY) == PeerPosition(EPOCH, 30)
 
 
-def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
+def test_a_page_with_a_fork_is_not_stored_at_all(store: FactStore) -> None:
     """All or nothing: what stood before the contradiction in the page is not stored either."""
     honest, restored = Elsewhere(), Elsewhere()
     first, second = honest.seal(10), honest.seal(10)
@@ -214,7 +214,7 @@ def test_a_fork_spoils_its_whole_page(store: FactStore) -> None:
     assert sealed_in(store) == [first]
 
 
-def test_our_own_sequences_that_we_never_wrote(tmp_path: Path) -> None:
+def test_own_sequences_that_were_never_written_here_are_a_fork(tmp_path: Path) -> None:
     """A store restored from an old image learns from a peer that it has written more than it remembers: a fork, not
     facts."""
     with plant(tmp_path) as store:
@@ -244,7 +244,7 @@ def test_missing_definitions(store: FactStore) -> None:
     assert origin.put(store, [sealed], 10).stored_facts == 10
 
 
-def test_definitions_grow(store: FactStore) -> None:
+def test_later_batches_bring_only_new_definitions(store: FactStore) -> None:
     """Later batches bring only the definitions that are new; repeats of known ones do no harm."""
     origin = Elsewhere(tags=2)
     origin.put(store, [origin.seal(10)])
@@ -254,7 +254,7 @@ def test_definitions_grow(store: FactStore) -> None:
     assert store.definitions(origin.origin, 0, 10) == origin.bodies
 
 
-def test_lying_definitions(store: FactStore) -> None:
+def test_definitions_without_proof_are_refused(store: FactStore) -> None:
     """Definitions are believed only as far as a batch's digest vouches for them."""
     origin = Elsewhere()
     sealed = origin.seal(10)

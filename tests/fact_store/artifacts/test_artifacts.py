@@ -195,7 +195,7 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         (ArtifactLimits(free_min=0), 10, 0, 0, 5, None),
     ],
 )
-def test_room(
+def test_an_artifact_needs_room_for_all_missing_bytes(
     limits: ArtifactLimits, size: int, received: int, used: int, free: int | None, error: type[StoreError] | None
 ) -> None:
     """All missing bytes must have room before any are stored; an artifact that can never have room is refused for

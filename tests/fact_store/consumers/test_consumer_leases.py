@@ -68,7 +68,7 @@ def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
         assert lease(store) == Lease(7, "one")
 
 
-def test_bad_leases(tmp_path: Path) -> None:
+def test_invalid_leases_are_refused(tmp_path: Path) -> None:
     """Numbers that are no epoch and unknown consumers are refused by name."""
     with plant(tmp_path) as store:
         assert isinstance(failed(store.consumers.hold_lease(NAME, LeaseClaim("one", 0))), UnknownConsumer)

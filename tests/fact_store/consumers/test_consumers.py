@@ -93,7 +93,7 @@ def test_refused_confirmations_change_nothing(tmp_path: Path) -> None:
         assert store.consumers.get(NAME).confirmed == Confirmed(5)  # type: ignore[union-attr]
 
 
-def test_removal(tmp_path: Path) -> None:
+def test_a_removed_consumer_is_gone_with_its_confirmations(tmp_path: Path) -> None:
     """A removed consumer is gone with all it confirmed, also after a restart; its name can be registered again."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(7)))

@@ -57,7 +57,7 @@ def test_any_fetch_makes_it_online(tmp_path: Path) -> None:
         store.consumers.seen("nobody", is_at_end=True)  # of whom nothing is known, nothing is kept
 
 
-def test_lost_by_itself_and_back(tmp_path: Path) -> None:
+def test_an_unseen_consumer_is_offline_until_its_next_fetch(tmp_path: Path) -> None:
     """A consumer that was not seen for three times the lag is offline, without any write; the next fetch brings it
     back."""
     with plant(tmp_path, HASTY) as store:
@@ -111,7 +111,7 @@ def test_when_a_consumer_is_lost() -> None:
     assert lifetimes.due(catalog, 255 + RETRY_NS) == {"a": Event.LOST}
 
 
-def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
+def test_an_online_consumer_is_removed_only_with_force(tmp_path: Path) -> None:
     """An online consumer is refused by name and stays; a new or offline one needs no force."""
     with plant(tmp_path) as store:
         done(store.consumers.confirm(NAME, 3))
@@ -121,7 +121,7 @@ def test_one_in_use_is_removed_only_by_force(tmp_path: Path) -> None:
         assert done(store.consumers.remove(NAME, force=True)) is Lifecycle.DELETION_STARTED
 
 
-def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
+def test_a_consumer_that_returns_during_its_removal_is_kept(tmp_path: Path) -> None:
     """The beginning of a removal is durable; a consumer that fetches, confirms or registers meanwhile is kept with all
     it confirmed."""
     with plant(tmp_path) as store:
@@ -139,7 +139,7 @@ def test_back_while_it_is_being_removed(tmp_path: Path) -> None:
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).lifecycle is Lifecycle.INELIGIBLE
 
 
-def test_gone_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_consumer_that_does_not_return_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that does not come back is removed by itself, also after a restart meanwhile; then its name is
     free."""
     with plant(tmp_path) as store:
@@ -153,7 +153,7 @@ def test_gone_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert done(store.consumers.register(NAME, "idmz", TELEMETRY)).frontier == 0
 
 
-def test_at_once_if_asked(tmp_path: Path) -> None:
+def test_now_removes_a_consumer_at_once(tmp_path: Path) -> None:
     """`now` leaves no time to come back, and takes one commit."""
     with plant(tmp_path) as store:
         assert done(store.consumers.remove(NAME, now=True)) is Lifecycle.DELETED

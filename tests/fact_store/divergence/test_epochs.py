@@ -274,7 +274,7 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
     assert len(set(epochs)) == 1
 
 
-def test_a_file_set_aside_keeps_what_only_its_log_holds(tmp_path: Path) -> None:
+def test_a_quarantined_file_keeps_its_write_ahead_log(tmp_path: Path) -> None:
     """Commits that SQLite has not folded into the file yet are in its -wal: set aside with it, they can still be
     read."""
     alive, dead = tmp_path / "alive", tmp_path / "dead"

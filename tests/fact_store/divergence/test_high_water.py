@@ -32,7 +32,7 @@ def served(store: FactStore, zone: str) -> int:
     )
 
 
-def test_only_the_highest_counts() -> None:
+def test_a_repeated_page_lowers_no_mark() -> None:
     """A page that is sent again lowers no mark; a zone without a row was served nothing."""
     handed = ServedHighWater({("s", "idmz"): 5, ("s", "cloud"): None})
     handed.record("s", "idmz", 4)
@@ -98,7 +98,7 @@ def test_a_store_that_is_opened_again_contradicts_no_reader(image: Path) -> None
             fill(store, 1)
 
 
-def test_a_copy_has_no_higher_mark_than_its_image_however_often_it_is_opened(image: Path) -> None:
+def test_opening_a_copy_does_not_raise_its_marks(image: Path) -> None:
     """The copy grows, is opened again, and serves others: for idmz, which the original served 20, its mark stays 10."""
     shutil.copy(image, image.with_name("facts.db"))
     for life in range(3):

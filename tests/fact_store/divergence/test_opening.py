@@ -75,7 +75,7 @@ def test_a_clean_close_leaves_one_file(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["facts.db", "facts.db.ballast", "facts.db.lock"]
 
 
-def test_one_process_only(tmp_path: Path) -> None:
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
     """A second process is refused with the pid of the first; when the first has ended, however, the store can be
     opened."""
     program = (

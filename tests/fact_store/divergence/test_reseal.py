@@ -141,7 +141,7 @@ def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
     assert is_sound(copy)
 
 
-def test_facts_that_were_read_keep_their_name(copy: Path, early: FactStore) -> None:
+def test_facts_that_were_read_keep_their_origin(copy: Path, early: FactStore) -> None:
     """Facts that were read or confirmed, or that were there before this life, keep their origin. The peer that holds
     other facts names them, and stores all facts after them."""
     with opened(copy) as store:
@@ -210,7 +210,7 @@ def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeyp
         assert values_in(early) == BEFORE + LOST + ANEW
 
 
-def test_without_room_the_epoch_begins_all_the_same(
+def test_on_a_full_disk_the_epoch_begins_without_resealing(
     copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a full disk the epoch begins without resealing: a node that does not start would be worse than facts that keep
@@ -230,7 +230,7 @@ def test_without_room_the_epoch_begins_all_the_same(
     assert is_sound(copy)
 
 
-def test_relayed_facts_keep_their_name(copy: Path, early: FactStore) -> None:
+def test_relayed_facts_are_not_resealed(copy: Path, early: FactStore) -> None:
     """Only own facts are resealed; facts of other zones between them stay unchanged."""
     north = Elsewhere("north")
     with opened(copy) as store:
@@ -264,7 +264,7 @@ def test_no_unread_fact_is_read_once_an_epoch_is_due() -> None:
     assert seen.freeze() == {TELEMETRY: 40, OPERATIONAL: 1}
 
 
-def test_a_request_that_cannot_be_stored_stops_no_reader(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_request_for_an_epoch_does_not_stop_readers(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the disk is full when a new epoch is required, the store continues, can be read, and the request can be
     repeated."""
     with opened(copy) as store:

@@ -102,7 +102,7 @@ def test_lack_of_space_is_survived(tmp_path: Path) -> None:
         assert (store.statistics().appends_failed, store.statistics().queue_bytes) == (3, 0)
 
 
-def test_full_at_every_statement(tmp_path: Path) -> None:
+def test_a_full_disk_at_any_statement_rolls_back_the_group(tmp_path: Path) -> None:
     """Whichever statement meets the full disk: the group is rolled back whole and nothing half remains in memory
     either."""
     with faulty(tmp_path) as (store, faults):
@@ -132,7 +132,7 @@ def test_a_foreign_write_lock_is_survived(tmp_path: Path) -> None:
         assert values_in(store) == [1, 2, 3, 4]
 
 
-def test_a_foreign_writer_is_noticed(tmp_path: Path) -> None:
+def test_a_second_writer_ends_the_store(tmp_path: Path) -> None:
     """When another connection has committed, the writer's cached state is stale: the store ends at once."""
     with plant(tmp_path) as store:
         done(store.appends.append_samples(TELEMETRY, samples(1)))

@@ -257,7 +257,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         return max(self.forgotten, min(map(self.frontier, self.confirmed), default=0))
 
     def forget(self) -> None:
-        """What all have confirmed went in the commit that confirmed it, up to the batch that somebody still
+        """What all have confirmed went in the commit that confirmed it, up to the batch that a consumer still
         needs."""
         page = self.store.read(TELEMETRY, 0, 1, 2**40)
         first, last = (

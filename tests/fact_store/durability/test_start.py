@@ -67,7 +67,7 @@ def test_a_future_start_time_is_the_end(tmp_path: Path) -> None:
     assert first_offset(tmp_path, MARKS, tomorrow) == 31
 
 
-def test_marks_as_the_store_sets_them(tmp_path: Path) -> None:
+def test_a_start_in_the_first_minute_is_the_first_fact(tmp_path: Path) -> None:
     """With nothing made by hand: the first minute of a store is one mark, so any time since then starts with its first
     fact."""
     with plant(tmp_path) as store:
@@ -88,7 +88,7 @@ def test_invalid_starts_are_refused(tmp_path: Path, wrong: object) -> None:
     st.lists(st.tuples(st.integers(1, 5), st.integers(-90, 300)), min_size=1, max_size=12),
     st.integers(-100, 2000),
 )
-def test_never_later_than_asked(steps: list[tuple[int, int]], at: int) -> None:
+def test_a_start_at_a_time_is_never_too_late(steps: list[tuple[int, int]], at: int) -> None:
     """Whatever the clock does from mark to mark: no mark at or after the time lies before the start, whole or in
     part."""
     marks, offset, clock = [], 1, 0

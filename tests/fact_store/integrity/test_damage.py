@@ -22,7 +22,7 @@ def three_batches(folder: Path) -> Path:
     return path
 
 
-def test_one_bad_batch_costs_itself(tmp_path: Path) -> None:
+def test_batches_around_a_damaged_one_are_served(tmp_path: Path) -> None:
     """The batches before and after it are served, the offsets between are a hole, and a page that begins there
     continues."""
     reader = StoreReader(three_batches(tmp_path))

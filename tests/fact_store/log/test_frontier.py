@@ -37,7 +37,7 @@ def test_adr_0004_example() -> None:
         (Confirmed(5, ((7, 8), (11, 12))), None, 10, Confirmed(12)),
     ],
 )
-def test_merging(before: Confirmed, first: int | None, last: int, after: Confirmed) -> None:
+def test_confirmed_ranges_merge(before: Confirmed, first: int | None, last: int, after: Confirmed) -> None:
     """Ranges merge where they overlap or touch, and the frontier takes in what becomes contiguous."""
     assert confirm_range(before, first, last, END) == after
 
@@ -50,7 +50,7 @@ def test_invalid_ranges(first: int | None, last: int) -> None:
 
 
 @pytest.mark.parametrize("first", [None, 1, END + 1])
-def test_beyond_the_log(first: int | None) -> None:
+def test_offsets_beyond_the_log_cannot_be_confirmed(first: int | None) -> None:
     """An offset that was never written cannot be confirmed."""
     with pytest.raises(ConfirmBeyondLog, match=f"the log ends at {END}"):
         confirm_range(Confirmed(), first, END + 1, END)
@@ -66,7 +66,7 @@ def test_separate_ranges_are_limited() -> None:
 
 
 @given(st.lists(st.tuples(st.none() | st.integers(1, END), st.integers(0, END)), max_size=30))
-def test_like_a_set(receipts: list[tuple[int | None, int]]) -> None:
+def test_confirmations_in_any_order_give_the_same_state(receipts: list[tuple[int | None, int]]) -> None:
     """In whatever order ranges are confirmed, the state is that of a set of offsets, and the frontier never moves
     back."""
     confirmed, offsets = Confirmed(), set[int]()

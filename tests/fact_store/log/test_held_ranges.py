@@ -47,7 +47,9 @@ def run(first: int, last: int) -> HeldRange:
         ((run(1, 3),), batch(1, "other"), Duplicate()),  # ends are alike: the shell compares with the stored batch
     ],
 )
-def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate) -> None:
+def test_new_batches_join_adjacent_ranges(
+    held: tuple[HeldRange, ...], offered: HeldRange, decision: Insert | Duplicate
+) -> None:
     """New batches join adjacent ranges; a gap is reported only where the new end of the log skips sequences."""
     assert decide_insert(held, offered) == decision
 
@@ -66,7 +68,7 @@ def test_honest_batches(held: tuple[HeldRange, ...], offered: HeldRange, decisio
         ((), HeldRange(11, 20, NO_DIGEST, digest(2))),  # and every other has one
     ],
 )
-def test_forks(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
+def test_a_contradicting_history_is_a_fork(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
     """A history that contradicts what is held is a fork, whichever end shows it."""
     decision = decide_insert(held, offered)
     assert isinstance(decision, Fork), decision
@@ -84,7 +86,7 @@ def test_ranges_are_limited() -> None:
 
 
 @given(st.lists(st.integers(1, 12), max_size=40))
-def test_like_a_set(order: list[int]) -> None:
+def test_batches_in_any_order_give_the_same_ranges(order: list[int]) -> None:
     """Batches of one history in any order and number: exactly those that came are held, none forks, none is stored
     twice."""
     held: tuple[HeldRange, ...] = ()

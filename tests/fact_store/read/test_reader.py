@@ -59,7 +59,7 @@ def test_limits_in_bytes(reader: StoreReader) -> None:
     assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1] - 1) == [1]
 
 
-def test_until(reader: StoreReader) -> None:
+def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:
     """Batches that begin after `until_offset` are left out."""
     assert offsets(reader, 0, until_offset=20) == [1, 11]
     assert offsets(reader, 0, until_offset=21) == [1, 11, 21]

@@ -71,7 +71,7 @@ def test_bytes_and_hours_held_back_by_each_consumer(tmp_path: Path) -> None:
         ("one burst is spread over the hour", [(1, 0, 0), (151, 3, 119)], 120, 1, 60),
     ],
 )
-def test_inflow(
+def test_inflow_is_that_of_the_last_hour(
     tmp_path: Path, what: str, marks: list[tuple[int, int, int]], minutes: int, batches: int, span_minutes: int
 ) -> None:
     """Bytes since the oldest mark of the last hour, divided by the hour, or by the life of the stream if that is

@@ -12,14 +12,14 @@ SIZE = 256 * 1024
 PLENTY = 2**40
 
 
-def test_its_bytes_are_allocated(tmp_path: Path) -> None:
+def test_the_ballast_allocates_its_bytes(tmp_path: Path) -> None:
     """The disk has less free by the ballast's size: a sparse file would give nothing back."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
     assert ballast.make(PLENTY, 0)
     assert ballast.path.stat().st_blocks * 512 >= SIZE
 
 
-def test_it_is_made_only_above_the_floor(tmp_path: Path) -> None:
+def test_the_ballast_is_made_only_above_the_floor(tmp_path: Path) -> None:
     """A disk that would be below its floor with the ballast gets none, and so does a disk that does not say what it
     has."""
     ballast = Ballast(tmp_path / "facts.db", SIZE)
@@ -40,7 +40,7 @@ def test_a_store_is_opened_with_its_bytes(tmp_path: Path) -> None:
     assert not ballast.is_there
 
 
-def test_a_commit_without_room_gives_it_up(tmp_path: Path) -> None:
+def test_a_commit_without_room_frees_the_ballast(tmp_path: Path) -> None:
     """The commit that finds the disk full frees the ballast, so that the next one can delete."""
     faults = Faults()
     settings = StoreSettings(commit_interval_ms=0, disk_free_bytes_min=0, ballast_bytes=SIZE)

@@ -251,7 +251,7 @@ def test_confirmed_facts_of_every_stream_give_way_first(tmp_path: Path) -> None:
         assert store.incidents() == []
 
 
-def test_space_comes_back_to_the_file_system(tmp_path: Path) -> None:
+def test_released_space_returns_to_the_file_system(tmp_path: Path) -> None:
     """After a large release the file shrinks while the store stays open, and the remaining facts read as before."""
     with store_of(tmp_path, keep_hours=0) as store:
         done(store.consumers.register("idmz.a", "idmz", TELEMETRY))

@@ -103,7 +103,7 @@ def test_a_mark_is_due_after_a_minute_of_age_or_of_the_wall_clock() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 300_000)), max_size=20), st.integers(0, 1_000_000))
-def test_nothing_is_called_older_than_it_is(steps: list[tuple[int, int]], asked_ms: int) -> None:
+def test_no_fact_is_reported_older_than_it_is(steps: list[tuple[int, int]], asked_ms: int) -> None:
     """Every offset reported as older than an age was recorded before it."""
     marks, recorded, last_ms, now_ms, end = [], [0], None, 0, 0
     for count, pause_ms in steps:

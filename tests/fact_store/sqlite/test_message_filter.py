@@ -56,7 +56,7 @@ def test_no_key_is_ever_forgotten(generations: list[list[bytes]]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(GENERATIONS)
-def test_summaries_bring_a_filter_back(generations: list[list[bytes]]) -> None:
+def test_a_filter_is_restored_from_its_summaries(generations: list[list[bytes]]) -> None:
     """A filter loaded from its summaries equals the one that made them, and a summary can be made from a table's
     rows."""
     found, summaries = made([*generations, []])
@@ -87,7 +87,7 @@ def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]],
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(KEYS, max_size=20), st.lists(KEYS, max_size=20))
-def test_undone_additions_leave_no_trace(kept: list[bytes], undone: list[bytes]) -> None:
+def test_undoing_additions_restores_the_filter(kept: list[bytes], undone: list[bytes]) -> None:
     """Undoing additions, the last first, leaves what was there before them."""
     found, only = MessageFilter(), MessageFilter()
     for one in kept:

@@ -164,7 +164,7 @@ IndexAgainstDict.TestCase.settings = settings(deadline=None, max_examples=30, st
 TestIndexAgainstDict = IndexAgainstDict.TestCase
 
 
-def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
+def test_ids_are_recognised_across_generations_and_restarts(tmp_path: Path) -> None:
     """Invariant 3, across generations: ids in closed generations and in the open one are recognised in the same life,
     after an orderly end, and in the one after that; each message is there once."""
     names = [f"id-{n}" for n in range(5 * SIZE + 3)]
@@ -187,7 +187,9 @@ def test_ids_are_known_over_borders_and_restarts(tmp_path: Path) -> None:
             assert ids_in(store) == names
 
 
-def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection) -> None:
+def test_subjects_are_deleted_with_their_newest_message(
+    monkeypatch: pytest.MonkeyPatch, connection: sqlite3.Connection
+) -> None:
     """Of subjects those whose newest message is released are deleted, some rows a transaction, and a round that has
     just been made is not made again before enough was released."""
     monkeypatch.setattr(message_index, "SWEEP_OFFSETS_MIN", 10)
@@ -209,7 +211,7 @@ def test_subjects_go_with_their_newest_message(monkeypatch: pytest.MonkeyPatch, 
     assert connection.execute("SELECT count(*) FROM subject WHERE stream = 1").fetchone() == (0,)
 
 
-def test_retention_takes_ids_by_generations(tmp_path: Path) -> None:
+def test_retention_deletes_whole_generations_of_ids(tmp_path: Path) -> None:
     """In a stream that drops its oldest facts the ids go with them, whole generations at a time: what is kept stays
     recognised, an id whose generation is gone is new again, and neither rows nor memory grow with what was ever
     appended."""

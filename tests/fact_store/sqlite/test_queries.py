@@ -28,7 +28,7 @@ def plan(sql: str) -> str:
         return "\n".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", parameters(sql)))
 
 
-def test_file_and_use_are_equal() -> None:
+def test_every_statement_is_used_and_every_name_exists() -> None:
     """Every statement is used, and every name used is in the file."""
     code = "\n".join(file.read_text() for file in FOLDER.rglob("*.py"))
     used = set(re.findall(r'QUERIES\["([a-z_]+)"\]', code)) | set(re.findall(r'_rows\(connection, "([a-z_]+)"\)', code))
@@ -37,7 +37,7 @@ def test_file_and_use_are_equal() -> None:
 
 
 @pytest.mark.parametrize("name", QUERIES)
-def test_fits_the_schema(name: str) -> None:
+def test_every_statement_fits_the_schema(name: str) -> None:
     """Every statement can be prepared against the schema."""
     if name not in {"begin", "begin_read", "commit", "rollback"}:
         plan(QUERIES[name])

@@ -165,7 +165,7 @@ def test_an_export_of_nothing_is_a_file(tmp_path: Path, file: Path, form: Format
     assert (count, list(READERS[form](tmp_path / "f"))) == (0, [])
 
 
-def test_nothing_is_overwritten_unasked(tmp_path: Path, file: Path) -> None:
+def test_an_existing_target_is_replaced_only_with_force(tmp_path: Path, file: Path) -> None:
     """An existing target is refused and left alone; --force replaces it; the store itself is never a target."""
     target = tmp_path / "f.csv"
     target.write_text("mine")

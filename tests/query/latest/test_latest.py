@@ -37,7 +37,7 @@ def node_clock() -> Iterator[list[int]]:
 
 
 def appended(file: Path, steps: list[tuple[int, int]]) -> None:
-    """Values 1, 2, ... of tag:a by (seconds of the node's clock, seconds of the source's clock), each its own append."""
+    """Values 1, 2, ... of tag:a by (seconds of the node's clock, of the source's clock), each its own append."""
     with node_clock() as now_ns, FactStore.open(file, "plant", settings=AT_ONCE) as store:
         if not store.definition_counts():
             done(store.appends.define([TagDefinition("tag:a", source="plc1")]))
@@ -85,7 +85,7 @@ def test_the_newest_source_time_wins(tmp_path: Path) -> None:
     assert {zone for zone, _ in rows} == {"plant", "north"}
 
 
-def test_history_that_comes_late_does_not_win(tmp_path: Path) -> None:
+def test_late_history_does_not_replace_the_latest_value(tmp_path: Path) -> None:
     """A gap filled behind live values leaves the last known value as it is, though its offset is later; of equal times
     the later offset wins."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
@@ -295,7 +295,7 @@ def test_values_of_every_type_are_known_to_the_bit(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_staleness_is_the_sources(tmp_path: Path) -> None:
+def test_staleness_belongs_to_the_source(tmp_path: Path) -> None:
     """A tag that is silent while others of its source speak is fresh; when the source falls silent all of its tags are
     degraded."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
@@ -342,7 +342,7 @@ def test_only_the_end_is_opened(tmp_path: Path) -> None:
     assert opened("") == (0, 0)
 
 
-def test_another_zones_tags_are_their_own(tmp_path: Path) -> None:
+def test_equal_subjects_of_two_zones_are_two_tags(tmp_path: Path) -> None:
     """The same subject in two zones, and in two epochs of one zone: a row for each zone, the newest of both epochs."""
     with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE) as store:
         done(store.appends.define([TagDefinition("tag:line1/t1")]))

@@ -52,7 +52,7 @@ def test_facts_are_what_the_batches_hold(session: SqlSession, facts: list[dict[s
         assert {name: row[name] for name in fact if name in row} == {name: fact[name] for name in fact if name in row}
 
 
-def test_a_star_shows_what_is_mostly_wanted(session: SqlSession) -> None:
+def test_select_star_leaves_out_hidden_columns(session: SqlSession) -> None:
     """`select *` leaves out the hidden columns."""
     shown = session.ask("select * from facts limit 1").columns
     assert set(COLUMNS) - set(shown) == {
@@ -178,14 +178,14 @@ def test_batches_excluded_by_a_condition_are_not_opened(session: SqlSession, whe
     assert session.scanner.counters.batches_opened == opened
 
 
-def test_another_collation_finds_what_it_should(session: SqlSession) -> None:
+def test_a_condition_with_another_collation_excludes_nothing(session: SqlSession) -> None:
     """A condition that compares in another way than the column does rules nothing out."""
     assert ask(session, "select count(*) from facts where subject = 'TAG:LINE1/FLOW' collate nocase") == ask(
         session, "select count(*) from facts where subject = 'tag:line1/flow'"
     )
 
 
-def test_the_last_facts_cost_one_batch(session: SqlSession) -> None:
+def test_the_last_facts_are_read_backwards_from_one_batch(session: SqlSession) -> None:
     """ORDER BY offset DESC LIMIT reads backwards and stops."""
     rows = ask(session, f"select offset from facts where stream = '{TELEMETRY}' order by offset desc limit 2")
     assert rows == [(99,), (98,)]
@@ -246,7 +246,7 @@ def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) 
         ("select ns('soon')", "not a time"),
     ],
 )
-def test_nothing_but_reading(session: SqlSession, statement: str, why: str) -> None:
+def test_statements_that_do_more_than_read_are_refused(session: SqlSession, statement: str, why: str) -> None:
     """What is no SELECT, or no SQL, is refused with SQLite's words and what to do, and makes no file."""
     with pytest.raises(Exception, match=why):
         ask(session, statement)

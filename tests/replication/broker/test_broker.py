@@ -83,7 +83,7 @@ def test_request_and_answer_pass(zones: Zones, link: PeerLink) -> None:
         pytest.param("plant-a", "$CONTROL/dynamic-security/v1", id="$CONTROL"),
     ],
 )
-def test_write_refused(zones: Zones, zone: str, topic: str) -> None:
+def test_a_zone_publishes_only_under_its_own_name(zones: Zones, zone: str, topic: str) -> None:
     """A zone cannot send requests as another zone, serve as another, or publish anywhere else; the broker reports it
     (0x87)."""
     for reader in ZONES:
@@ -130,7 +130,7 @@ def test_every_zone_on_every_topic(zones: Zones) -> None:
     ],
 )
 @pytest.mark.parametrize("snooper", ["enterprise", "plant-b"])
-def test_listening_in_delivers_nothing(zones: Zones, snooper: str, pattern: str) -> None:
+def test_no_subscription_reads_another_zones_messages(zones: Zones, snooper: str, pattern: str) -> None:
     """No subscription, which the broker always grants, lets a zone read another's requests and answers. Nor does it
     take any away: the rightful reader gets every answer although another zone shares the topic."""
     assert zones[snooper].subscribe(pattern) <= 1
@@ -325,7 +325,7 @@ def test_full_page_passes_and_larger_disconnects(zones: Zones) -> None:
 
 
 @pytest.mark.system
-def test_deaf_reader_costs_little(zones: Zones) -> None:
+def test_a_client_that_never_reads_costs_bounded_memory(zones: Zones) -> None:
     """For a zone that subscribes and never reads, the broker holds a bounded number of pages, and other zones are not
     affected.
 

@@ -254,7 +254,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
 
 
 @pytest.mark.system
-def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
+def test_a_revoked_zone_is_disconnected_and_cannot_reconnect(tmp_path: Path) -> None:
     """A connected zone that is denied and revoked gets no further answer and cannot reconnect; other zones are not
     affected.
 
@@ -304,7 +304,7 @@ def test_revoked_zone_is_out_at_once_and_stays_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_no_way_back_on_a_ticket_from_before(tmp_path: Path) -> None:
+def test_a_revoked_client_cannot_resume_its_tls_session(tmp_path: Path) -> None:
     """TLS session resumption needs no certificate; after the reload a revoked client cannot use it."""
     with Mosquitto.started(tmp_path) as broker:
         mine = broker.identity("idmz")

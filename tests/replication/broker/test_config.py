@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.replication.broker import config as plan
-from agent.replication.broker.config import BrokerLimits, BrokerPlan, PeerLink, TopologyError
+from agent.replication.broker.config import BrokerPlan, PeerLink, TopologyError
 from tests.replication.broker.zones import LINKS
 
 
@@ -106,11 +106,6 @@ def test_there_is_room_for_every_zone(plants: int, least: int) -> None:
         {"user": "root\npersistence true"},
         {"port": 0},
         {"port": 65536},
-        {"limits": BrokerLimits(packet_bytes_max=0)},
-        {"limits": BrokerLimits(inflight_messages_max=65536)},
-        {"limits": BrokerLimits(keepalive_s_max=-1)},
-        {"limits": BrokerLimits(connections_max=0)},
-        {"limits": BrokerLimits(memory_bytes_max=1)},
     ],
 )
 def test_config_refuses(change: dict[str, Any]) -> None:
@@ -154,7 +149,7 @@ def test_queue_fits_the_topology() -> None:
     assert plan.queued_messages_max(pulls * 2 + serves) == 16 + 13 * 8
 
 
-def test_config_bounds_the_queue_of_a_deaf_reader() -> None:
+def test_the_configuration_bounds_the_queue_of_a_client_that_never_reads() -> None:
     """The queue holds as many messages as the topology needs, and as many packets' worth of bytes."""
     config = plan.render_config(BrokerPlan(links=LINKS, folder="/etc/mosquitto/bsfg"))
     queued = plan.queued_messages_max(LINKS)

@@ -37,7 +37,9 @@ from tests.support.mosquitto import HOST, Mosquitto
         (lambda folder: pki.create_authority(folder, NOW, force=True), "signed by"),
     ],
 )
-def test_folder_refuses_what_would_not_serve(tmp_path: Path, spoil: Callable[[Path], object], says: str) -> None:
+def test_a_folder_with_an_invalid_file_is_not_written(
+    tmp_path: Path, spoil: Callable[[Path], object], says: str
+) -> None:
     """With any invalid file nothing is written: such a broker would refuse all clients or accept revoked ones."""
     pki_folder, target = tmp_path / "pki", tmp_path / "broker"
     pki.create_authority(pki_folder, NOW)
@@ -62,7 +64,7 @@ def test_folder_names_a_missing_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_broker_gives_up_root() -> None:
+def test_the_broker_runs_as_its_own_user() -> None:
     """Started as root from the folder as written, the broker runs as its own user and can read all its files."""
     if os.geteuid() != 0:
         pytest.skip("only root can give it up")

@@ -70,7 +70,9 @@ def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
         (-50 * 365 * 86_400_000, 2, Outcome.BAD, "days behind"),
     ],
 )
-def test_clocks(ahead_ms: float, took_ms: float, outcome: Outcome, says: str) -> None:
+def test_a_clock_difference_counts_beyond_half_a_round_trip(
+    ahead_ms: float, took_ms: float, outcome: Outcome, says: str
+) -> None:
     """A difference counts only beyond half a round trip; the fastest round trip decides."""
     trips = [RoundTrip(took_ms, 1_700_000_000_000.0, 1_700_000_000_000 + int(ahead_ms))]
     trips.append(RoundTrip(took_ms * 10, 1_700_000_000_000.0, 0))
@@ -102,7 +104,7 @@ def test_a_peer_without_a_clock_in_its_answer() -> None:
         ([], [], Outcome.GOOD, "exports nothing"),
     ],
 )
-def test_streams(exported: list[str], pulled: list[str], outcome: Outcome, says: str) -> None:
+def test_pulled_streams_must_be_exported(exported: list[str], pulled: list[str], outcome: Outcome, says: str) -> None:
     """A pulled stream must be exported; further exports are only a note."""
     step = judge_streams("plant-a", streams_answer(*exported), pulled)
     assert step.outcome is outcome

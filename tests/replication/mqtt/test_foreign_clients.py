@@ -34,7 +34,7 @@ async def serving(broker: Mosquitto, folder: Path, facts: int) -> Node:
     return plant
 
 
-def test_plain_paho(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_client_written_from_the_page_reads_every_batch(broker: Mosquitto, tmp_path: Path) -> None:
     """A client written from the page alone, without importing `agent`, gets every batch byte for byte in pages,
     confirms them, and understands two refusals."""
     mine = broker.identity("idmz")

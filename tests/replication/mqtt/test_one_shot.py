@@ -115,7 +115,7 @@ def test_a_refusal_is_raised_with_the_peers_code(code: str, *, is_retryable: boo
     assert (error.code, error.retryable) == (code, is_retryable)
 
 
-def test_silence_ends_a_question() -> None:
+def test_a_request_without_an_answer_is_a_transport_error() -> None:
     """It is an error of the transport, which may pass."""
     with pytest.raises(ExceptionGroup) as group:
         asyncio.run(asked(None, timeout_s=0.01))

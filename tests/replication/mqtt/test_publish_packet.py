@@ -50,7 +50,7 @@ def test_we_read_pahos_packets(
 
 
 @given(st.integers(0x30, 0x3F), st.binary(max_size=80))
-def test_any_bytes(command: int, data: bytes) -> None:
+def test_any_bytes_are_a_packet_or_raise_bad_packet(command: int, data: bytes) -> None:
     """Any bytes are a packet or raise BadPacket."""
     try:
         parse_publish(command, data)

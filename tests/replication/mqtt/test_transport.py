@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from agent.replication import pki
-from agent.replication.broker.config import BrokerLimits
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.transport import OUTGOING_BYTES_MAX, Connection
 from agent.replication.protocol.errors import (
@@ -131,7 +130,10 @@ def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.
 def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
     """A connection beyond max_connections is closed without a reason, at any moment; the error names the limit. (After
     failed handshakes Mosquitto may accept one more.)"""
-    with Mosquitto.started(tmp_path, limits=BrokerLimits(connections_max=2)) as small:
+    with Mosquitto.started(tmp_path) as small:
+        config = small.files.config_file
+        config.write_text(re.sub(r"max_connections \d+", "max_connections 2", config.read_text()))
+        small.restart()
 
         async def fill(standing: AsyncExitStack) -> None:
             for zone in ("plant-a", "idmz", "enterprise", "plant-b", "plant-a", "idmz"):
@@ -147,7 +149,7 @@ def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
         assert "max_connections" in str(asyncio.run(scenario()))
 
 
-def test_not_tls(broker: Mosquitto) -> None:
+def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
     """A program without TLS at the port."""
 
     async def run() -> TransportError:

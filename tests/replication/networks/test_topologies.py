@@ -46,7 +46,7 @@ def close(*nodes: Node) -> None:
         node.store.close()
 
 
-def test_two_ways_to_one_zone(meshed: Mosquitto, tmp_path: Path) -> None:
+def test_facts_that_arrive_by_two_paths_are_stored_once(meshed: Mosquitto, tmp_path: Path) -> None:
     """Facts that arrive directly and through a relay are stored once. Without the relay the direct path continues; when
     the relay returns it adds nothing. Position and confirmation of both paths reach the end."""
 
@@ -143,7 +143,7 @@ def test_eighty_plants_into_one_relay(tmp_path: Path) -> None:
         asyncio.run(scenario(broker))
 
 
-def test_nothing_circulates_in_a_ring(meshed: Mosquitto, tmp_path: Path) -> None:
+def test_facts_do_not_circulate_in_a_ring(meshed: Mosquitto, tmp_path: Path) -> None:
     """Three zones that pull from each other in a ring end with all facts, each once, and nothing circulates: every
     position reaches its peer's end."""
 

@@ -508,7 +508,7 @@ def test_broker_without_hosts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [_protected, _foreign, lambda f: (f / "zones/idmz.key").chmod(0o644)])
-def test_client_context_never_asks(folder: Path, spoil: Callable[[Path], object]) -> None:
+def test_client_context_never_asks_for_a_password(folder: Path, spoil: Callable[[Path], object]) -> None:
     """Connecting with invalid files raises and never asks for a password; a foreign authority is found only in the
     handshake."""
     spoil(folder)

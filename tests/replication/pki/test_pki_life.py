@@ -66,7 +66,7 @@ def test_ended_certificate_can_be_renewed(folder: Path) -> None:
     assert _good(folder, now=late) == []
 
 
-def test_rollback_brings_back_what_was(folder: Path) -> None:
+def test_rollback_restores_the_previous_pair(folder: Path) -> None:
     """Roll back, and roll back again: both pairs survive complete."""
     cert_file = folder / "zones/idmz.pem"
     old = _serial(cert_file)
@@ -188,7 +188,7 @@ def test_openssl_refuses_the_revoked(folder: Path) -> None:
         assert says in done.stdout + done.stderr
 
 
-def test_list_keeps_the_life_it_was_given(folder: Path) -> None:
+def test_the_validity_of_a_list_is_kept_for_the_next_one(folder: Path) -> None:
     """The chosen validity of a list is kept for the next one; a list expires no later than its authority."""
     assert pki.reissue_crl(folder, NOW, days=10).days_left == 10
     pki.revoke(folder, "idmz", NOW + timedelta(days=5))
@@ -219,7 +219,7 @@ def _foreign(folder: Path) -> None:
         (_foreign, "not this authority's"),
     ],
 )
-def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path], None], says: str) -> None:
+def test_no_list_is_based_on_a_wrong_one(folder: Path, spoil: Callable[[Path], None], says: str) -> None:
     """A lost, foreign or older list would lift revocations, so no list is based on it; the error says what to do."""
     pki.revoke(folder, "idmz", NOW)
     pki.revoke(folder, "plant-a", NOW)
@@ -240,7 +240,7 @@ def test_nothing_is_signed_on_a_wrong_list(folder: Path, spoil: Callable[[Path],
         ("b1", "never issued a certificate"),
     ],
 )
-def test_revoke_of_the_unknown(folder: Path, what: str, says: str) -> None:
+def test_revoking_an_unknown_name_changes_nothing(folder: Path, what: str, says: str) -> None:
     """An unknown name or number changes nothing; a broker's name is not a zone's."""
     with pytest.raises(PkiError, match=says):
         pki.revoke(folder, what, NOW)

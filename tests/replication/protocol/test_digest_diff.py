@@ -61,7 +61,7 @@ CHAIN = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
 
 @given(CHAIN, st.randoms(use_true_random=False))
-def test_exactly_the_missing_is_asked_for(sizes: list[int], choice: random.Random) -> None:
+def test_missing_sequences_are_requested_exactly(sizes: list[int], choice: random.Random) -> None:
     """Of one history, with batches lost at random on either side: what they have and we do not, sequence by sequence,
     and nothing else; behind our last one only when we have had everything they had."""
     chain = history(sizes)
@@ -103,7 +103,7 @@ def test_a_fork_is_named_at_its_first_batch(sizes: list[int], others: list[int],
 
 @pytest.mark.parametrize("count", [4, 64])
 @pytest.mark.parametrize("batches", [1_000, 30_000])
-def test_a_search_takes_few_questions(batches: int, count: int) -> None:
+def test_the_number_of_exchanges_is_logarithmic(batches: int, count: int) -> None:
     """The number of exchanges grows with the logarithm of the facts, to the base of what is asked for at once."""
     sizes = [random.Random(n).randint(1, 2_000) for n in range(batches)]
     for at in (0, 1, batches // 3, batches - 1):

@@ -36,7 +36,7 @@ def test_pages_shrink_while_they_take_long_and_stop_at_the_smallest() -> None:
     assert size.bytes == BYTES_MIN
 
 
-def test_a_long_way_does_not_make_pages_small() -> None:
+def test_latency_alone_does_not_shrink_pages() -> None:
     """Between quick and slow nothing changes: a satellite's 600 ms are no reason to fetch in small pieces."""
     size = PageSize()
     for _ in range(10):
@@ -45,7 +45,7 @@ def test_a_long_way_does_not_make_pages_small() -> None:
 
 
 @pytest.mark.parametrize("bytes_per_ms", [2, 8, 125, 12_500])
-def test_on_any_way_pages_settle_at_what_comes_in_time(bytes_per_ms: int) -> None:
+def test_on_any_link_pages_settle_at_a_size_that_arrives_in_time(bytes_per_ms: int) -> None:
     """16 kbit/s to 100 Mbit/s: after a few pages each one asked for comes within the patience of 3 s, where the
     smallest can."""
     size = PageSize()

@@ -107,7 +107,7 @@ def written(page: str) -> str:
     return page.rstrip() + "\n"
 
 
-def test_page_is_the_code() -> None:
+def test_the_page_shows_the_error_table_and_bytes_of_the_code() -> None:
     """The error table and the example's bytes on the page are those of the code."""
     page = PAGE.read_text("utf-8")
     assert page == written(page), "run: python -m tests.replication.protocol.test_protocol_page"

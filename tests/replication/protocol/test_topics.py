@@ -25,7 +25,7 @@ def test_round_trip(serving: str, asking: str, instance: str) -> None:
 
 
 @given(st.text(max_size=300))
-def test_any_text(topic: str) -> None:
+def test_any_text_is_a_topic_or_raises_malformed_message(topic: str) -> None:
     """Any text is a topic of this protocol or raises MalformedMessage."""
     for check in (parse_request_topic, lambda text: check_response_topic(text, "plant-a", "idmz")):
         try:

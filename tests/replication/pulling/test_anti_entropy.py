@@ -146,7 +146,7 @@ class Counting(TokenBucket):
         super().spend(size, now_ms)
 
 
-def test_comparing_and_repairing_is_paid_for(broker: Mosquitto, tmp_path: Path) -> None:
+def test_comparing_and_repairing_spend_bandwidth(broker: Mosquitto, tmp_path: Path) -> None:
     """Each answer, of digests and of batches, is taken from the peer's bandwidth."""
     flipped = asyncio.run(pulled(broker, tmp_path))[3]
     flip(tmp_path / "idmz.db", flipped)
@@ -354,7 +354,7 @@ def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -
     compared(broker, tmp_path, scenario, EVERYTHING)
 
 
-def test_it_compares_by_itself(broker: Mosquitto, tmp_path: Path) -> None:
+def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None:
     """With a time set it compares and repairs unasked; a peer that refuses is noted and asked again."""
     before = asyncio.run(pulled(broker, tmp_path))
     flip(tmp_path / "idmz.db", before[5])

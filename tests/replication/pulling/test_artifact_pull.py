@@ -94,7 +94,7 @@ def refused(code: str, *, retryable: bool) -> PeerRefused:
     return PeerRefused("plant", code, "because", "", retryable=retryable)
 
 
-def test_it_goes_on_from_what_is_here() -> None:
+def test_a_transfer_resumes_at_the_bytes_held() -> None:
     """Only what is missing is asked for, in order."""
     files, peer = Files(), Peer()
     files.bytes = BLOB[:1_000_000]
@@ -199,7 +199,7 @@ def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
     assert files.bytes == BLOB
 
 
-def test_a_full_store_is_the_pages_to_wait_for() -> None:
+def test_a_full_store_is_reported_as_retryable() -> None:
     """The store's own retryable error goes to the receiver, which offers the page again."""
     files = Files()
     files.error = Refused(retryable=True)

@@ -41,7 +41,7 @@ def test_pace_and_time_left() -> None:
     assert tracker.now.percent == pytest.approx(100 / 5.2)
 
 
-def test_a_log_that_grows_faster_has_no_end_in_sight() -> None:
+def test_no_time_is_estimated_while_the_lag_grows() -> None:
     """Where the distance does not shrink, no time is named."""
     tracker = CatchUpTracker()
     tracker.update(0, 0, FAR)

@@ -184,7 +184,7 @@ def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
     played(tmp_path, scenario)
 
 
-def test_a_peer_that_repeats_itself_is_refused(tmp_path: Path) -> None:
+def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -> None:
     """A page that brings what lies before the place asked for leads nowhere, and would be asked for without end."""
 
     async def scenario(plant: FactStore, idmz: FactStore) -> None:

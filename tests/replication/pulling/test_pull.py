@@ -414,7 +414,7 @@ def test_a_relay_without_permission_is_refused(broker: Mosquitto, tmp_path: Path
     asyncio.run(scenario())
 
 
-def test_both_directions_without_echo(tmp_path: Path) -> None:
+def test_two_zones_that_pull_from_each_other_store_each_fact_once(tmp_path: Path) -> None:
     """Two zones pull the same stream from each other: each ends with the facts of both, once, and then it is quiet."""
 
     async def scenario(broker: Mosquitto) -> None:

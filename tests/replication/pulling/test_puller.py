@@ -596,7 +596,7 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
 
 
-def test_every_answer_is_paid_for() -> None:
+def test_every_answer_spends_bandwidth() -> None:
     """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no
     use."""
 
@@ -612,7 +612,7 @@ def test_every_answer_is_paid_for() -> None:
     asyncio.run(scenario())
 
 
-def test_mistake_of_the_store_ends_the_pull() -> None:
+def test_an_unexpected_error_of_the_store_ends_the_pull() -> None:
     """What is no error of the store is a mistake of ours, and ends the task."""
     plant = Peer()
 

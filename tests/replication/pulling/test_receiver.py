@@ -120,7 +120,7 @@ def test_at_the_end_the_confirming_request_waits() -> None:
     assert (driver.fetches[-1].after_offset, driver.fetches[-1].confirm_offset) == (10, 10)
 
 
-def test_late_answer_is_as_good() -> None:
+def test_a_late_answer_at_the_position_is_taken() -> None:
     """The answer to a request given up is taken if it starts at the position; its twin is then dropped."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
@@ -158,7 +158,7 @@ def test_a_log_begins_late_only_with_a_hole() -> None:
     ]
 
 
-def test_other_epoch_starts_over() -> None:
+def test_another_epoch_starts_at_offset_0() -> None:
     """The peer's store is another one: from 0, confirming nothing, and answers of the old one are dropped."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
@@ -270,7 +270,7 @@ def test_final_and_passing_refusals_differ() -> None:
     assert driver.core.deadline_ms == driver.now_ms + 60_000
 
 
-def test_empty_answer_too_soon_does_not_spin() -> None:
+def test_early_empty_answers_are_not_asked_again_at_once() -> None:
     """A peer that does not wait, though it was asked to, is not asked more than five times a second."""
     driver = Driver(ONE, 5)
     driver(LinkUp())
@@ -348,7 +348,7 @@ def test_definitions_wait_for_their_batch() -> None:
     assert driver.fetches[-1].definitions_known == {}
 
 
-def test_definitions_without_end_are_refused() -> None:
+def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
     """What a peer may make us keep is bounded."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
@@ -358,7 +358,7 @@ def test_definitions_without_end_are_refused() -> None:
 
 
 @given(st.integers(0, 100), st.floats(0, 1))
-def test_delay(tries: int, chance: float) -> None:
+def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance: float) -> None:
     """Never above the limit, never below half of what is due."""
     assert min(100 << min(tries, 16), 5_000) // 2 <= backoff_ms(100, 5_000, tries, chance) <= 5_000
 
@@ -397,7 +397,7 @@ apt_events = st.tuples(
     ),
     st.sampled_from([None, ONE]),
 )
-def test_no_peer_can_bring_it_down(events: list[tuple[object, int]], epoch: str | None) -> None:
+def test_no_answer_of_a_peer_fails_an_assertion(events: list[tuple[object, int]], epoch: str | None) -> None:
     """Whatever a peer answers, to whichever request, also right at our position and in the name of one epoch and then
     the other, no assertion fails, and what is stored never goes back in an epoch."""
     core = Receiver(PATIENCE, epoch, 0)
@@ -469,9 +469,9 @@ def test_a_lease_is_asked_for_once_and_shown_from_then_on() -> None:
 
 
 def test_a_lease_is_asked_for_after_the_one_in_force() -> None:
-    """A receiver that begins guesses that nobody had one; told which is in force it asks at once after that, still
-    without waiting at the peer, and names none any more once it has its own. When another was faster it waits a moment
-    first; a peer that says so for ever is not asked in a circle."""
+    """The first request assumes that no lease is in force. An answer that names one is followed at once by a request
+    after it, still without waiting at the peer; once the receiver holds a lease, it names none. When another instance
+    was faster it waits a moment first; a peer that always answers so is not asked in a loop."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
     assert kinds(driver.answer(page(0, 0, frontier=10, more=True, lease_in_force=4))) == [Fetch]
@@ -539,7 +539,7 @@ def test_the_origin_head_is_sent_after_a_silence() -> None:
     assert driver.fetches[-1].last_batch is None
 
 
-def test_an_old_copy_that_stays_one_is_for_a_person() -> None:
+def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:
     """A peer that finds out is asked again soon, for it goes on in a moment; one that stays as it is is told to people,
     and asked rarely."""
     driver = Driver(ONE, 10)
@@ -574,7 +574,7 @@ def test_a_copy_that_agrees_does_not_hide_that_the_peer_differs() -> None:
     assert (noted.count(NoteKind.PEER_LOST), noted.count(NoteKind.PEER_REFUSES)) == (8, 1)
 
 
-def test_a_refused_page_takes_what_was_read_ahead_with_it() -> None:
+def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     """A page refused for good is not passed over: what was read behind it is not stored, all of it is asked for again,
     and the peer is told of no definitions that only those pages brought."""
     driver = Driver(ONE, 10)

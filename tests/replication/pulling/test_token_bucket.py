@@ -70,7 +70,7 @@ class Pull:
             self(Tick(), now_ms)
 
 
-def test_a_page_is_paid_for_before_the_next() -> None:
+def test_a_page_spends_tokens_before_the_next() -> None:
     """From rest a quarter of a second's worth is there; then a page of half a second's takes half a second."""
     bandwidth = TokenBucket(RATE)
     assert bandwidth.ready_ms(1_000, Priority.BACKLOG) == 1_000
@@ -82,7 +82,7 @@ def test_a_page_is_paid_for_before_the_next() -> None:
     assert bandwidth.ready_ms(1_500, Priority.BACKLOG) == 1_500
 
 
-def test_at_the_end_of_the_log_debt_does_not_stop() -> None:
+def test_a_live_stream_may_overdraw_the_bucket() -> None:
     """A stream at its end asks while the debt is less than two seconds' worth, and pays into it like any other."""
     bandwidth = TokenBucket(RATE)
     bandwidth.spend(RATE // 4 + 2 * RATE, 0)
@@ -114,8 +114,8 @@ def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Priority)), max_size=60),
 )
 def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Priority]]) -> None:
-    """Whoever asks no sooner than told gets, over any stretch, no more than the rate, what was saved up, what may be
-    overdrawn, and the page that was under way."""
+    """Requests that are sent no sooner than `ready_ms` bring, over any time, no more than the rate, what was saved, what
+    may be overdrawn, and the page that was under way."""
     bandwidth, now_ms, spent = TokenBucket(rate), 0, 0
     for pause_ms, size, share in steps:
         now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)

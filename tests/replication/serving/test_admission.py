@@ -59,7 +59,7 @@ def arrived(topic: str, response_topic: str | None, correlation: bytes | None, *
         (arrived(TOPIC, ANSWER_TO, b"x" * 33, is_retained=False), Drop(DropReason.BAD_CORRELATION)),
     ],
 )
-def test_the_requester_is_known_by_its_topic(arrival: Incoming, outcome: Caller | Drop) -> None:
+def test_the_request_topic_names_the_requester(arrival: Incoming, outcome: Caller | Drop) -> None:
     """The request topic names the requesting zone, and only that zone's own response topic gets the answer."""
     assert admission.check_arrival(arrival, "plant-a", PEERS) == outcome
 
@@ -118,7 +118,9 @@ def test_a_consumer_is_used_by_its_own_zone_alone() -> None:
         (None, None, None, None),
     ],
 )
-def test_offsets(epoch: str | None, after_offset: int | None, confirm: Confirm | None, code: str | None) -> None:
+def test_offsets_of_another_log_are_refused(
+    epoch: str | None, after_offset: int | None, confirm: Confirm | None, code: str | None
+) -> None:
     """Offsets of another epoch, or beyond the end, are named, not obeyed."""
     refused = admission.check_offsets(LogView("this", 20), epoch, after_offset, confirm)
     assert (refused.code if refused else None) == code
@@ -134,7 +136,7 @@ def test_offsets(epoch: str | None, after_offset: int | None, confirm: Confirm |
         (10, admission.PARKED_PER_ZONE_MAX, 500, 0, Refuse("busy", "32 fetches of your zone are waiting already")),
     ],
 )
-def test_waiting(end_offset: int, parked: int, until_ms: int, now_ms: int, decision: object) -> None:
+def test_when_a_fetch_waits(end_offset: int, parked: int, until_ms: int, now_ms: int, decision: object) -> None:
     """A fetch is answered as soon as there is something or its patience ends; how many wait is bounded."""
     assert admission.decide_fetch(fetch(), STREAM, 10, end_offset, parked, until_ms, now_ms) == decision
 
@@ -181,14 +183,14 @@ WHOLE = [(1, 1, 10, True), (11, 11, 20, True), (21, 21, 30, True)]
         (4, 16, [(1, 5, 10, False), WHOLE[1]]),
     ],
 )
-def test_limit(after: int, limit: int, pieces: list[tuple[int, int, int, bool]]) -> None:
+def test_a_page_keeps_to_its_limit_in_facts(after: int, limit: int, pieces: list[tuple[int, int, int, bool]]) -> None:
     """Whole batches up to the limit; only the first is ever sliced; facts before the position are not sent again."""
     chosen = page(ReadPlan(STREAM, after, limit, 10_000), BATCHES)
     assert pieces_of(chosen) == pieces
     assert chosen.last_offset == pieces[-1][2]
 
 
-def test_bytes() -> None:
+def test_a_page_keeps_to_its_limit_in_bytes() -> None:
     """A page ends before the batch that would make it too large, but holds one batch however large."""
     two = 2 * (100 + BATCH_OVERHEAD_BYTES)
     assert len(page(ReadPlan(STREAM, 0, 30, two), BATCHES).pieces) == 2
@@ -213,7 +215,7 @@ def test_own_facts_are_omitted() -> None:
     assert chosen.last_offset == 40
 
 
-def test_holes_go_along_in_their_place() -> None:
+def test_holes_are_sent_in_their_order() -> None:
     """What is gone before, between and behind the batches is named in order, as far as the page goes and no further:
     behind a batch that found no room nothing is said, for the next page begins there."""
     batches, holes = (
@@ -239,7 +241,7 @@ def test_holes_take_room() -> None:
     assert len(page(ReadPlan(STREAM, 9, 100, 10_000), [batch(10, 20, size)], packet=4_000).pieces) == 1
 
 
-def test_definitions_go_first() -> None:
+def test_a_batch_waits_for_its_definitions() -> None:
     """A batch waits until all definitions it needs are known or beside it; those alone make a page, too."""
     rows = [batch(1, 10, definitions=3), batch(11, 20, definitions=4)]
     plan = ReadPlan(STREAM, 0, 100, 800)
@@ -284,7 +286,7 @@ def test_missing_definitions_are_an_error() -> None:
     st.integers(1_024, 20_000),
     st.data(),
 )
-def test_pages_always_move(
+def test_page_after_page_sends_every_fact_once(
     parts: list[tuple[int, int, str, int]], limit: int, bytes_max: int, data: st.DataObject
 ) -> None:
     """Page after page, every fact of others that is there is sent exactly once, in order, within the limits, with the

@@ -5,6 +5,7 @@ yet.
 """
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -47,6 +48,7 @@ class Store:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
+        self.disk_reads: list[tuple[str, threading.Thread]] = []
         self.futures: dict[str, Future[Any]] = {}
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
@@ -97,6 +99,7 @@ class Store:
 
     def contradiction(self, *arguments: object) -> str | None:
         self.asked.append(("contradiction", *arguments))
+        self.disk_reads.append(("contradiction", threading.current_thread()))
         return self.contradicts
 
     def seen(self, _name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
@@ -107,6 +110,7 @@ class Store:
 
     def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None) -> Page:
         self.asked.append(("read", after_offset, until_offset))
+        self.disk_reads.append(("read", threading.current_thread()))
         if after_offset >= self.end:
             return Page([], self.end)
         return Page([StoredBatch(after_offset + 1, self.end, b"sealed-batch-body-digest-", ORIGIN, 0)], self.end)
@@ -153,6 +157,18 @@ def play(scenario: Scenario) -> None:
             await scenario(store, Consumers(context))
 
     asyncio.run(run())
+
+
+def test_the_disk_is_read_in_another_thread_than_the_event_loops() -> None:
+    """A slow disk must not delay the keep-alive of every peer: pages and history are read in reader threads."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        ends = {"last_batch": LastBatchEnd(last_offset=10, digest="22" * 16)}
+        assert page_of(await consumers.fetch(ONE, fetch(**ends))).covered() == (11, 20)
+        assert [name for name, _ in store.disk_reads] == ["contradiction", "read"]
+        assert threading.current_thread() not in {thread for _, thread in store.disk_reads}
+
+    play(scenario)
 
 
 def test_a_confirmation_is_answered_when_it_is_durable() -> None:
@@ -356,7 +372,7 @@ def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
     play(scenario)
 
 
-def test_patience_ends_with_an_empty_page() -> None:
+def test_a_wait_that_ends_gives_an_empty_page() -> None:
     """At the end of the log, which is then recorded."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:

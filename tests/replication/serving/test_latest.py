@@ -240,7 +240,7 @@ def found(values: list[LatestEntry]) -> LatestValues:
     return LatestValues([each.key.order for each in values], values.__getitem__, 0, 0)
 
 
-def test_only_values_of_the_page_are_made_readable() -> None:
+def test_only_values_of_the_page_are_formatted() -> None:
     """Ten thousand found and three asked for: three are, wherever the page begins."""
     made = list[int]()
 
@@ -278,7 +278,7 @@ def test_a_peer_cannot_cause_an_endless_loop() -> None:
             again.last_after(before)
 
 
-def test_wanted_is_what_was_asked() -> None:
+def test_values_are_selected_by_subject_and_prefix() -> None:
     """By subject and by prefix; which page of it is asked for makes no other question."""
     first = GetLatest(stream=STREAM, prefix="tag:a", subjects=["tag:ab", "tag:b"])
     later = msgspec.structs.replace(first, after=TagKey(zone="b", subject="tag:ab", predicate="p"), limit=7)

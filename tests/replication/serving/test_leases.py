@@ -49,7 +49,7 @@ async def twins(broker: Mosquitto, folder: Path, facts: int) -> tuple[Node, Node
     return Node.open(broker, "idmz", folder / "one"), Node.open(broker, "idmz", folder / "two")
 
 
-def test_the_later_of_two_clones_goes_on(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_later_of_two_clones_continues(broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A clone of a gateway is started: the clone gets every fact once; the original is fenced, logs it once, keeps what
     it has and stops requesting, also when new facts come. Restarted, it takes the lease back and continues from its
     position."""
@@ -193,7 +193,7 @@ def test_a_fetch_that_asks_and_waits_does_not_take_the_place_back(broker: Mosqui
     asyncio.run(scenario())
 
 
-def test_a_late_request_of_a_dead_instance_takes_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_late_request_of_a_dead_instance_takes_no_lease(broker: Mosquitto, tmp_path: Path) -> None:
     """A dead instance had requested the lease in force and the one after it. Its requests arrive when its successor has
     the lease: they get the lease in force, move no cursor, and the successor continues unaffected."""
 

@@ -105,8 +105,8 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
 
 @pytest.mark.system
 def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
-    """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; nobody is
-    registered. Beyond the log they are refused, and at its end there is nothing yet."""
+    """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; no consumer
+    is registered. Beyond the log they are refused, and at its end there is nothing yet."""
 
     async def read(asker: Requester, first: int, last: int) -> list[float]:
         values = list[float]()

@@ -64,7 +64,7 @@ def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
     asyncio.run(run())
 
 
-def test_operations(broker: Mosquitto, tmp_path: Path) -> None:
+def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tmp_path: Path) -> None:
     """Each operation answers what the store holds; a consumer is registered by its first fetch."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
@@ -203,7 +203,9 @@ def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_pat
         (GetBounds(stream="facts.audit"), "stream_not_exported"),
     ],
 )
-def test_refusals(broker: Mosquitto, tmp_path: Path, request_: Request, code: str) -> None:
+def test_each_refusal_has_its_code_and_registers_nothing(
+    broker: Mosquitto, tmp_path: Path, request_: Request, code: str
+) -> None:
     """What may not be had is refused with the code of the table, and nothing is registered on the way."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
@@ -281,7 +283,7 @@ def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, c
     serve(broker, tmp_path, scenario)
 
 
-def test_confused_deputy(broker: Mosquitto, tmp_path: Path) -> None:
+def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosquitto, tmp_path: Path) -> None:
     """A request whose answer should go elsewhere is dropped and counted: no answer there, none to the asker."""
 
     async def scenario(plant: Node, _asker: Requester) -> None:
@@ -336,7 +338,7 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
     serve(broker, tmp_path, scenario)
 
 
-def test_unasked_answers_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
+def test_answers_without_a_request_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
     """An answer without a request is dropped: its correlation is unknown."""
 
     async def scenario(_plant: Node, asker: Requester) -> None:

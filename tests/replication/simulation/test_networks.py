@@ -60,7 +60,7 @@ def test_networks_keep_their_promises(memory: Path) -> None:
     assert set(NAMED) - COMBINED - {"none"} <= set(injected), "some fault never bit"
 
 
-def test_a_seed_is_a_schedule(memory: Path) -> None:
+def test_the_same_seed_runs_the_same_schedule(memory: Path) -> None:
     """The same seed runs the same events and injects the same faults, or no failure could be replayed."""
     runs = []
     for _ in range(2):

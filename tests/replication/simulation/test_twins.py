@@ -5,7 +5,7 @@ Whatever happened, when the faults end exactly one of the two goes on, the one w
 heard, and nothing but a start of a process ever takes the place. The store is a queue in which one thing happens after
 another, as its writer does. Seen to catch, with the product broken on purpose: a rule that does not know the holder (a
 retried first fetch then fences its own instance, and the twin too), a request that waited and then asks for a lease
-once more, nobody fenced, a fenced one that asks again.
+once more, no instance fenced, a fenced one that asks again.
 """
 
 import heapq
@@ -209,7 +209,7 @@ class World:
 
 
 @patient
-def test_one_of_two_goes_on() -> None:
+def test_one_of_two_instances_continues() -> None:
     """At the end one machine holds the lease and knows its number, the other is fenced; and the place has not changed
     hands since the faults ended, save by what was on its way."""
     first = first_seed()

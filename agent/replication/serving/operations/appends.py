@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from agent.append_contract import append_answer, check_producer
+from agent.append_contract import check_producer
 from agent.message import MessageError
 from agent.replication.protocol.messages import AcquireLease, AppendAnswer, AppendedEntry, AppendFact, LeaseAnswer
 from agent.replication.serving.admission import Caller
@@ -33,7 +33,7 @@ async def append(context: Context, caller: Caller, request: AppendFact) -> Outco
         )
     except MessageError as error:
         return refuse_message(parsed.messages, error)
-    outcomes = [AppendedEntry(**append_answer(each)) for each in await context.wrap(appending)]
+    outcomes = [AppendedEntry.of(each) for each in await context.wrap(appending)]
     return Reply(AppendAnswer(**context.own, outcomes=outcomes), [])
 
 

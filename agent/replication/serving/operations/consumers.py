@@ -22,7 +22,7 @@ from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
-from agent.replication.serving.reading import PageQuery
+from agent.replication.serving.reading import PageQuery, read_page
 from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -81,22 +81,38 @@ class Consumers:
             result = await self._carry_out(effect)
 
     async def _carry_out(self, effect: Effect[Any]) -> Any:
-        """The result of an effect. Raises the store's errors."""
+        """The result of an effect, those of every fetch first. Raises the store's errors."""
         context, store = self._context, self._context.store
         match effect:
             case effects.FindConsumer(name):
                 return store.consumers.get(name)
-            case effects.CountConsumers(zone):
-                return sum(1 for each in store.consumers.all() if each.zone == zone)
             case effects.GetStreamState(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
                 return StreamState(store.end_offset(stream), self._waiters.count(zone), now_ms)
-            case effects.ReportPeerAhead(zone, why):
-                return store.peer_is_ahead(zone, why)
+            case effects.ReadPage(plan, zone, known):
+                asked = PageQuery(plan, zone, known, context.packet_bytes_max)
+                return await context.in_thread(read_page, store, asked)
+            case effects.RecordServed():
+                return self._record_served(effect)
+            case effects.BeginServing(stream, zone):
+                beginning = store.consumers.begin_serving(stream, zone)
+                return None if beginning is None else await context.wrap(beginning)
+            case effects.Park():
+                return await self._park(effect)
+            case effects.StartConfirm():
+                return self._start_confirm(effect)
+            case effects.AwaitConfirm(confirming):
+                return await confirming
+            case effects.CheckConfirm(confirming):
+                return confirming.result() if confirming.done() else None
             case effects.ExplainNeverServed(stream, zone, offset):
                 return store.consumers.why_not_served(stream, zone, offset)
             case effects.HasServed(stream, zone, end):
                 return store.consumers.has_served(stream, zone, end)
+            case effects.CountConsumers(zone):
+                return sum(1 for each in store.consumers.all() if each.zone == zone)
+            case effects.ReportPeerAhead(zone, why):
+                return store.peer_is_ahead(zone, why)
             case effects.CompareHistory(stream, taken, held):
                 return await context.in_thread(store.contradiction, stream, taken, held)
             case effects.RegisterConsumer():
@@ -107,21 +123,6 @@ class Consumers:
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
                 return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
-            case effects.StartConfirm():
-                return self._start_confirm(effect)
-            case effects.AwaitConfirm(confirming):
-                return await confirming
-            case effects.CheckConfirm(confirming):
-                return confirming.result() if confirming.done() else None
-            case effects.BeginServing(stream, zone):
-                beginning = store.consumers.begin_serving(stream, zone)
-                return None if beginning is None else await context.wrap(beginning)
-            case effects.Park():
-                return await self._park(effect)
-            case effects.ReadPage(plan, zone, known):
-                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
-            case effects.RecordServed():
-                return self._record_served(effect)
         raise AssertionError(effect)
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
