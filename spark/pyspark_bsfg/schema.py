@@ -58,13 +58,16 @@ _ARROW: dict[type[DataType], Any] = {
 
 
 def arrow_schema(asked: StructType) -> Any:
-    """The Arrow schema of the columns asked for, in their order. Raises OptionError for what is no column of FACTS."""
+    """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
+
+    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of FACTS.
+    """
     known = {field.name: field for field in FACTS.fields}
     fields = []
     for field in asked.fields:
-        if (ours := known.get(field.name)) is None:
+        if (ours := known.get(field.name.lower())) is None:
             raise OptionError(f"there is no column {field.name!r}", f"the columns are {', '.join(known)}")
-        if type(field.dataType) is not type(ours.dataType):
+        if field.dataType != ours.dataType:  # also of text with another collation
             found = field.dataType.simpleString()
             raise OptionError(f"column {field.name} was asked for as {found}", f"it is {ours.dataType.simpleString()}")
         if ours.nullable and not field.nullable:

@@ -140,3 +140,10 @@ def damage(path: Path, first_offset: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
         connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))
+
+
+def lose(path: Path, first_offset: int) -> None:
+    """The disk loses the row of the batch that begins there."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER IF EXISTS batch_delete_refused")
+        connection.execute("DELETE FROM batch WHERE first_offset = ?", (first_offset,))
