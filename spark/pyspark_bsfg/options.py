@@ -45,7 +45,7 @@ class Options:
     def of(cls, given: Mapping[str, str]) -> Options:
         """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
         texts = {key.lower(): value for key, value in given.items()}
-        if strangers := texts.keys() - _NAMES.keys() - _OF_CATALOGS:
+        if strangers := texts.keys() - _NAMES.keys():
             known = ", ".join(sorted(_NAMES.values()))
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
         if (transport := texts.get("transport", "sqlite")) not in TRANSPORTS:
@@ -87,8 +87,6 @@ _NAMES = {
         "pushFilters",
     )
 }
-# What Spark adds by itself to the options of a table in its catalog.
-_OF_CATALOGS = frozenset(("serialization.format",))
 
 
 def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -100,7 +98,9 @@ def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
         except (ValueError, TypeError):
             raise OptionError(f"paths {texts['paths']!r}", 'use .load(["/a/facts.db", "/b/facts.db"])') from None
     if not given:
-        raise OptionError("path is missing", 'name the store file: .load("/var/lib/bsfg/enterprise/facts.db")')
+        # Spark hands the options of CREATE TABLE to no Python data source; those of a view arrive.
+        in_sql = "" if texts else "; in SQL: CREATE TEMPORARY VIEW facts USING bsfg OPTIONS (path '...')"
+        raise OptionError("path is missing", f'name the store file: .load("/var/lib/bsfg/enterprise/facts.db"){in_sql}')
     return tuple(map(_local, given))
 
 

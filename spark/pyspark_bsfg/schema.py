@@ -21,6 +21,7 @@ made, because Spark does not tell a Python data source which columns a query nee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -55,6 +56,14 @@ _ARROW: dict[type[DataType], Any] = {
     DoubleType: pa.float64(),
     TimestampType: pa.timestamp("us", tz="UTC"),
 }
+
+
+def projection(names: Sequence[str]) -> StructType:
+    """Some columns of FACTS, in any case, as the schema of a read. Raises OptionError for what is no column."""
+    known = {field.name: field for field in FACTS.fields}
+    if unknown := [name for name in names if name.lower() not in known]:
+        raise OptionError(f"there is no column {unknown[0]!r}", f"the columns are {', '.join(known)}")
+    return StructType([known[name.lower()] for name in names])
 
 
 def arrow_schema(asked: StructType) -> Any:

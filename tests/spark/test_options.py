@@ -23,7 +23,7 @@ def test_options_are_read_in_any_case() -> None:
         ({"path": "file:/x/facts.db"}, ("/x/facts.db",)),
         ({"path": "FILE://localhost/x/facts.db"}, ("/x/facts.db",)),
         ({"paths": '["/x/a.db", "file:///x/b.db"]'}, ("/x/a.db", "/x/b.db")),
-        ({"path": "/x/*/facts.db", "serialization.format": "1"}, ("/x/*/facts.db",)),
+        ({"path": "/x/*/facts.db"}, ("/x/*/facts.db",)),
     ],
 )
 def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths: tuple[str, ...]) -> None:
