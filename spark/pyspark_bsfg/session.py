@@ -77,10 +77,8 @@ def facts(spark: SparkSession, *paths: str | Path, columns: str = "", **options:
     """
     register(spark)
     is_pushing = spark.conf.get(PUSH_DOWN, "false") == "true"
-    chosen: dict[str, str | int] = {
-        "pushFilters": str(is_pushing).lower(),
-        "numPartitions": spark.sparkContext.defaultParallelism,
-    } | options
+    chosen: dict[str, str | int] = {"pushFilters": str(is_pushing).lower()}
+    chosen |= {"numPartitions": spark.sparkContext.defaultParallelism} | options
     reading = spark.read.format("bsfg").options(**chosen)
     if columns:
         reading = reading.schema(projection(columns.replace(",", " ").split()))

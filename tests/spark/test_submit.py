@@ -71,14 +71,19 @@ def test_spark_submit_runs_the_job_by_its_path(damaged: Path, tmp_path: Path) ->
 
 
 @contextlib.contextmanager
-def started(java: str, folder: Path, name: str, *arguments: str) -> Iterator[Path]:
+def started(folder: Path, name: str, *arguments: str) -> Iterator[Path]:
     """A daemon of Spark in a process of its own; its log."""
     log = folder / f"{name.rpartition('.')[2]}.log"
-    command = [java, *QUICK_JVM.split(), "-Xmx256m", "-cp", f"{SPARK_HOME}/jars/*", name, "--host", "127.0.0.1"]
+    command = [SPARK_HOME / "bin" / "spark-class", name, "--host", "127.0.0.1"]
+    daemon = {
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        "SPARK_WORKER_DIR": str(folder / "work"),
+    }
     with log.open("w") as out:
         process = subprocess.Popen(
             [*command, "--port", "0", "--webui-port", "0", *arguments],
-            stdout=out, stderr=out, env=ENVIRONMENT | {"SPARK_WORKER_DIR": str(folder / "work")},
+            stdout=out, stderr=out, env=ENVIRONMENT | daemon,
         )  # fmt: skip
     try:
         yield log
@@ -90,7 +95,8 @@ def started(java: str, folder: Path, name: str, *arguments: str) -> Iterator[Pat
 @pytest.fixture
 def master(java: str, tmp_path: Path) -> Iterator[str]:
     """The address of a standalone cluster with one worker of one core, all on loopback."""
-    with started(java, tmp_path, "org.apache.spark.deploy.master.Master") as log:
+    assert java, "found before Spark looks for it"
+    with started(tmp_path, "org.apache.spark.deploy.master.Master") as log:
         found: list[Any] = []
 
         def is_up() -> bool:
@@ -99,7 +105,7 @@ def master(java: str, tmp_path: Path) -> Iterator[str]:
 
         wait_until(is_up, f"a master: {log.read_text('utf-8')}", START_S_MAX)
         worker = ("--cores", "1", "--memory", "900m", found[0])
-        with started(java, tmp_path, "org.apache.spark.deploy.worker.Worker", *worker) as of_worker:
+        with started(tmp_path, "org.apache.spark.deploy.worker.Worker", *worker) as of_worker:
             is_registered = lambda: "Successfully registered" in of_worker.read_text("utf-8")  # noqa: E731
             wait_until(is_registered, f"a worker: {of_worker.read_text('utf-8')}", START_S_MAX)
             yield found[0]

@@ -189,7 +189,7 @@ def run(
     assert total is not None, "an aggregate without groups has one row"
     summary = Summary(
         job=JOB,
-        master=spark.sparkContext.master,
+        master=str(spark.sparkContext.master),
         store=str(store_path),
         stream=stream,
         out=str(out),
