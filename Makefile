@@ -72,7 +72,7 @@ format: venv
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers retention sql ingest 'ingest --source modbus'); do \
+	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers retention sql ingest 'ingest --source modbus' spark); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
 

@@ -63,7 +63,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.local_socket": (*GROUND, "agent.fact_store", "agent.replication", "agent.config"),
     "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
-    "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo"),
+    "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
     "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
 }
 
@@ -308,6 +308,8 @@ CORES: tuple[str, ...] = (
             "columns",
             "dictionary",
             "options",
+            "packed",
+            "pruning",
             "ranges",
             "schema",
             "values",

@@ -124,6 +124,11 @@ _benchmark(
     "An hour of one tag in SQL over sealed batches, beside a flat table in plain SQLite.",
     [_facts(2_000_000), _repeats(5), _SEED],
 )
+_benchmark(
+    "spark.spark",
+    "Facts of a store file in Spark, beside the same rows in Parquet and prebuilt in Arrow.",
+    [_facts(2_000_000), _repeats(5), _SEED],
+)
 
 
 @bench.command()

@@ -7,7 +7,7 @@ is its number plus its origin's base. Definitions keep their index when another 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +15,23 @@ import pyarrow as pa
 from agent.batch import Origin
 from agent.message import TagDefinition
 
+_COLUMNS: dict[str, Callable[[TagDefinition], str | None]] = {
+    "tag": lambda one: one.subject,
+    "predicate": lambda one: one.predicate,
+    "unit": lambda one: one.unit or None,
+}
+
 
 class Dictionary:
-    """Definitions by origin and number."""
+    """Definitions by origin and number; `is_wanted` tells the tags that a query is about from the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_wanted: Callable[[TagDefinition], bool] = lambda _: True) -> None:
+        self._is_wanted = is_wanted
         self._bases: dict[Origin, int] = {}
         self._counts: dict[Origin, int] = {}
-        self._texts: dict[str, list[str | None]] = {"tag": [], "predicate": [], "unit": []}
+        self._first_wanted: dict[Origin, int] = {}
+        self._definitions: list[TagDefinition] = []
+        self._wanted: list[bool] = []
         self._columns: dict[str, Any] = {}
 
     def known(self, origin: Origin) -> int:
@@ -33,19 +42,30 @@ class Dictionary:
         """All definitions of an origin, as canonical JSON, from number 1. What was there of it before is left
         behind."""
         read = [TagDefinition.from_json(body) for body in definitions]
-        self._bases[origin] = len(self._texts["tag"]) - 1  # the first number is 1
+        wanted = [self._is_wanted(one) for one in read]
+        self._bases[origin] = len(self._definitions) - 1  # the first number is 1
         self._counts[origin] = len(read)
-        self._texts["tag"] += [one.subject for one in read]
-        self._texts["predicate"] += [one.predicate for one in read]
-        self._texts["unit"] += [one.unit or None for one in read]
+        self._first_wanted[origin] = wanted.index(True) + 1 if any(wanted) else len(read) + 1
+        self._definitions += read
+        self._wanted += wanted
         self._columns.clear()
 
     def base(self, origin: Origin) -> int:
         """What to add to a tag number of this origin for its place in `column`."""
         return self._bases[origin]
 
+    def wants_some(self, origin: Origin, count: int) -> bool:
+        """Whether one of an origin's first `count` tags is wanted."""
+        return self._first_wanted[origin] <= count
+
     def column(self, name: str) -> Any:
         """The tag, predicate or unit of all definitions as an Arrow array of strings."""
         if name not in self._columns:
-            self._columns[name] = pa.array(self._texts[name], pa.string())
+            self._columns[name] = pa.array(map(_COLUMNS[name], self._definitions), pa.string())
         return self._columns[name]
+
+    def wanted(self) -> Any:
+        """Whether each definition is wanted, as an Arrow array."""
+        if "wanted" not in self._columns:
+            self._columns["wanted"] = pa.array(self._wanted, pa.bool_())
+        return self._columns["wanted"]

@@ -7,10 +7,12 @@ options in its plans.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import unquote, urlsplit
 
 from agent.message import STREAM
 from pyspark_bsfg.errors import OptionError
@@ -21,20 +23,23 @@ WhenReleased = Literal["skip", "fail"]  # facts that retention releases between 
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
 PARTITION_FACTS_MAX = 2_000_000
 OFFSET_MAX = 2**63 - 2
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read. Offsets are included at both ends; None means as far as the store goes."""
+    """What to read. Offsets are included at both ends; None means as far as the store goes. `paths` may hold
+    patterns."""
 
-    path: Path
+    paths: tuple[str, ...]
     stream: str = TELEMETRY
     start_offset: int | None = None
     end_offset: int | None = None
     partitions: int | None = None
     partition_facts_max: int = PARTITION_FACTS_MAX
     when_released: WhenReleased = "skip"
+    push_filters: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -45,20 +50,21 @@ class Options:
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
         if (transport := texts.get("transport", "sqlite")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
-        if not texts.get("path"):
-            raise OptionError("path is missing", 'name the store file: .load("/var/lib/bsfg/enterprise/facts.db")')
+        if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
+            raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")
         if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
             raise OptionError(f"stream {texts['stream']!r}", f"a stream's name matches {STREAM.pattern}")
         if (when_released := texts.get("whenreleased", "skip")) not in get_args(WhenReleased):
             raise OptionError(f"whenReleased {when_released!r}", f"known are {', '.join(get_args(WhenReleased))}")
         options = cls(
-            path=Path(texts["path"]),
+            paths=_paths(texts),
             stream=texts.get("stream", TELEMETRY),
             start_offset=_number(texts, "startoffset", OFFSET_MAX),
             end_offset=_number(texts, "endoffset", OFFSET_MAX),
             partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
             when_released="fail" if when_released == "fail" else "skip",
+            push_filters=push_filters == "true",
         )
         start, end = options.start_offset, options.end_offset
         if start is not None and end is not None and end < start - 1:
@@ -70,6 +76,7 @@ _NAMES = {
     name.lower(): name
     for name in (
         "path",
+        "paths",
         "transport",
         "stream",
         "startOffset",
@@ -77,8 +84,34 @@ _NAMES = {
         "numPartitions",
         "maxFactsPerPartition",
         "whenReleased",
+        "pushFilters",
     )
 }
+
+
+def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
+    """Local paths from `.load(path)`, `.load([path, path])` and URIs of files. Raises OptionError."""
+    given = [texts["path"]] if texts.get("path") else []
+    if "paths" in texts:
+        try:
+            given += json.loads(texts["paths"])
+        except (ValueError, TypeError):
+            raise OptionError(f"paths {texts['paths']!r}", 'use .load(["/a/facts.db", "/b/facts.db"])') from None
+    if not given:
+        # Spark hands the options of CREATE TABLE to no Python data source; those of a view arrive.
+        in_sql = "" if texts else "; in SQL: CREATE TEMPORARY VIEW facts USING bsfg OPTIONS (path '...')"
+        raise OptionError("path is missing", f'name the store file: .load("/var/lib/bsfg/enterprise/facts.db"){in_sql}')
+    return tuple(map(_local, given))
+
+
+def _local(path: str) -> str:
+    """A path without `file:`. Raises OptionError for what lies elsewhere."""
+    if not (found := _SCHEME.match(path)):
+        return path
+    parts = urlsplit(path)
+    if found[1].lower() != "file" or parts.netloc not in {"", "localhost"}:
+        raise OptionError(f"path {path!r}", "a store is a file of the host where the tasks run: /path or file:///path")
+    return unquote(parts.path)
 
 
 def _number(texts: Mapping[str, str], key: str, most: int) -> int | None:

@@ -6,7 +6,9 @@ matter. A named range that the store does not hold completely is refused, so tha
 
 from __future__ import annotations
 
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from pyspark_bsfg.errors import FactsGone
@@ -44,18 +46,39 @@ def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None)
     return OffsetRange(first, last)
 
 
-def split(whole: OffsetRange, cores: int, partitions: int | None, facts_max: int) -> list[OffsetRange]:
-    """Share a range among tasks, as evenly as it goes; an empty range gives no task.
+def joined(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
+    """Ranges in order, those that touch as one."""
+    last: OffsetRange | None = None
+    for one in ranges:
+        if last is not None and one.first == last.last + 1:
+            last = OffsetRange(last.first, one.last)
+            continue
+        if last is not None:
+            yield last
+        last = one
+    if last is not None:
+        yield last
 
-    `partitions` tasks where the caller named a number, otherwise one per core but none with less than
-    FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than `facts_max`.
-    """
+
+def task_count(facts: int, cores: int, partitions: int | None, facts_max: int) -> int:
+    """How many tasks share some facts: `partitions` where the caller named a number, otherwise one per core but none
+    with less than FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than `facts_max`."""
     assert cores > 0, cores
     assert facts_max > 0, facts_max
-    facts = whole.facts
-    if not facts:
-        return []
     wanted = partitions if partitions is not None else min(cores, facts // FACTS_MIN_PER_TASK)
-    tasks = min(max(wanted, -(-facts // facts_max), 1), facts)
-    bounds = [whole.first + facts * task // tasks for task in range(tasks + 1)]
-    return [OffsetRange(first, after - 1) for first, after in pairwise(bounds)]
+    return min(max(wanted, -(-facts // facts_max), 1), facts)
+
+
+def split(parts: Sequence[OffsetRange], tasks: int) -> list[OffsetRange]:
+    """Share the facts of some ranges among tasks, as evenly as it goes; each task gets the range from its first fact to
+    its last. No fact gives no task."""
+    before = [0, *accumulate(part.facts for part in parts)]
+    facts = before[-1]
+    tasks = min(tasks, facts)
+
+    def offset(place: int) -> int:
+        part = bisect_right(before, place) - 1
+        return parts[part].first + place - before[part]
+
+    bounds = [facts * task // tasks for task in range(tasks + 1)] if tasks else []
+    return [OffsetRange(offset(first), offset(after - 1)) for first, after in pairwise(bounds)]

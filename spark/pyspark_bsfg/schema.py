@@ -21,6 +21,7 @@ made, because Spark does not tell a Python data source which columns a query nee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -57,14 +58,25 @@ _ARROW: dict[type[DataType], Any] = {
 }
 
 
+def projection(names: Sequence[str]) -> StructType:
+    """Some columns of FACTS, in any case, as the schema of a read. Raises OptionError for what is no column."""
+    known = {field.name: field for field in FACTS.fields}
+    if unknown := [name for name in names if name.lower() not in known]:
+        raise OptionError(f"there is no column {unknown[0]!r}", f"the columns are {', '.join(known)}")
+    return StructType([known[name.lower()] for name in names])
+
+
 def arrow_schema(asked: StructType) -> Any:
-    """The Arrow schema of the columns asked for, in their order. Raises OptionError for what is no column of FACTS."""
+    """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
+
+    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of FACTS.
+    """
     known = {field.name: field for field in FACTS.fields}
     fields = []
     for field in asked.fields:
-        if (ours := known.get(field.name)) is None:
+        if (ours := known.get(field.name.lower())) is None:
             raise OptionError(f"there is no column {field.name!r}", f"the columns are {', '.join(known)}")
-        if type(field.dataType) is not type(ours.dataType):
+        if field.dataType != ours.dataType:  # also of text with another collation
             found = field.dataType.simpleString()
             raise OptionError(f"column {field.name} was asked for as {found}", f"it is {ours.dataType.simpleString()}")
         if ours.nullable and not field.nullable:

@@ -1,30 +1,34 @@
 """Shell: reads an enterprise store's file on this host, read-only, in pages, each with a short statement of its own.
 
-Every fact of the requested range that the store still has is returned once, in order. Each missing range is reported:
-as a warning in the log of the task, or as an exception if the caller wants one. Between pages no statement or
-transaction is open, so the node that owns the store can reuse its write-ahead log while a long job reads.
+Every fact of the requested range that the store still has, and that a query's filters do not exclude, is returned once,
+in order. Each missing range is reported: as a warning in the log of the task, or as an exception if the caller wants
+one. Of batches that the filters exclude by their heads nothing is read, so nothing is reported either. Between pages no
+statement or transaction is open, so the node that owns the store can reuse its write-ahead log while a long job reads.
 """
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, parse
+from agent.batch import DEFINITIONS_MAX, Kind, Origin, parse
 from agent.columns import BatchError
-from agent.fact_store import StoreReader
+from agent.fact_store import BatchHead, StoreDamaged, StoreReader
 from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import FactsGone, StoreUnreadable, StreamUnknown
-from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.ranges import OffsetRange, joined
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
+HEADS_PAGE = 4096  # some milliseconds for each statement
 HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
 
 log = logging.getLogger(__name__)
@@ -48,26 +52,54 @@ def held(reader: StoreReader, stream: str) -> OffsetRange:
     return streams[stream]
 
 
+def files(patterns: Sequence[str]) -> list[Path]:
+    """The stores' files that these paths name, where * ? and [...] match names. Raises StoreUnreadable for a pattern
+    without a file."""
+    found: list[Path] = []
+    for pattern in patterns:
+        if not glob.has_magic(pattern) or Path(pattern).exists():
+            found.append(Path(pattern))
+        elif matches := sorted(glob.glob(pattern)):  # noqa: PTH207  Path.glob takes no absolute pattern
+            found += map(Path, matches)
+        else:
+            raise StoreUnreadable(f"{pattern} matches no file on this host", "name the store's file, facts.db")
+    return list(dict.fromkeys(found))
+
+
+def matching(reader: StoreReader, stream: str, asked: OffsetRange, pruning: Pruning) -> list[OffsetRange]:
+    """The parts of a range whose batches may hold facts that match. No batch is read."""
+    return list(_matching(reader, stream, asked, pruning, Dictionary(pruning.wants)))
+
+
 def record_batches(
-    path: Path, stream: str, asked: OffsetRange, schema: Any, *, is_expired_refused: bool = False
+    path: Path,
+    stream: str,
+    asked: OffsetRange,
+    schema: Any,
+    pruning: Pruning | None = None,
+    *,
+    is_expired_refused: bool = False,
 ) -> Iterator[Any]:
     """The facts of a range as Arrow record batches of `schema`; what is missing is logged.
 
     With `is_expired_refused`, raises FactsGone where retention has released some of them.
     """
-    dictionary = Dictionary()
-    columns = Columns(schema, stream, dictionary)
+    pruning = pruning or Pruning()
+    dictionary = Dictionary(pruning.wants)
+    columns = Columns(schema, stream, dictionary, pruning)
     missing = _Missing(path, stream, is_expired_refused)
     with opened(path) as reader:
-        for stored in _stored_batches(reader, stream, asked, missing):
-            _define(reader, dictionary, stored)
-            start = max(asked.first - stored.first_offset, 0)
-            stop = min(asked.last, stored.last_offset) - stored.first_offset + 1
-            try:
-                yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop)
-            except BatchError as error:
-                where = f"{path}: facts {stored.first_offset} to {stored.last_offset} of {stream}"
-                raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
+        for span in _matching(reader, stream, asked, pruning, dictionary):
+            for stored in _stored_batches(reader, stream, span, missing):
+                if columns.needs_tags:
+                    _define(reader, dictionary, stored.origin, stored.definition_count)
+                start = max(span.first - stored.first_offset, 0)
+                stop = min(span.last, stored.last_offset) - stored.first_offset + 1
+                try:
+                    yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop)
+                except BatchError as error:
+                    where = f"{path}: facts {stored.first_offset} to {stored.last_offset} of {stream}"
+                    raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
         yield from columns.flush()
     missing.sum_up()
 
@@ -99,6 +131,43 @@ class _Missing:
             log.warning("%s: %s facts of %s are missing in this task", self._path, self._facts, self._stream)
 
 
+def _matching(
+    reader: StoreReader, stream: str, asked: OffsetRange, pruning: Pruning, dictionary: Dictionary
+) -> Iterator[OffsetRange]:
+    """As `matching`; spans that touch are one."""
+    first, last = max(asked.first, pruning.offsets[0]), min(asked.last, pruning.offsets[1])
+    if not pruning.skips_batches or first > last:
+        yield from [OffsetRange(first, last)] * (first <= last)
+        return
+
+    def may_hold(head: BatchHead) -> bool:
+        if not pruning.may_hold(head):
+            return False
+        if head.kind != Kind.SAMPLES or not pruning.names_tags:
+            return True
+        _define(reader, dictionary, head.origin, head.definition_count)
+        return dictionary.wants_some(head.origin, head.definition_count)
+
+    def kept() -> Iterator[OffsetRange]:
+        at = first
+        while at <= last:
+            try:
+                heads = reader.heads(stream, at, last, HEADS_PAGE)
+            except StoreDamaged:
+                heads = []  # a page is read around the damage, and names it
+            if not heads:
+                yield OffsetRange(at, last)
+                return
+            for head in heads:
+                if head.first_offset > at:  # rows are lost: to be read, so that the hole is reported
+                    yield OffsetRange(at, head.first_offset - 1)
+                if may_hold(head):
+                    yield OffsetRange(max(at, head.first_offset), min(head.last_offset, last))
+                at = head.last_offset + 1
+
+    yield from joined(kept())
+
+
 def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing) -> Iterator[StoredBatch]:
     """The batches that hold a range. The holes that the store names between them are added to `missing`."""
     after = asked.first - 1
@@ -113,14 +182,14 @@ def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missin
         after = reached
 
 
-def _define(reader: StoreReader, dictionary: Dictionary, stored: StoredBatch) -> None:
+def _define(reader: StoreReader, dictionary: Dictionary, origin: Origin, count: int) -> None:
     """Add the definitions that a batch needs to the dictionary: all of an origin, once."""
-    if dictionary.known(stored.origin) >= stored.definition_count:
+    if dictionary.known(origin) >= count:
         return
-    dictionary.put(stored.origin, reader.definitions(stored.origin, 0, DEFINITIONS_MAX))
-    if (known := dictionary.known(stored.origin)) < stored.definition_count:
+    dictionary.put(origin, reader.definitions(origin, 0, DEFINITIONS_MAX))
+    if (known := dictionary.known(origin)) < count:
         raise StoreUnreadable(
-            f"{reader.path}: {stored.origin} has {known} tag definitions, a batch needs {stored.definition_count}",
+            f"{reader.path}: {origin} has {known} tag definitions, a batch needs {count}",
             "run bsfg store verify on the node",
         )
 

@@ -1,142 +1,134 @@
-"""A column of tag values of mixed types as the Arrow columns value, value_int, value_text and value_type. Core: no IO.
+"""The values of opened batches, of mixed types, as the Arrow columns value, value_int, value_text and value_type. Core:
+no IO.
 
-Telemetry is mostly numbers, which go through C arrays without a Python step for each. A group with other types costs
-one more pass for each requested column.
+A batch keeps its values apart by kind. Each kind becomes one Arrow column over the joined bytes, and is put in its
+places by a mask, so numbers cost no Python step each. Text, JSON, bytes and integers above int64 do, where they occur.
 """
 
 from __future__ import annotations
 
 import base64
-from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from agent.columns import BOOL, FLOAT, INT, OTHER, Unpacked
 from agent.message import Json, Value
+from pyspark_bsfg import packed
 
-INT64_MAX = 2**63 - 1
-
-# In this order: numbers first, so that "is it a number" and "is it exact" are one comparison each.
-TYPE_NAMES = ("int", "bool", "uint", "double", "string", "bytes", "json", "none")
-_INT, _BOOL, _UINT, _DOUBLE, _STRING, _BYTES, _JSON, _NONE = range(len(TYPE_NAMES))
-_CODES: dict[type, int] = {
-    int: _INT,
-    bool: _BOOL,
-    float: _DOUBLE,
-    str: _STRING,
-    bytes: _BYTES,
-    Json: _JSON,
-    type(None): _NONE,
-}
+# The first three in the order of their kinds in a batch.
+TYPE_NAMES = ("double", "int", "bool", "uint", "string", "bytes", "json", "none")
+assert (FLOAT, INT, BOOL, OTHER) == (0, 1, 2, 3), "names and kinds share their numbers"
+_CODES: dict[type, int] = {int: 3, str: 4, bytes: 5, Json: 6, type(None): 7}
 _NAMES = pa.array(TYPE_NAMES, pa.string())
+_TEXTS: dict[type, Any] = {
+    int: str,
+    str: str,
+    bytes: lambda value: base64.b64encode(value).decode("ascii"),
+    Json: lambda value: str(value.data, "utf-8"),
+}
 
 
 class Values:
-    """The values of one group of facts; each property makes its column when it is asked for."""
+    """The values of one group of batches; each property makes its column when it is asked for."""
 
-    def __init__(self, values: Sequence[Value]) -> None:
-        self._values = values
-        kinds = set(map(type, values))
-        if len(kinds) == 1:
-            self._codes = bytes((_CODES[kinds.pop()],)) * len(values)
-        else:
-            self._codes = bytes(map(_CODES.__getitem__, map(type, values)))
-        self._found = frozenset(self._codes)
-        # Every value as a double, where all are numbers: most groups need no more than this one pass.
-        self._doubles = doubles(array("d", values)) if max(self._found) <= _DOUBLE else None  # type: ignore[arg-type]
-        if _INT in self._found and self._may_reach(2.0**63):
-            self._codes = bytes(
-                _UINT if code == _INT and value > INT64_MAX else code  # type: ignore[operator]
-                for value, code in zip(values, self._codes, strict=True)
-            )
-            self._found = frozenset(self._codes)
+    def __init__(self, samples: Sequence[Unpacked]) -> None:
+        self._samples = samples
+        self._count = sum(one.frame.facts for one in samples)
+        self._counts = [[one.kinds.count(kind) for one in samples] for kind in (FLOAT, INT, BOOL, OTHER)]
+        self._found = [kind for kind in (FLOAT, INT, BOOL, OTHER) if any(self._counts[kind])]
 
     @property
     def value(self) -> Any:
         """Numbers as doubles, booleans as 0 and 1, NULL for the rest. NaN stays NaN, with its payload."""
-        if self._doubles is not None:
-            return self._doubles
-        if min(self._found) > _DOUBLE:
-            return pa.nulls(len(self._values), pa.float64())
-        numbers = [
-            float(value) if code <= _DOUBLE else None  # type: ignore[arg-type]
-            for value, code in zip(self._values, self._codes, strict=True)
-        ]
-        return pa.array(numbers, pa.float64())
+        makers: dict[int, Callable[[], Any]] = {
+            FLOAT: lambda: packed.doubles(self._samples, self._counts[FLOAT]),
+            INT: lambda: self._integers.cast(pa.float64(), safe=False),
+            BOOL: lambda: self._bools.cast(pa.float64()),
+            OTHER: lambda: pa.array([float(v) if type(v) is int else None for v in self._others], pa.float64()),
+        }
+        return self._placed({kind: makers[kind]() for kind in self._found}, pa.float64())
 
     @property
     def value_int(self) -> Any:
         """Integers and booleans exactly, NULL for the rest and above int64."""
-        if max(self._found) <= _BOOL:
-            return longs(array("q", self._values))  # type: ignore[arg-type]
-        if min(self._found) > _BOOL:
-            return pa.nulls(len(self._values), pa.int64())
-        if self._doubles is not None:
-            exact = pc.if_else(pc.less_equal(self._code_column(), _BOOL), self._doubles, None)
-            if not _any(pc.greater_equal(pc.abs(exact), 2.0**53)):  # 2**53 may be what 2**53 + 1 was rounded to
-                return exact.cast(pa.int64())
-        exact = [
-            int(value) if code <= _BOOL else None  # type: ignore[arg-type]
-            for value, code in zip(self._values, self._codes, strict=True)
-        ]
-        return pa.array(exact, pa.int64())
+        columns = {}
+        if INT in self._found:
+            columns[INT] = self._integers
+        if BOOL in self._found:
+            columns[BOOL] = self._bools.cast(pa.int64())
+        return self._placed(columns, pa.int64())
 
-    @property
-    def value_text(self) -> Any:
-        """Text, JSON, bytes in base64, integers above int64 in decimal; NULL for the rest."""
-        if self._found.isdisjoint(_TEXTS):
-            return pa.nulls(len(self._values), pa.string())
-        texts = [
-            _TEXTS[code](value) if code in _TEXTS else None
-            for value, code in zip(self._values, self._codes, strict=True)
-        ]
-        return pa.array(texts, pa.string())
+    def texts(self, places: Any) -> Any:
+        """Text, JSON, bytes in base64, integers above int64 in decimal, NULL for the rest, of the facts at some places;
+        None for all."""
+        wanted = self._count if places is None else len(places)
+        if not any(type(value) in _TEXTS for value in self._others):
+            return pa.nulls(wanted, pa.string())
+        spread: list[Value] = [None] * self._count
+        at = -1
+        for value in self._others:
+            at = self._kinds.find(OTHER, at + 1)
+            spread[at] = value
+        chosen = spread if places is None else [spread[place] for place in places.to_pylist()]
+        return pa.array([None if value is None else _TEXTS[type(value)](value) for value in chosen], pa.string())
 
     @property
     def value_type(self) -> Any:
         """The name of each value's type."""
-        if len(self._found) == 1:
-            return pa.repeat(_NAMES[self._codes[0]], len(self._values))
-        return _NAMES.take(self._code_column())
+        if OTHER not in self._found:
+            if len(self._found) == 1:
+                return pa.repeat(_NAMES[self._found[0]], self._count)
+            return _NAMES.take(self._kind_column)
+        codes = bytes(_CODES[type(value)] for value in self._others)
+        if self._found == [OTHER] and codes.count(codes[0]) == len(codes):
+            return pa.repeat(_NAMES[codes[0]], self._count)
+        columns = {OTHER: packed.over(pa.uint8(), codes, len(codes))}
+        return _NAMES.take(self._placed(columns, pa.uint8(), self._kind_column))
 
-    def _code_column(self) -> Any:
-        return pa.Array.from_buffers(pa.uint8(), len(self._codes), [None, pa.py_buffer(self._codes)])
+    @cached_property
+    def _kinds(self) -> bytes:
+        return b"".join(one.kinds for one in self._samples)
 
-    def _may_reach(self, limit: float) -> bool:
-        """Whether some number may be as large as `limit`; only a yes needs a look at each."""
-        return self._doubles is None or _any(pc.greater_equal(self._doubles, limit))
+    @cached_property
+    def _kind_column(self) -> Any:
+        return packed.over(pa.uint8(), self._kinds, self._count)
 
+    @cached_property
+    def _integers(self) -> Any:
+        return packed.integers(self._samples, self._counts[INT])
 
-def text_bytes(values: Sequence[Value]) -> int:
-    """About how many bytes these values take in value_text, every repetition counted; 0 where none has any."""
-    if set(map(type, values)).isdisjoint((str, bytes, Json)):
-        return 0
-    lengths = (len(v.data if isinstance(v, Json) else v) for v in values if isinstance(v, str | bytes | Json))
-    return 4 * sum(lengths)  # a character has up to four bytes in UTF-8, base64 a third more than its bytes
+    @cached_property
+    def _bools(self) -> Any:
+        data = b"".join(one.bools for one in self._samples)
+        return packed.over(pa.uint8(), data, len(data))
 
+    @cached_property
+    def _others(self) -> list[Value]:
+        found: list[Value] = []
+        for one, count in zip(self._samples, self._counts[OTHER], strict=True):
+            found += one.others if len(one.others) == count else one.others * count
+        return found
 
-def longs(numbers: array[int]) -> Any:
-    """An Arrow column over the memory of a C array of int64."""
-    return pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
-
-
-def doubles(numbers: array[float]) -> Any:
-    """An Arrow column over the memory of a C array of doubles."""
-    return pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])
-
-
-def _any(flags: Any) -> bool:
-    return bool(pc.any(flags).as_py())
-
-
-def _json_text(value: Any) -> str:
-    return str(value.data, "utf-8")
-
-
-def _bytes_text(value: Any) -> str:
-    return base64.b64encode(value).decode("ascii")
+    def _placed(self, columns: dict[int, Any], kind: Any, base: Any = None) -> Any:
+        """The facts of each kind in their places; the others are NULL, or as in `base`."""
+        if len(self._found) == 1 and self._found[0] in columns:
+            return columns[self._found[0]]
+        base = pa.nulls(self._count, kind) if base is None else base
+        for one, column in columns.items():
+            base = pc.replace_with_mask(base, pc.equal(self._kind_column, one), column)
+        return base
 
 
-_TEXTS: dict[int, Any] = {_UINT: str, _STRING: str, _BYTES: _bytes_text, _JSON: _json_text}
+def text_bytes(samples: Unpacked) -> int:
+    """About how many bytes the texts of a batch take in value_text, every repetition counted; 0 where it has none."""
+    lengths = sum(
+        len(value.data if isinstance(value, Json) else value)
+        for value in samples.others
+        if isinstance(value, str | bytes | Json)
+    )
+    repeats = samples.kinds.count(OTHER) if len(samples.others) == 1 else 1
+    return 4 * lengths * repeats  # a character has up to four bytes in UTF-8, base64 a third more than its bytes

@@ -4,6 +4,7 @@ The oracle looks at one fact at a time, in plain Python, and shares no code with
 """
 
 import base64
+import hashlib
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from agent.batch import Batch, Definitions, Link, Origin, seal_samples
+from agent.batch import _FIXED, DIGEST_BYTES, Batch, Definitions, Link, Origin, seal_samples
 from agent.fact_store import FactStore, StoreSettings
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.pages import PeerPosition, ReceivedDefinition
@@ -43,6 +44,7 @@ def message(number: int, subject: str = "order:4711") -> Message:
 
 def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY, zone: str = "enterprise") -> Origin:
     """A store that recorded these samples itself, a batch for each run; closed again."""
+    path.parent.mkdir(exist_ok=True)
     with FactStore.open(path, zone, settings=AT_ONCE) as opened:
         opened.appends.define(DEFINITIONS).result()
         for run in runs:
@@ -140,3 +142,27 @@ def damage(path: Path, first_offset: int) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
         connection.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = ?", (first_offset,))
+
+
+def garble(path: Path, first_offset: int) -> None:
+    """A batch that no program of ours sealed: its header and digest are right, its content is none."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER IF EXISTS batch_update_refused")
+        [(body,)] = connection.execute("SELECT body FROM batch WHERE first_offset = ?", (first_offset,)).fetchall()
+        header = open_header(body)
+        body = body[:header] + bytes(len(body) - header)
+        digest = hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
+        connection.execute("UPDATE batch SET body = ?, digest = ? WHERE first_offset = ?", (body, digest, first_offset))
+
+
+def open_header(body: bytes) -> int:
+    """Where the content of a batch begins."""
+    *_, body_bytes, zone_bytes, stream_bytes = _FIXED.unpack_from(body)
+    return len(body) - int(body_bytes) if zone_bytes and stream_bytes else 0
+
+
+def lose(path: Path, first_offset: int) -> None:
+    """The disk loses the row of the batch that begins there."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("DROP TRIGGER IF EXISTS batch_delete_refused")
+        connection.execute("DELETE FROM batch WHERE first_offset = ?", (first_offset,))

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from datetime import UTC
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from agent.batch import Batch, Definitions, Link, Origin, seal_messages, seal_samples
 from agent.message import Json, Sample
@@ -91,6 +93,74 @@ def test_integers_beside_floats_stay_exact(number: int) -> None:
     run = [Sample(1, NOON_NS, number), Sample(1, NOON_NS + 1, 0.5)]
     [batch] = foreign(PLANT_A, [run])
     same(rows(built([(batch, 1, 0, 2)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(SAMPLES, min_size=1, max_size=12), min_size=1, max_size=4), st.data())
+def test_any_choice_of_columns_has_the_same_values(runs: list[list[Sample]], data: st.DataObject) -> None:
+    """A column is the same whatever else is asked for, so what is left unbuilt or unopened changes nothing."""
+    names = data.draw(st.lists(st.sampled_from(FACTS.fieldNames()), min_size=1, unique=True))
+    batches = [
+        (batch, 7 + batch.header.first_sequence, 0, len(run))
+        for batch, run in zip(foreign(PLANT_A, runs), runs, strict=True)
+    ]
+    whole = pa.Table.from_batches(built(batches))
+    some = pa.Table.from_batches(built(batches, arrow_schema(StructType([FACTS[name] for name in names]))))
+    assert some.column_names == names
+    for name in names:
+        assert repr(some[name].to_pylist()) == repr(whole[name].to_pylist())
+
+
+def test_identity_needs_no_batch_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Offset, stream, zone, epoch, sequence and a sample's id follow from headers; a count opens nothing."""
+    batches = [
+        (batch, 1 + 2 * n, 0, 2) for n, batch in enumerate(foreign(PLANT_A, [[Sample(1, NOON_NS, 1.0)] * 2] * 3))
+    ]
+    names = ["offset", "stream", "zone", "epoch", "sequence", "message_id"]
+    schema = arrow_schema(StructType([FACTS[name] for name in names]))
+    expected = pa.Table.from_batches(built(batches)).select(names).to_pylist()
+
+    def refused(_: Batch) -> None:
+        raise AssertionError("opened")
+
+    monkeypatch.setattr(columns, "open_packed", refused)
+    assert pa.Table.from_batches(built(batches, schema)).to_pylist() == expected
+    with pytest.raises(AssertionError, match="opened"):
+        built(batches)
+
+
+@pytest.mark.parametrize(
+    "first, count", [(1, 1), (1, 2500), (7, 3), (95, 10), (990, 30), (9_998, 2_004), (123_456, 3_000), (10**18 - 3, 5)]
+)
+def test_numbers_in_ids_are_what_python_writes(first: int, count: int) -> None:
+    """Ids made a thousand at a time are those made one by one, over every change in the number of digits."""
+    made = pa.concat_arrays(list(columns._numbered(b"x/", first, count)))
+    made.validate(full=True)
+    assert made.to_pylist() == [f"x/{number}" for number in range(first, first + count)]
+
+
+def test_times_and_tags_of_the_whole_range() -> None:
+    """Differences above int64, units above int64, tags that jump: as the oracle says, in one group."""
+    runs = [
+        [Sample(1, -(2**63), 1), Sample(3, 2**63 - 1, 2)],
+        [Sample(3, 0, -(2**63)), Sample(1, 0, 2**63 - 1), Sample(2, 5, True)],
+        [Sample(2, NOON_NS + n * 1000, n % 2 == 0, BAD) for n in range(5)],
+    ]
+    expected, given, offset = [], [], 1
+    for batch, run in zip(foreign(PLANT_A, runs), runs, strict=True):
+        given.append((batch, offset, 0, len(run)))
+        expected += [(one.tag, one.source_time_ns, one.value, one.quality) for one in run]
+        offset += len(run)
+    made = [
+        row
+        for one in built(
+            given, arrow_schema(StructType([FACTS[n] for n in ("tag", "source_time_ns", "value_int", "quality")]))
+        )
+        for row in one.to_pylist()
+    ]
+    assert [tuple(row.values()) for row in made] == [
+        (DEFINITIONS[tag - 1].subject, at, int(value), quality) for tag, at, value, quality in expected
+    ]
 
 
 def test_groups_close_at_their_limit_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

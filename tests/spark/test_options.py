@@ -1,7 +1,5 @@
 """Options and columns, as they come from a person at a keyboard."""
 
-from pathlib import Path
-
 import pytest
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampNTZType
 
@@ -13,9 +11,24 @@ from pyspark_bsfg.schema import FACTS, arrow_schema
 def test_options_are_read_in_any_case() -> None:
     """Spark lowers keys; what is not given has its documented default."""
     found = Options.of({"PATH": "/x/facts.db", "startoffset": " 7 ", "endOffset": "9", "numPartitions": "3"})
-    assert found == Options(Path("/x/facts.db"), start_offset=7, end_offset=9, partitions=3)
-    assert Options.of({"path": "a"}) == Options(Path("a"))
+    assert found == Options(("/x/facts.db",), start_offset=7, end_offset=9, partitions=3)
+    assert Options.of({"path": "a"}) == Options(("a",))
     assert Options.of({"path": "a", "endoffset": "0"}).end_offset == 0
+
+
+@pytest.mark.parametrize(
+    "given, paths",
+    [
+        ({"path": "file:///x/a%20b/facts.db"}, ("/x/a b/facts.db",)),
+        ({"path": "file:/x/facts.db"}, ("/x/facts.db",)),
+        ({"path": "FILE://localhost/x/facts.db"}, ("/x/facts.db",)),
+        ({"paths": '["/x/a.db", "file:///x/b.db"]'}, ("/x/a.db", "/x/b.db")),
+        ({"path": "/x/*/facts.db"}, ("/x/*/facts.db",)),
+    ],
+)
+def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths: tuple[str, ...]) -> None:
+    """A path, several, a URI of a file as catalogs keep it; patterns stay for the host that has the files."""
+    assert Options.of(given).paths == paths
 
 
 @pytest.mark.parametrize(
@@ -35,6 +48,10 @@ def test_options_are_read_in_any_case() -> None:
         ({"path": "a", "numpartitions": "0"}, "numPartitions '0'"),
         ({"path": "a", "numpartitions": "10001"}, "numPartitions '10001'.*10000"),
         ({"path": "a", "maxfactsperpartition": "0"}, "maxFactsPerPartition '0'"),
+        ({"path": "a", "pushfilters": "yes"}, "pushFilters 'yes'; it is true or false"),
+        ({"path": "s3a://bucket/facts.db"}, "path 's3a://bucket/facts.db'.*a file of the host"),
+        ({"path": "file://elsewhere/facts.db"}, "path 'file://elsewhere/facts.db'"),
+        ({"paths": "a, b"}, r"paths 'a, b'; use .load"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
@@ -64,3 +81,9 @@ def test_columns_keep_the_order_asked_for() -> None:
     """The Arrow schema has the asked columns only, in that order, and all of them by default."""
     assert arrow_schema(StructType([FACTS["value"], FACTS["offset"]])).names == ["value", "offset"]
     assert arrow_schema(FACTS).names == FACTS.fieldNames()
+
+
+def test_columns_are_found_in_any_case() -> None:
+    """Spark finds columns in any case by default, so a schema may name them so; the Arrow schema has the name given."""
+    asked = arrow_schema(StructType([StructField("TAG", StringType()), StructField("Value", DoubleType())]))
+    assert asked.names == ["TAG", "Value"]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_bsfg.errors import FactsGone
-from pyspark_bsfg.ranges import FACTS_MIN_PER_TASK, OffsetRange, resolve, split
+from pyspark_bsfg.ranges import FACTS_MIN_PER_TASK, OffsetRange, joined, resolve, split, task_count
 
 FIRSTS = st.integers(1, 2**62)
 
@@ -24,7 +24,7 @@ def test_every_offset_is_in_exactly_one_task(
 ) -> None:
     """Tasks lie end to end, fill the range, differ by one fact at most, and none exceeds its limit."""
     whole = OffsetRange(first, first + facts - 1)
-    parts = split(whole, cores, partitions, facts_max)
+    parts = split([whole], task_count(facts, cores, partitions, facts_max))
     assert parts[0].first == whole.first
     assert parts[-1].last == whole.last
     assert all(left.last + 1 == right.first for left, right in pairwise(parts))
@@ -48,7 +48,26 @@ def test_every_offset_is_in_exactly_one_task(
 )
 def test_how_many_tasks(facts: int, cores: int, partitions: int | None, facts_max: int, tasks: int) -> None:
     """The number of tasks follows the documentation of the options."""
-    assert len(split(OffsetRange(5, 4 + facts), cores, partitions, facts_max)) == tasks
+    count = task_count(facts, cores, partitions, facts_max)
+    assert count == tasks == len(split([OffsetRange(5, 4 + facts)], count))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), max_size=12), st.integers(1, 9))
+def test_facts_between_gaps_are_shared_too(gaps_and_facts: list[tuple[int, int]], tasks: int) -> None:
+    """Where filters leave only parts of a range, each fact of the parts is in one task, and tasks get equal shares."""
+    parts, at = [], 1
+    for gap, facts in gaps_and_facts:
+        parts.append(OffsetRange(at + gap, at + gap + facts - 1))
+        at += gap + facts
+    left = [offset for part in parts for offset in range(part.first, part.last + 1)]
+    shares = [[one for one in left if share.first <= one <= share.last] for share in split(parts, tasks)]
+    assert [one for share in shares for one in share] == left
+    assert (
+        {len(share) for share in shares} <= {len(left) // len(shares), -(-len(left) // len(shares))} if left else True
+    )
+    touching = list(joined(parts))
+    assert [one for part in touching for one in range(part.first, part.last + 1)] == left
+    assert all(one.last + 1 < other.first for one, other in pairwise(touching))
 
 
 def test_options_narrow_the_range() -> None:

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from collections import defaultdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -22,8 +19,9 @@ from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import rollup_minute
 from pyspark_bsfg.jobs.rollup_minute import Days, run
 from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
-from tests.spark.making import BAD, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY, UNCERTAIN, VALUES
+from tests.spark.making import BAD, DEFINITIONS, NOON_NS, SECOND_NS, UNCERTAIN, VALUES
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -61,16 +59,16 @@ def expected_rollup(told: list[tuple[str, Sample]]) -> dict[tuple[Any, ...], dic
         key = (minute.date(), zone, minute, definition.subject, definition.predicate, definition.unit or None)
         groups[key].append((one.source_time_ns, offset, one))
     rolled = {}
-    for key, facts in groups.items():
+    for key, group in groups.items():
         numbers = [
             float(one.value)
-            for *_, one in sorted(facts, key=lambda fact: fact[:2])
+            for *_, one in sorted(group, key=lambda fact: fact[:2])
             if one.quality == 0 and isinstance(one.value, int | float) and not math.isnan(one.value)
         ]
         rolled[key] = {
-            "count": len(facts),
-            "good_count": sum(one.quality == 0 for *_, one in facts),
-            "bad_count": sum(one.quality == BAD for *_, one in facts),
+            "count": len(group),
+            "good_count": sum(one.quality == 0 for *_, one in group),
+            "bad_count": sum(one.quality == BAD for *_, one in group),
             "value_count": len(numbers),
             "min": min(numbers, default=None),
             "max": max(numbers, default=None),
@@ -129,6 +127,77 @@ def test_spark_shows_our_error_messages(spark: SparkSession, tmp_path: Path) -> 
         spark.read.format("bsfg").option("endOfset", 3).load(str(path)).count()
     with pytest.raises(PySparkException, match=r"no column 'tags'"):
         spark.read.format("bsfg").schema("tags string").load(str(path)).count()
+
+
+def test_filters_reach_the_source_and_change_no_result(spark: SparkSession, tmp_path: Path) -> None:
+    """Through a session of ours a filter is used before facts are opened, and Spark's answer is that of a plain read;
+    a session that forbids it reads as well, without."""
+    path = tmp_path / "facts.db"
+    hours = [
+        [Sample(1 + n % 3, NOON_NS + hour * 3600 * SECOND_NS + n, float(n), n % 2) for n in range(50)]
+        for hour in range(24)
+    ]
+    making.store(path, hours)
+    asked = "ts >= '2026-01-01 20:00:00' and tag like 'tag:line-1/%' and quality = 0"
+    plain = spark.read.format("bsfg").load(str(path)).where(asked)
+    pushed = facts(spark, path, numPartitions=3).where(asked)
+    assert (plain.rdd.getNumPartitions(), pushed.rdd.getNumPartitions()) == (1, 3)
+    assert pushed.count() == plain.count() == 16 * 17
+    making.damage(path, 1)  # 12:00, which the filter excludes by its head
+    read = pushed.selectExpr("min(offset) as first", "count(*) as found").collect()
+    assert [(row["first"], row["found"]) for row in read] == [(401, plain.count())]
+    spark.conf.set(PUSH_DOWN, "false")
+    try:
+        assert facts(spark, path).where(asked).count() == plain.count()
+    finally:
+        spark.conf.set(PUSH_DOWN, "true")
+
+
+def test_a_count_opens_no_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """With a column of identity only, headers are enough: a batch whose content does not open is counted too."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN[:7], RUN[7:]])
+    making.garble(path, 1)
+    assert facts(spark, path, columns="offset").count() == len(RUN)
+    assert facts(spark, path, columns="Zone, SEQUENCE").agg({"SEQUENCE": "max"}).first()[0] == len(RUN)  # type: ignore[index]
+    with pytest.raises(PySparkException, match=r"facts 1 to 7 of facts.telemetry: .*bsfg store verify"):
+        facts(spark, path, columns="value").count()
+
+
+def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_path: Path) -> None:
+    """SQL tables, URIs of files, several paths, patterns, and columns in another case."""
+    for zone in ("north", "south"):
+        making.store(tmp_path / zone / "facts.db", [RUN])
+    one, both = tmp_path / "north" / "facts.db", tmp_path / "*" / "facts.db"
+    spark.sql(f"CREATE TEMPORARY VIEW north USING bsfg OPTIONS (path '{one.as_uri()}', endOffset 9)")
+    [row] = spark.sql("SELECT count(*) AS found, max(Tag) AS tag FROM north WHERE OFFSET > 1").collect()
+    assert (row["found"], row["tag"]) == (8, "tag:line-1/pressure")
+    spark.catalog.dropTempView("north")
+    spark.sql(f"CREATE TABLE north USING bsfg OPTIONS (path '{one.as_uri()}')")
+    try:
+        with pytest.raises(PySparkException, match=r"path is missing.*CREATE TEMPORARY VIEW"):
+            spark.sql("SELECT * FROM north").collect()
+    finally:
+        spark.sql("DROP TABLE north")
+    reading = spark.read.format("bsfg")
+    assert reading.load(one.as_uri()).count() == len(RUN)
+    assert reading.load([str(one), str(tmp_path / "south" / "facts.db")]).count() == 2 * len(RUN)
+    assert facts(spark, both).count() == facts(spark, one, tmp_path / "south" / "facts.db").count() == 2 * len(RUN)
+    assert reading.schema("TAG string, Value double").load(str(one)).columns == ["TAG", "Value"]
+    assert reading.schema("TAG string, Value double").load(str(one)).where("tag is not null").count() == len(RUN)
+    with pytest.raises(PySparkException, match=r"startOffset or endOffset for 2 stores"):
+        reading.option("startOffset", 3).load(str(both)).count()
+    with pytest.raises(PySparkException, match=r"nowhere/\*.db matches no file"):
+        reading.load(str(tmp_path / "nowhere" / "*.db")).count()
+
+
+def test_read_stream_is_refused_in_words(spark: SparkSession, tmp_path: Path) -> None:
+    """There is no streaming read; who asks for one is told so, and what there is."""
+    making.store(tmp_path / "facts.db", [RUN])
+    with pytest.raises(PySparkException, match=r"format bsfg has no readStream"):
+        spark.readStream.format("bsfg").load(str(tmp_path / "facts.db")).writeStream.format(
+            "noop"
+        ).start().processAllAvailable()
 
 
 def test_the_rollup_equals_plain_python(spark: SparkSession, tmp_path: Path) -> None:
@@ -222,6 +291,30 @@ def test_an_empty_range_rolls_up_to_nothing(spark: SparkSession, tmp_path: Path)
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows, summary.sample) == (0, 0, 0, [])
 
 
+def test_a_damaged_batch_does_not_shrink_a_good_day(spark: SparkSession, tmp_path: Path) -> None:
+    """A date and zone that would count fewer facts than before keeps its files, and is named; another day of the same
+    run is corrected. Only when fewer are accepted is it overwritten."""
+    path, out = tmp_path / "facts.db", tmp_path / "out"
+    day_ns = 24 * 3600 * SECOND_NS
+    making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in (0, 10)])
+    making.store(path, [[Sample(1, NOON_NS + day_ns, 1.0)]])
+    assert run(spark, path, out).kept == []
+    good = written(spark, out)
+    making.store(path, [[Sample(1, NOON_NS + day_ns, 2.0)]])
+    making.damage(path, 11)
+    summary = run(spark, path, out)
+    assert [(one.date, one.zone, one.count, one.found) for one in summary.kept] == [
+        ("2026-01-01", "enterprise", 20, 10)
+    ]
+    assert (summary.facts_read, summary.facts_rolled_up, summary.facts_kept_out, summary.is_equal) == (12, 2, 10, True)
+    [first, second] = sorted(written(spark, out).items())
+    assert (dict([first]), second[1]["count"]) == ({first[0]: good[first[0]]}, 2)
+    accepted = run(spark, path, out, is_fewer_accepted=True)
+    assert (accepted.kept, accepted.facts_rolled_up, accepted.facts_missing) == ([], 12, 10)
+    assert sorted(row["count"] for row in written(spark, out).values()) == [2, 10]
+    assert not (out / rollup_minute._ASIDE).exists()
+
+
 def test_a_damaged_batch_costs_a_rollup_its_own_facts_only(spark: SparkSession, tmp_path: Path) -> None:
     """What the disk has changed is counted as missing, also in a run for some days; everything else is rolled up."""
     path = tmp_path / "facts.db"
@@ -231,23 +324,6 @@ def test_a_damaged_batch_costs_a_rollup_its_own_facts_only(spark: SparkSession, 
     assert (summary.facts_read, summary.facts_rolled_up, summary.facts_missing) == (40, 40, 10)
     elsewhere = run(spark, path, tmp_path / "out", days=Days(first=date(2030, 1, 1)))
     assert (elsewhere.facts_read, elsewhere.facts_missing) == (0, 10)
-
-
-@pytest.mark.usefixtures("java")
-def test_spark_submit_runs_the_job_by_its_path(tmp_path: Path) -> None:
-    """As documented: by path, in a process of its own, the summary as the last line, good status."""
-    path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS + n * SECOND_NS, float(n)) for n in range(1000)]])
-    job = Path(rollup_minute.__file__)
-    submit = Path(sys.executable).with_name("spark-submit")
-    done = subprocess.run(
-        [submit, "--master", "local[1]", "--driver-java-options", "-XX:TieredStopAtLevel=1", job, "--store", path, "--out", tmp_path / "out"],
-        capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    summary = json.loads(done.stdout.splitlines()[-1])
-    assert (summary["facts_read"], summary["facts_rolled_up"], summary["stream"]) == (1000, 1000, TELEMETRY)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from importlib.resources import files
 from types import MappingProxyType
 
 _NAME = re.compile(r"^-- ([a-z_]+): .+$")
@@ -49,10 +49,11 @@ def statements(script: str) -> Iterator[str]:
     assert not any(line.strip() and not line.startswith("--") for line in lines), "the script ends within a statement"
 
 
-def _load(file: Path) -> Mapping[str, str]:
-    found = list(named_statements(file.read_text(encoding="utf-8")))
-    assert len(dict(found)) == len(found), f"a name stands twice in {file}"
+def _load(name: str) -> Mapping[str, str]:
+    # Not by path: Spark imports this package from a zip.
+    found = list(named_statements(files(__package__).joinpath(name).read_text(encoding="utf-8")))
+    assert len(dict(found)) == len(found), f"a name stands twice in {name}"
     return MappingProxyType(dict(found))
 
 
-QUERIES = _load(Path(__file__).with_name("queries.sql"))
+QUERIES = _load("queries.sql")

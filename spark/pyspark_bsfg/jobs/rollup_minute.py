@@ -9,6 +9,10 @@ and again in the files it wrote, prints both as JSON on its last line, and exits
 facts are counted as missing and reported. If retention releases facts meanwhile, the run ends, because a day would
 shrink.
 
+The rows are written beside the days first, and a date and zone that would count fewer facts than its files do now keeps
+these files: a disk that has lost facts must not take them out of a good rollup. Each is named, and the exit status is
+1. With --accept-fewer such a day is overwritten too.
+
     date zone minute tag predicate unit     the key; a tag whose unit changes has two rows, never a mixed mean
     count good_count bad_count              facts; of those with Good and with Bad quality (the rest: Uncertain, or messages)
     value_count                             facts that give a number: Good, numeric, not NaN; only these enter what follows
@@ -20,9 +24,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from pathlib import Path
@@ -51,6 +56,7 @@ _NEAR_OFFSETS = 2 ** (63 - _MINUTE_NS_BITS)  # offsets that fit beside it into o
 _DAY_MINUTES = 1440
 _SEVERITY_BITS = 30  # OPC UA part 4, 7.39: the top two bits of a StatusCode say 0 Good, 1 Uncertain, 2 or 3 Bad
 _MARK = "_bsfg_rollup.json"  # Spark and others pass over files that begin with an underscore
+_ASIDE = "_bsfg_rollup_aside"  # a run that was stopped leaves it; the next one overwrites it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +73,21 @@ class Days:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptDay:
+    """A date and zone whose files stay, because they count more facts than were found now."""
+
+    date: str
+    zone: str
+    count: int
+    found: int
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What one run did; printed as JSON. Equal counts are the proof that no fact was lost on the way."""
 
     job: str
+    master: str
     store: str
     stream: str
     out: str
@@ -78,16 +95,18 @@ class Summary:
     end_offset: int
     facts_read: int
     facts_rolled_up: int
+    facts_kept_out: int
     facts_missing: int
     bad_quality: int
     rows: int
     duration_ms: int
+    kept: list[KeptDay] = field(default_factory=list)
     sample: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the files hold every fact that was read."""
-        return self.facts_read == self.facts_rolled_up
+        """Whether the files hold every fact that was read, but for those of days that were kept as they were."""
+        return self.facts_read == self.facts_rolled_up + self.facts_kept_out
 
 
 def with_day(facts: DataFrame) -> DataFrame:
@@ -135,7 +154,13 @@ def arrival(offsets: OffsetRange) -> Column:
 
 
 def run(
-    spark: SparkSession, store_path: Path, out: Path, *, stream: str = TELEMETRY, days: Days | None = None
+    spark: SparkSession,
+    store_path: Path,
+    out: Path,
+    *,
+    stream: str = TELEMETRY,
+    days: Days | None = None,
+    is_fewer_accepted: bool = False,
 ) -> Summary:
     """Roll up what a stream holds now into `out`. Raises JobRefused, SparkError or the store's errors; see the
     module."""
@@ -147,29 +172,24 @@ def run(
     _check_whole(held, days)
     _claim(out, origin, stream)
     read = Observation("read")
-    facts = (
-        spark.read.format("bsfg")
-        .schema(COLUMNS)
-        .options(stream=stream, startOffset=held.first, endOffset=held.last, whenReleased="fail")
-        .load(str(store_path))
-    )
+    range_read: dict[str, str | int] = {"startOffset": held.first, "endOffset": held.last, "whenReleased": "fail"}
+    facts = spark.read.format("bsfg").schema(COLUMNS).options(stream=stream, **range_read).load(str(store_path))
     is_chosen = days.chosen(F.col("date"))
     found, chosen = F.count(F.lit(1)).alias("found"), F.count_if(is_chosen).alias("chosen")
     counted = with_day(facts).observe(read, found, chosen).where(is_chosen)
-    (
-        rollup(counted, held)
-        .repartition("date", "zone")  # one file for each
-        .sortWithinPartitions("date", "zone", "tag", "minute")
-        .write.mode("overwrite")
-        .option("partitionOverwriteMode", "dynamic")
-        .partitionBy("date", "zone")
-        .parquet(str(out))
-    )
-    rows = _written(spark, out, days)
-    total = rows.agg(F.sum("count"), F.sum("bad_count"), F.count(F.lit(1))).first()
+    aside = out / _ASIDE
+    _write(rollup(counted, held), aside, "static")
+    rolled = _rows(spark, aside, days)
+    kept = [] if is_fewer_accepted else _fewer(_counts(rolled), _counts(_rows(spark, out, days)))
+    published = rolled.where(~F.concat_ws(" ", "date", "zone").isin([f"{one.date} {one.zone}" for one in kept]))
+    _write(published, out, "dynamic")
+    # Counted in the files themselves, of the days that this run wrote.
+    written = _rows(spark, out, days).join(published.select("date", "zone").distinct(), ["date", "zone"], "left_semi")
+    total = written.agg(F.sum("count"), F.sum("bad_count"), F.count(F.lit(1))).first()
     assert total is not None, "an aggregate without groups has one row"
-    return Summary(
+    summary = Summary(
         job=JOB,
+        master=str(spark.sparkContext.master),
         store=str(store_path),
         stream=stream,
         out=str(out),
@@ -177,12 +197,45 @@ def run(
         end_offset=held.last,
         facts_read=int(read.get["chosen"]),
         facts_rolled_up=int(total[0] or 0),
+        facts_kept_out=sum(one.found for one in kept),
         facts_missing=held.facts - int(read.get["found"]),
         bad_quality=int(total[1] or 0),
         rows=int(total[2]),
         duration_ms=(time.monotonic_ns() - started_ns) // 1_000_000,
-        sample=_sample(rows),
+        kept=kept,
+        sample=_sample(written),
     )
+    shutil.rmtree(aside)
+    return summary
+
+
+def _write(rows: DataFrame, out: Path, overwrite: str) -> None:
+    """Rows as one file for each date and zone; `overwrite` all of the folder (static) or the days in `rows` (dynamic)."""
+    (
+        rows.repartition("date", "zone")
+        .sortWithinPartitions("date", "zone", "tag", "minute")
+        .write.mode("overwrite")
+        .option("partitionOverwriteMode", overwrite)
+        .partitionBy("date", "zone")
+        .parquet(str(out))
+    )
+
+
+def _counts(rows: DataFrame) -> dict[tuple[str, str], int]:
+    """Facts by date and zone."""
+    found = (
+        rows.groupBy(F.col("date").cast("string").alias("date"), "zone").agg(F.sum("count").alias("facts")).collect()
+    )
+    return {(row["date"], row["zone"]): row["facts"] for row in found}
+
+
+def _fewer(now: Mapping[tuple[str, str], int], before: Mapping[tuple[str, str], int]) -> list[KeptDay]:
+    """The days that would count fewer facts than before; also those of which nothing was found."""
+    return [
+        KeptDay(day, zone, count, now.get((day, zone), 0))
+        for (day, zone), count in sorted(before.items())
+        if count > now.get((day, zone), 0)
+    ]
 
 
 def _check_whole(held: OffsetRange, days: Days) -> None:
@@ -213,8 +266,8 @@ def _claim(out: Path, origin: Origin, stream: str) -> None:
         raise JobRefused(f"{out} cannot be used: {error}", "name a folder that this user may write") from error
 
 
-def _written(spark: SparkSession, out: Path, days: Days) -> DataFrame:
-    """The rows on disk of the days that were rolled up; none where nothing has been written yet."""
+def _rows(spark: SparkSession, out: Path, days: Days) -> DataFrame:
+    """The rows on disk of the days that are rolled up; none where nothing has been written yet."""
     columns = (
         "minute timestamp, tag string, predicate string, unit string, count long, good_count long, bad_count long, "
         "value_count long, min double, max double, mean double, first double, last double, date date, zone string"
@@ -255,6 +308,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stream", default=TELEMETRY, help="default: %(default)s")
     parser.add_argument("--from", dest="first", type=date.fromisoformat, help="first UTC date to roll up, YYYY-MM-DD")
     parser.add_argument("--to", dest="last", type=date.fromisoformat, help="last UTC date to roll up")
+    parser.add_argument(
+        "--accept-fewer", action="store_true", help="overwrite a day also where that leaves fewer facts than it has now"
+    )
     asked = parser.parse_args(arguments)
     try:
         with store.opened(asked.store) as reader:  # before Spark takes its seconds to start
@@ -267,20 +323,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 asked.out.absolute(),
                 stream=asked.stream,
                 days=Days(asked.first, asked.last),
+                is_fewer_accepted=asked.accept_fewer,
             )
         finally:
             spark.stop()
     except (BsfgError, PySparkException) as error:
         print(f"{JOB}: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(asdict(summary)))
+    status = _report(summary)
+    # At the end of everything else, for who reads both streams as one.
+    sys.stderr.flush()
+    print(json.dumps(asdict(summary)), flush=True)
+    return status
+
+
+def _report(summary: Summary) -> int:
+    """Say on standard error what is wrong with a result; the exit status."""
     if summary.facts_missing:
         damaged = f"{summary.facts_missing} facts could not be read: the disk has damaged them"
         print(f"{JOB}: {damaged}; run bsfg store verify on the node", file=sys.stderr)
+    for day in summary.kept:
+        kept = f"{day.date} of {day.zone} is kept: it counts {day.count} facts, now {day.found} were found"
+        print(f"{JOB}: {kept}; --accept-fewer overwrites it", file=sys.stderr)
     if not summary.is_equal:
-        print(f"{JOB}: {summary.facts_read} facts read, {summary.facts_rolled_up} in the files", file=sys.stderr)
-        return 1
-    return 0
+        found = f"{summary.facts_read} facts read, {summary.facts_rolled_up} in the files"
+        print(f"{JOB}: {found}; run it again, and report this", file=sys.stderr)
+    return 1 if summary.kept or not summary.is_equal else 0
 
 
 if __name__ == "__main__":

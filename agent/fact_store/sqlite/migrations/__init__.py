@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from importlib.resources import files
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.fact_store.log import StoreForeign, StoreTooNew
 from agent.fact_store.sqlite.queries import QUERIES, statements
@@ -23,7 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["FILES", "applied", "check_known", "migrate"]
 
 MIGRATION_SET = "bsfg"
-FILES = tuple(sorted(Path(__file__).parent.glob("[0-9]*.sql")))
+
+
+class Step(NamedTuple):
+    """One file of this folder."""
+
+    stem: str
+    script: str
+
+
+# Not by path: Spark imports this package from a zip.
+FILES = tuple(
+    Step(file.name.removesuffix(".sql"), file.read_text(encoding="utf-8"))
+    for file in sorted(files(__package__).iterdir(), key=lambda file: file.name)
+    if file.name[0].isdigit() and file.name.endswith(".sql")
+)
 
 
 def applied(connection: sqlite3.Connection) -> list[str]:
@@ -52,14 +66,14 @@ def migrate(connection: sqlite3.Connection) -> None:
 
     steps = Migrations(MIGRATION_SET)
     for file in FILES:
-        steps(name=file.stem)(_step(file))
+        steps(name=file.stem)(_taking(file))
     steps.apply(Database(connection, execute_plugins=False))
 
 
-def _step(file: Path) -> Callable[[Database], None]:
+def _taking(step: Step) -> Callable[[Database], None]:
     def take(database: Database) -> None:
-        for statement in statements(file.read_text(encoding="utf-8")):
+        for statement in statements(step.script):
             database.conn.execute(statement)
 
-    take.__name__ = file.stem
+    take.__name__ = step.stem
     return take

@@ -1,0 +1,1 @@
+"""Benchmarks of reading facts in Spark, beside Parquet and a source that has nothing to decode."""

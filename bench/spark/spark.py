@@ -1,0 +1,164 @@
+"""`spark`: facts of a store file in Spark, beside the same rows in Parquet and prebuilt in Arrow.
+
+A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow file.
+Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is kept: 17
+columns, 3 columns, a count, and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is
+the Arrow file, read by a Python data source that has nothing to decode (`prebuilt.py`): what is above it is the cost of
+batches. Included is everything from planning to the last row, with the processes of Python that Spark starts for each
+query. A first round of each warms the JVM and is not counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+
+from bench.common.data_sets import SCAN_NS, START_NS, TAGS, runs
+from bench.common.measuring import Report, files_bytes, machine, median, results, rounded
+from bench.common.testbed import scratch_folder
+from bench.spark.prebuilt import PrebuiltSource
+from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
+from pyspark_bsfg import FACTS, store
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import arrow_schema, projection
+from pyspark_bsfg.session import facts as facts_of
+from pyspark_bsfg.session import session
+
+TASKS = 2
+NARROW = "tag ts value"
+HOUR_NS = 3600 * SCAN_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The same rows three times."""
+
+    store: Path
+    arrow: Path
+    parquet: Path
+
+
+def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
+    """Fill a store with `facts` samples, then read it `repeats` times each way."""
+    with scratch_folder(below) as folder:
+        described = machine(folder)
+        files = _fill(folder, facts, seed)
+        spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
+        try:
+            spark.dataSource.register(PrebuiltSource)
+            seconds = _in_turns(_readings(spark, files, facts), repeats)
+        finally:
+            spark.stop()
+        at_rest = files_bytes(folder / "store") / facts
+    found = {name: _compared(facts, by_source) for name, by_source in seconds.items()}
+    columns = f"{len(FACTS.fieldNames())} columns"
+    values = {
+        **found["all"],
+        "limit": {"what": f"{columns} of an Arrow file by a data source that decodes nothing", **found["all"]["limit"]},
+        "three_columns": found["three"],
+        "count": found["count"],
+        "part_by_time": found["part"]
+        | {"speed_up": rounded(median(seconds["all"]["bsfg"]) / median(seconds["part"]["bsfg"]))},
+        "bytes_per_fact": rounded(at_rest),
+        "facts": facts,
+        "batch_facts": BATCH_FACTS,
+        "seed": seed,
+    }
+    lines = [
+        f"{'spark' if name == 'all' else '':10} {title:12} {one['facts_per_s']:12,} facts/s; ratio {one['ratio']} to prebuilt Arrow, "
+        f"{one['ratio_to_parquet']} to Parquet"
+        for name, title in (("all", columns), ("three", "3 columns"), ("count", "count"), ("part", "by time"))
+        for one in [found[name]]
+    ]
+    return Report("spark", values, [*lines, f"at rest    {at_rest:6.2f} bytes a fact"], described)
+
+
+def _fill(folder: Path, facts: int, seed: int) -> Files:
+    """The store, and its rows in both other forms."""
+    import pyarrow.parquet as pq
+
+    with new_store(folder / "store") as filled:
+        for _ in results(
+            (filled.appends.append_samples(STREAM, one) for one in runs("A", seed, facts, BATCH_FACTS)), IN_FLIGHT
+        ):
+            pass
+    files = Files(folder / "store" / "facts.db", folder / "facts.arrow", folder / "facts.parquet")
+    schema = arrow_schema(FACTS)
+    with (
+        pa.OSFile(str(files.arrow), "wb") as sink,
+        pa.ipc.new_file(sink, schema) as arrow,
+        pq.ParquetWriter(files.parquet, schema) as parquet,
+    ):
+        for one in store.record_batches(files.store, STREAM, OffsetRange(1, facts), schema):
+            arrow.write(one)
+            parquet.write_batch(one, row_group_size=max(facts // TASKS, 1))
+    return files
+
+
+def _readings(spark: SparkSession, files: Files, facts: int) -> Mapping[str, Mapping[str, Callable[[], None]]]:
+    """What is measured, by question and source."""
+
+    def sources(columns: str) -> dict[str, DataFrame]:
+        names = columns.split() or FACTS.fieldNames()
+        prebuilt = spark.read.format("prebuilt").option("tasks", TASKS).schema(projection(names))
+        return {
+            "bsfg": facts_of(spark, files.store, columns=columns, numPartitions=TASKS),
+            "arrow": prebuilt.load(str(files.arrow)),
+            "parquet": spark.read.parquet(str(files.parquet)).select(*names),
+        }
+
+    def to_nowhere(rows: DataFrame) -> Callable[[], None]:
+        return lambda: rows.write.format("noop").mode("overwrite").save()
+
+    def counting(rows: DataFrame) -> Callable[[], None]:
+        def count() -> None:
+            assert rows.count() == facts, "a source lost facts"
+
+        return count
+
+    end_ns = START_NS + -(-facts // TAGS) * SCAN_NS
+    since_ns = end_ns - min(HOUR_NS, (end_ns - START_NS) // 10)
+    is_late = F.col("ts") >= F.lit(datetime.fromtimestamp(since_ns // SCAN_NS, UTC))
+    return {
+        "all": {name: to_nowhere(rows) for name, rows in sources("").items()},
+        "three": {name: to_nowhere(rows) for name, rows in sources(NARROW).items()},
+        "count": {name: counting(rows) for name, rows in sources("offset").items()},
+        "part": {name: to_nowhere(rows.where(is_late)) for name, rows in sources("").items()},
+    }
+
+
+def _in_turns(
+    readings: Mapping[str, Mapping[str, Callable[[], None]]], repeats: int
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds by question and source; the sources take turns."""
+    seconds: dict[str, dict[str, list[float]]] = {
+        question: {name: [] for name in sources} for question, sources in readings.items()
+    }
+    for turn in range(-1, repeats):
+        for question, sources in readings.items():
+            for name, reading in sources.items():
+                start_s = time.perf_counter()
+                reading()
+                if turn >= 0:
+                    seconds[question][name].append(time.perf_counter() - start_s)
+    return seconds
+
+
+def _compared(facts: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """A source of ours beside the limit and Parquet, as facts of the whole store a second."""
+    rate, limit, parquet = (round(facts / median(seconds[name])) for name in ("bsfg", "arrow", "parquet"))
+    return {
+        "facts_per_s": rate,
+        "limit": {"facts_per_s": limit},
+        "ratio": rounded(rate / limit),
+        "parquet_facts_per_s": parquet,
+        "ratio_to_parquet": rounded(rate / parquet),
+    }
