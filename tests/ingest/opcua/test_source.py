@@ -3,7 +3,7 @@ import json
 import logging
 import math
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.quality import (
@@ -385,6 +385,26 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
     assert store.of("a/1")[0].value == Json.of([1.5])
     assert [sample.value for sample in store.of("a/2")][1:] == [2**60, "NaN", 2.5, "x"]
     assert str(store.of("a/2")[0].value) == "nan"
+
+
+@in_loop
+async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first value of an item may come before the answer to its creation."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(1, TagPoint(parse_readings("nsu=urn:x;i=7[3]")))])
+    session = FakeSession()
+    create = session.create_items
+
+    async def answered_late(subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
+        found = await create(subscription_id, items)
+        session.answers.put_nowait(answer_of(subscription_id, 1, (1, struct.pack("<Bid", 0x8B, 1, 1.5), S)))
+        await wait_until_async(lambda: store.of("a/1"), "the value")
+        return found
+
+    monkeypatch.setattr(session, "create_items", answered_late)
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.of("a/1"), "the value")
+    assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
 @in_loop
