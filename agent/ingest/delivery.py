@@ -79,7 +79,7 @@ class Delivery:
         return True
 
     async def settle(self) -> None:
-        """Append what `retag` has handed in."""
+        """Append what was handed in."""
         await self.recorder.settle()
 
     def expect_value(self, on_value: Callable[[int], None]) -> None:
@@ -99,12 +99,11 @@ class Delivery:
         """As `deliver`, for columns."""
         await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
 
-    async def deliver_late(self, samples: SampleColumns) -> None:
+    def hand_in_late(self, samples: SampleColumns) -> None:
         """Record samples that are older than what is known of their tags, whatever the rules. They change nothing of
-        what later samples are compared with."""
+        what later samples are compared with. The caller then awaits `settle`."""
         if samples.tags:
             self._hand_in(samples)
-            await self.recorder.settle()
 
     async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):

@@ -262,6 +262,9 @@ class OpcuaSource:
             await self._deliver(self._buffer.get_nowait())
 
     async def _deliver(self, publication: Publication) -> None:
+        subscription = self._by_id.get(publication.subscription_id)
+        if subscription is None:
+            return  # an old one that is over: the new ones bring its values
         now_ns = self.now_ns()
         changes = publication.changes
         handles = set(changes.handles)
@@ -270,30 +273,31 @@ class OpcuaSource:
             # The heartbeat is not wanted, nor is what was on its way from a removed tag.
             changes = changes.of_handles(self._delivery.points)
         marked = [change for change in changes if change.quality] if any(changes.qualities) else []
-        subscription = self._by_id.get(publication.subscription_id)
-        if subscription is not None and marked:
+        if marked:
             self._note_overflow(subscription, marked, changes)
         if subscription is not None and repeated >= subscription.queue_size_least - 1:
             self._note_full(subscription, changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
-        created_ns = None if subscription is None else subscription.created_ns
         is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
         if self._rescue is not None:
-            samples = await self._at_seam(self._rescue, samples, is_old=is_old)
-        await self._delivery.deliver_columns(samples, now_ns, created_ns)
+            samples = self._at_seam(self._rescue, samples, is_old=is_old)
+        await self._delivery.deliver_columns(samples, now_ns, subscription.created_ns)
         if publication.values_lost:
             self._note_unreadable(subscription, publication, now_ns)
-        if subscription is not None and marked and not is_old:  # the old items are deleted in any case
+        if is_old:
+            await self._delivery.settle()
+        elif marked:  # old items are deleted in any case
             self._note_gone(subscription, marked)
 
-    async def _at_seam(self, rescue: Rescue, samples: SampleColumns, *, is_old: bool) -> SampleColumns:
-        """The samples that are delivered, of those that an old or a new subscription brings."""
+    def _at_seam(self, rescue: Rescue, samples: SampleColumns, *, is_old: bool) -> SampleColumns:
+        """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in, and
+        nothing is awaited before the others are: an end of the session loses none."""
         if not is_old:
             return rescue.seam.of_new(samples)
         refused = self._groups.unplaced.union(*(one.plan.parked for one in self._subscriptions))
         samples, late = rescue.seam.of_old(samples, refused)
         rescue.values_total += len(samples.tags) + len(late.tags)
-        await self._delivery.deliver_late(late)
+        self._delivery.hand_in_late(late)
         return samples
 
     async def _rescue_due(self) -> None:
@@ -324,9 +328,9 @@ class OpcuaSource:
             extra = {"source": self._settings.name, "values": self._rescue.values_total, "tags": len(rescued)}
             log.info("lost subscriptions were read to their end", extra={"action": "values_rescued", **extra})
 
-    def _note_unreadable(self, subscription: Subscription | None, publication: Publication, now_ns: int) -> None:
+    def _note_unreadable(self, subscription: Subscription, publication: Publication, now_ns: int) -> None:
         """Values behind a malformed one: whose they are is not known, nor when they were; some of the subscription."""
-        tags = [] if subscription is None else sorted(subscription.plan.live)
+        tags = sorted(subscription.plan.live)
         times_ns = [time_ns for time_ns in publication.changes.times_ns(now_ns) if time_ns] or [now_ns]
         first_ns, last_ns = min(times_ns), max(*times_ns, now_ns)
         self._delivery.add_gap(VALUES_UNREADABLE, first_ns, last_ns, publication.values_lost, tags, exact=True)

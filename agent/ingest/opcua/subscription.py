@@ -135,10 +135,11 @@ class Subscription:
                 results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
                 requests = [one for one in requests if not one.index_range]
             self.created_ns = self._now_ns()
+            self._expect(requests, [points[request.handle].readings[turn] for request in requests])
             answers = await self._session.create_items(self.id, requests) if requests else []
             found = {request.handle: answer for request, answer in zip(requests, answers, strict=True)}
             for request in requests:
-                self._note_created(request, points[request.handle].readings[turn], found[request.handle])
+                self._note_created(request, found[request.handle])
             # The status of the first reading stands where none exists: that is the address as it was written.
             results |= found if turn == 0 else {h: one for h, one in found.items() if not quality.is_bad(one.status)}
             await self._enlarge([r for r in requests if not quality.is_bad(found[r.handle].status)], found, points)
@@ -166,7 +167,15 @@ class Subscription:
         asked_ms = point.monitoring.sampling_interval_ms
         return float(self._settings.sampling_interval_ms if asked_ms is None else asked_ms)
 
-    def _note_created(self, request: ItemRequest, reading: Reading, created: Created) -> None:
+    def _expect(self, requests: Sequence[ItemRequest], readings: Sequence[Reading]) -> None:
+        """How the values of these items are to be read, known before the first: it may come ahead of the answer."""
+        for request, reading in zip(requests, readings, strict=True):
+            if reading.is_element:
+                self.elements.add(request.handle)
+            else:
+                self.elements.discard(request.handle)
+
+    def _note_created(self, request: ItemRequest, created: Created) -> None:
         if quality.is_bad(created.status):
             return
         self._note_queue(request.handle, created.queue_size)
@@ -178,10 +187,6 @@ class Subscription:
             self._unqueued.discard(request.handle)
         else:
             self._unqueued.add(request.handle)
-        if reading.is_element:
-            self.elements.add(request.handle)
-        else:
-            self.elements.discard(request.handle)
 
     def _note_queue(self, handle: int, size: int) -> None:
         self.queue_sizes[handle] = size

@@ -4,7 +4,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -449,6 +449,26 @@ async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytes
         await wait_until_async(lambda: store.of("a/3"), "the bad tags")
         assert [store.of(f"a/{n}")[0].quality for n in (2, 3)] == [BAD_INDEX_RANGE_INVALID] * 2
         assert session.handles(1) == {1}
+
+
+@in_loop
+async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first value of an item may come before the answer to its creation."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(1, TagPoint(parse_readings("nsu=urn:x;i=7[3]")))])
+    session = FakeSession()
+    create = session.create_items
+
+    async def answered_late(subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
+        found = await create(subscription_id, items)
+        session.answers.put_nowait(answer_of(subscription_id, 1, (1, struct.pack("<Bid", 0x8B, 1, 1.5), S)))
+        await wait_until_async(lambda: store.of("a/1"), "the value")
+        return found
+
+    monkeypatch.setattr(session, "create_items", answered_late)
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.of("a/1"), "the value")
+    assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
 @in_loop

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from agent.ingest.opcua import source as source_module
+from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.rescue import rescue as rescue_module
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from tests.ingest.fakes import FakeStore, in_loop
 from tests.ingest.opcua.fake_session import FakeSession, answer, status_change
-from tests.ingest.opcua.test_source import S, living, made
+from tests.ingest.opcua.test_source import S, living, made, publication
 from tests.waiting import wait_until_async
 
 BAD_SUBSCRIPTION_ID_INVALID = 0x8028_0000
@@ -82,6 +83,7 @@ async def test_what_the_old_subscription_holds_is_recorded_once(monkeypatch: pyt
         session.answers.put_nowait(answer(11, 2, (1, 7.0, 7 * S), (2, 5.0, 5 * S)))
         await wait_until_async(lambda: session.deleted == [1], "the end of the old subscription")
         session.answers.put_nowait(answer(1, 7, (1, 9.0, 9 * S)))
+        source._buffer.put_nowait(publication(Change(1, 9.5, 0, 9 * S, 0)))  # was on its way when the rescue ended
         session.answers.put_nowait(answer(11, 3, (2, 8.0, 8 * S)))
         await wait_until_async(lambda: len(store.good("a/2")) == 2, "the new subscription")
     await source.finish()
@@ -122,9 +124,9 @@ def test_a_server_that_refuses_costs_one_call(monkeypatch: pytest.MonkeyPatch, c
         session.is_mute = case == "unanswered"
         session.started = "tomorrow" if case == "restarted" else session.started
         async with living(monkeypatch, source, session):
+            await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
             session.answers.put_nowait(answer(11, 1, (1, 6.0, 6 * S)))
             if case in ("refused", "unanswered"):
-                await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
                 session.answers.put_nowait(answer(1, 4, (1, 5.0, 5 * S)))
                 session.answers.put_nowait(answer(11, 2))
             await wait_until_async(lambda: len(store.good("a/1")) == 4, "a value of the new subscription")
