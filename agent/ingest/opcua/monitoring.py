@@ -14,6 +14,7 @@ from enum import Enum
 
 STALL_MS = 10_000  # a queue lasts so long beyond publishing: a restarted switch, a store that waits for its disk
 QUEUE_SIZE_MAX = 1_000  # at the server, for each item; 10,000 items of 50 bytes are half a gigabyte there
+CHANGES_PER_S = 10  # that are expected of one item where the server samples on change
 QUEUE_SIZE_ON_CHANGE = 100  # where the server samples at no interval but on change: a stall at ten changes a second
 
 
@@ -48,7 +49,7 @@ def queue_size_for(sampling_ms: float, publishing_ms: float) -> int:
     """A queue that holds what is sampled in one publishing interval and a stall. Intervals as the server revised
     them."""
     if sampling_ms <= 0:
-        return QUEUE_SIZE_ON_CHANGE
+        return min(QUEUE_SIZE_MAX, QUEUE_SIZE_ON_CHANGE + int(publishing_ms) // 1_000 * CHANGES_PER_S)
     return max(2, min(QUEUE_SIZE_MAX, math.ceil((publishing_ms + STALL_MS) / sampling_ms) + 1))
 
 

@@ -12,6 +12,7 @@ def test_a_queue_lasts_through_a_stall() -> None:
     assert queue_size_for(60_000, 500) == 2
     assert queue_size_for(1, 500) == QUEUE_SIZE_MAX
     assert queue_size_for(0, 500) == QUEUE_SIZE_ON_CHANGE
+    assert queue_size_for(0, 20_000) == 3 * QUEUE_SIZE_ON_CHANGE
 
 
 @pytest.mark.parametrize(
