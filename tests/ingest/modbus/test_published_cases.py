@@ -2,7 +2,7 @@
 of influxdata/telegraf), as facts: which registers are wanted, which may be read along, how many requests result there.
 
 A run of registers is (first, count, step, width). Telegraf's "shrink" and "rearrange" may read along what the file lists
-as omitted, and nothing else; a hole that it may not cross is a barrier here. Its "max_insert" reads holes of five
+as omitted, and nothing else; a hole that it may not cross is a refused span here. Its "max_insert" reads holes of five
 registers along.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.plan import Limits, plan_reads
+from agent.ingest.modbus.plan import Limits, Span, plan_reads
 
 KINDS = {width: value_type(f"uint{16 * width}", "ABCD") for width in (1, 2, 4)}
 M = 125  # registers in a read, by the specification
@@ -73,8 +73,8 @@ def test_never_more_requests_than_telegraf(case: Case) -> None:
     """Under the limits of each published case our plan has at most as many requests as Telegraf's, serves every register,
     and crosses no hole that Telegraf may not cross."""
     wanted = case.registers()
-    barriers = frozenset((1, Table.HOLDING, address) for address in case.blocked)
-    reads = plan_reads(wanted, Limits(case.registers_per_read_max, case.hole_max), barriers)
+    refused = [Span(1, Table.HOLDING, address, address + 1) for address in case.blocked]
+    reads = plan_reads(wanted, Limits(case.registers_per_read_max, case.hole_max), refused)
     assert len(reads) <= case.requests
     assert sorted(r.address for read in reads for r in read.registers) == sorted(r.address for r in wanted)
     for read in reads:
