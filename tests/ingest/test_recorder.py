@@ -234,3 +234,17 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
     assert lost.fact.predicate == "events_lost"
     said = json.loads(lost.fact.object_json)
     assert (said["reason"], said["count"], said["first_time"]) == ("store_rejected", 1, "1970-01-01T00:00:07Z")
+
+
+@in_loop
+async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
+    """A source that gives nothing but bad samples has had no value since the last good one."""
+    one = recorder(FakeStore())
+    await one.define([DEFINITION])
+    for second, status in ((1, 0), (2, 0x800A_0000)):
+        await one.record("facts.telemetry", SampleColumns([1], [second * 10**9], [None], [status]))
+    await one.drain()
+    assert one.last_value_unix_ms == 1_000
+    await one.record("facts.telemetry", SampleColumns([1, 1], [3 * 10**9, 4 * 10**9], [None, None], [0, 0x800A_0000]))
+    await one.drain()
+    assert one.last_value_unix_ms == 3_000

@@ -1,16 +1,23 @@
 """The polling of a Modbus device, against a line whose answers the test writes."""
 
+import json
+import logging
 import struct
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from agent.ingest.delivery import Delivery
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import ReadRefused, UnitSilent
+from agent.ingest.modbus.pace import Missed
 from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.source import ModbusSource
-from agent.ingest.quality import BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
+from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.settings import ModbusSourceSettings
@@ -34,24 +41,44 @@ TAGS = [
 class Device:
     """A line to unit 1. `refused`: these addresses are refused with a Modbus exception; `is_silent`: no answer."""
 
-    def __init__(self, refused: dict[int, int] | None = None, *, is_silent: bool = False) -> None:
-        self.refused, self.is_silent = refused or {}, is_silent
+    def __init__(
+        self, refused: dict[int, int] | None = None, *, is_silent: bool = False, values: dict[int, int] | None = None
+    ) -> None:
+        self.refused, self.is_silent, self.values = refused or {}, is_silent, values or {}
+        self.asked: list[tuple[int, int]] = []
 
     async def read_bytes(self, read: Read) -> bytes:
+        self.asked.append((read.address, read.count))
         if self.is_silent:
             raise UnitSilent("no answer")
         for address in range(read.address, read.end):
             if address in self.refused:
                 raise ReadRefused(read, self.refused[address])
-        return struct.pack(f">{read.count}H", *range(read.address, read.end))
+        words = [self.values.get(address, address) for address in range(read.address, read.end)]
+        return struct.pack(f">{read.count}H", *words)
 
 
-async def made(store: FakeStore) -> ModbusSource:
-    """A source of two registers that is connected to nothing."""
+class Memory:
+    """Satisfies MemoryPort."""
+
+    def __init__(self, document: bytes | None = None) -> None:
+        self.document = document
+
+    def load(self, source: str) -> bytes | None:
+        assert source == "meter"
+        return self.document
+
+    def save(self, source: str, document: bytes) -> None:
+        assert source == "meter"
+        self.document = document
+
+
+async def made(store: FakeStore, memory: Memory | None = None, tags: Sequence[Tag] = TAGS) -> ModbusSource:
+    """A source of these registers that is connected to nothing."""
     recorder = Recorder("meter", "plant-a", store, (Busy,), "facts.operational")
-    numbers = await recorder.define([tag.definition for tag in TAGS])
+    numbers = await recorder.define([tag.definition for tag in tags])
     settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter")
-    return ModbusSource(settings, None, Delivery("meter", TAGS, numbers, recorder))
+    return ModbusSource(settings, memory, Delivery("meter", tags, numbers, recorder))
 
 
 async def poll(source: ModbusSource, device: Device) -> None:
@@ -96,3 +123,112 @@ async def test_a_device_that_is_busy_makes_what_was_asked_for_bad() -> None:
     await poll(source, Device({2: 4}))
     await poll(source, Device())
     assert qualities(store) == {"1": [BAD_DEVICE_FAILURE, 0], "2": [BAD_DEVICE_FAILURE, 0]}
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The actions in the log, in order."""
+    return [record.action for record in caplog.records if hasattr(record, "action")]
+
+
+@in_loop
+async def test_a_unit_that_stays_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is asked, and over new connections; its return is told when it gives values."""
+    caplog.set_level(logging.INFO)
+    source = await made(FakeStore())
+    for _ in range(3):
+        await poll(source, Device(is_silent=True))
+        for unit in source._units:
+            unit.answered()  # as at a new connection
+    assert told(caplog) == ["unit_lost"]
+    await poll(source, Device())
+    await poll(source, Device(is_silent=True))
+    assert told(caplog) == ["unit_lost", "unit_returned", "unit_lost"]
+
+
+@in_loop
+async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCaptureFixture) -> None:
+    """One line for all tags that are refused for a reason: name, row, and the address as it is written there."""
+    caplog.set_level(logging.INFO)
+    tags = [
+        replace(tag, row=number + 7, definition=replace(tag.definition, address=f"unit 1 holding 4090{number}"))
+        for number, tag in enumerate(TAGS)
+    ]
+    source = await made(FakeStore(), tags=tags)
+    await poll(source, Device({1: 2, 2: 2}))
+    (line,) = [record for record in caplog.records if getattr(record, "action", "") == "tags_parked"]
+    assert (line.count, line.why) == (2, "illegal data address (2)")  # type: ignore[attr-defined]
+    assert line.tags == "a/1 (row 7, unit 1 holding 40900), a/2 (row 8, unit 1 holding 40901)"  # type: ignore[attr-defined]
+
+
+@in_loop
+async def test_what_was_learned_outlives_the_process() -> None:
+    """The next source is given the document, and asks for what is refused by itself only. A damaged one is ignored."""
+    memory = Memory()
+    source = await made(FakeStore(), memory)
+    await poll(source, Device({2: 2}))
+    await source.finish()
+    assert memory.document is not None
+    device = Device({2: 2})
+    store = FakeStore()
+    await poll(await made(store, memory), device)
+    assert device.asked == [(1, 1), (2, 1)]
+    assert qualities(store) == {"1": [0], "2": [BAD_NODE_ID_UNKNOWN]}
+    store = FakeStore()
+    await poll(await made(store, Memory(b"{")), Device())
+    assert qualities(store) == {"1": [0], "2": [0]}
+
+
+@in_loop
+async def test_a_refusal_is_told_over_the_loss_before() -> None:
+    """After an outage, which is presumed of all tags, a parked tag gets its own reason again."""
+    store = FakeStore()
+    source = await made(store)
+    await poll(source, Device({2: 2}))
+    await source._delivery.lose(BAD_COMMUNICATION_ERROR, source.now_ns(), corrects=True)
+    for unit in source._units:
+        unit.remark()
+    await poll(source, Device({2: 2}))
+    assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
+
+
+@in_loop
+async def test_a_counter_that_wraps_is_a_fact() -> None:
+    """The reading is stored as it is; the fact has both readings and what was counted between them."""
+    word = value_type("uint16", "ABCD")
+    tags = [replace(tag, point=replace(tag.point, kind=word, counter=65_536)) for tag in TAGS]
+    store = FakeStore()
+    source = await made(store, tags=tags)
+    await poll(source, Device(values={1: 65_530, 2: 30_000}))
+    await poll(source, Device(values={1: 6, 2: 5}))
+    await source.finish()
+    found = {m.fact.subject: (m.fact.predicate, json.loads(m.fact.object_json)) for m in store.messages.values()}
+    assert found["tag:a/1"][0] == "counter_wrapped"
+    assert (found["tag:a/1"][1]["before"], found["tag:a/1"][1]["counted"]) == (65_530, 12)
+    assert found["tag:a/2"][0] == "counter_restarted"
+    assert [sample.value for sample in store.of("a/1")] == [65_530, 6]
+
+
+@in_loop
+async def test_missed_polls_are_counted_and_a_fact() -> None:
+    """Slots that were not polled: their number, their times, and the tags of their interval, times slots."""
+    store = FakeStore()
+    source = await made(store, tags=[TAGS[0], replace(TAGS[1], point=replace(TAGS[1].point, poll_interval_ms=5_000))])
+    await poll(source, Device())
+    source._note_missed([Missed(1_000, 3, 0, 2 * 10**9)], 10**18, "polls_missed")
+    await source._delivery.recorder.flush_gaps(at_once=True)
+    assert source.polls_missed_total == 3
+    (message,) = store.messages.values()
+    content = json.loads(message.fact.object_json)
+    assert (content["reason"], content["count"], content["tags"]) == ("polls_missed", 3, ["tag:a/1"])
+    assert content["first_time"].startswith("2001-09-09T01:46:40")
+
+
+@in_loop
+async def test_a_poll_reads_the_intervals_that_are_due() -> None:
+    """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
+    tags = [TAGS[0], replace(TAGS[1], point=replace(TAGS[1].point, poll_interval_ms=5_000))]
+    source = await made(FakeStore(), tags=tags)
+    for due, asked in (({1_000}, [(1, 1)]), ({5_000}, [(2, 1)]), ({1_000, 5_000}, [(1, 2)])):
+        device = Device()
+        await source._poll_all(device, frozenset(due), time.monotonic_ns() + 10**9)  # type: ignore[arg-type]
+        assert device.asked == asked
