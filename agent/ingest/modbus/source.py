@@ -64,8 +64,9 @@ class ModbusSource:
         self._is_missing_told = False
 
     def retry(self) -> None:
-        """Nothing to do while connected: silent units and refused values have pauses of their own, of a minute at
-        most."""
+        """Ask for everything that is refused at the next poll."""
+        for unit in self._units:
+            unit.suspect_parked()
 
     def now_ns(self) -> int:
         """The time of this source's samples: our own, for Modbus carries none."""

@@ -232,3 +232,16 @@ async def test_a_poll_reads_the_intervals_that_are_due() -> None:
         device = Device()
         await source._poll_all(device, frozenset(due), time.monotonic_ns() + 10**9)  # type: ignore[arg-type]
         assert device.asked == asked
+
+
+@in_loop
+async def test_retry_asks_for_what_is_refused_at_once() -> None:
+    """Without it the pause is waited for."""
+    store = FakeStore()
+    source = await made(store)
+    await poll(source, Device({2: 2}))
+    await poll(source, Device())
+    assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN]
+    source.retry()
+    await poll(source, Device())
+    assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, 0]
