@@ -100,3 +100,15 @@ def test_no_plan_around_refused_spans_has_fewer_reads(
         if all(is_allowed(part, wanted, bounds) and is_free(part) for part in parts)
     )
     assert len(reads) == best
+
+
+def test_a_refused_span_parts_the_reads() -> None:
+    """A missing register in a hole is not crossed; of ten registers that are refused in fives, four are read together."""
+
+    def planned(addresses: list[int], first: int, end: int) -> list[tuple[int, int]]:
+        reads = plan_reads(map(register, addresses), Limits(125, 16), [Span(1, Table.HOLDING, first, end)])
+        return [(read.address, read.end) for read in reads]
+
+    assert planned([0, 5, 6], 3, 4) == [(0, 1), (5, 7)]
+    assert planned(list(range(10)), 0, 5) == [(0, 4), (4, 10)]
+    assert planned(list(range(10)), 20, 25) == [(0, 10)]
