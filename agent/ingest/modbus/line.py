@@ -54,7 +54,11 @@ _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
 class UnitSilent(IngestError):
-    """A unit gave no answer that is one."""
+    """A unit gave no answer."""
+
+
+class UnitGarbled(UnitSilent):
+    """A unit sent what is no answer to its question."""
 
 
 class ReadRefused(IngestError):
@@ -193,7 +197,7 @@ class Line:
             return UnitSilent(f"unit {read.unit_id} at {self._where} {why}")
         shown = self._received[:GARBAGE_BYTES_SHOWN].hex(" ")
         more = " ..." if len(self._received) > GARBAGE_BYTES_SHOWN else ""
-        return UnitSilent(
+        return UnitGarbled(
             f"unit {read.unit_id} at {self._where} is asked for {read.count} {read.table.value} values and sends "
             f"{len(self._received)} bytes that are no answer to that: {shown}{more}"
         )

@@ -29,7 +29,7 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterBook, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.lessons import lessons_document, read_lessons
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, end_if_cancelled, open_line
+from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled, open_line
 from agent.ingest.modbus.pace import MS, Missed, Pace
 from agent.ingest.modbus.plan import Limits, Span
 from agent.ingest.modbus.refusal import quality_of, reason
@@ -62,6 +62,8 @@ class ModbusSource:
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
         self._is_missing_told = False
+        self._takes_one_line = False  # the device hung up on a second connection in this life
+        self._verb_missing = "answers"  # what the unit that fell silent last does not do
 
     def retry(self) -> None:
         """Ask for everything that is refused at the next poll."""
@@ -78,15 +80,16 @@ class ModbusSource:
         for unit in self._units:
             unit.answered()  # over a new connection every unit is asked again
             unit.remark()
+            unit.replan()  # the last life may have ended amid a search
         self._silence.clear()
-        self._is_missing_told = False
+        self._is_missing_told = self._takes_one_line = False
         settings = self._settings
         async with AsyncExitStack() as stack:
             line = await stack.enter_async_context(open_line(settings))
             start_ns = time.monotonic_ns()
             await self._poll_all(line, self._intervals(), start_ns + settings.poll_interval_ms * MS)
             if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"{settings.where} accepts connections but none of its units answers")
+                raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
             self.read_tags = partial(read_tags_over, line, settings)
             stack.callback(setattr, self, "read_tags", None)
             on_up()
@@ -175,7 +178,7 @@ class ModbusSource:
                 await self._poll_all(line, slot.due, pace.next_ns())
             end_if_cancelled()
             if all(unit.is_silent for unit in self._units):
-                raise SourceLost(f"none of the units at {self._settings.where} answers any more")
+                raise SourceLost(f"none of the units at {self._settings.where} {self._verb_missing} any more")
 
     async def _poll_all(self, line: Line, due: frozenset[int], next_ns: int) -> None:
         """One poll of the values of these intervals, up to the next slot."""
@@ -312,13 +315,14 @@ class ModbusSource:
         except ReadRefused:
             pass  # a refusal is an answer too
         except SourceLost as error:
+            self._takes_one_line = True  # some accept a second connection and hang up: the first is used from now on
             raise UnitSilent(str(error)) from error  # a side line that breaks says nothing about the main one
         unit.answered()
         unit.remark()
 
     async def _side_line(self, stack: AsyncExitStack, main: Line) -> Line:
         """A second connection if the device allows one, else the first."""
-        if self._settings.has_second_connection:
+        if self._settings.has_second_connection and not self._takes_one_line:
             try:
                 return await stack.enter_async_context(open_line(self._settings))
             except SourceLost:
@@ -327,6 +331,7 @@ class ModbusSource:
 
     async def _note_silence(self, unit: Unit, error: UnitSilent) -> None:
         await self._flush()
+        self._verb_missing = "sends what it is asked for" if isinstance(error, UnitGarbled) else "answers"
         if unit.fell_silent(time.monotonic_ns()):
             extra = {"action": "unit_lost", "source": self._settings.name, "unit": unit.unit_id, "why": str(error)}
             log.warning("unit lost", extra=extra)

@@ -99,14 +99,13 @@ class Unit:
         ]
         if any(self.tags[register] != before.get(register) for register in self.tags):
             self.remark()
+        self.replan()
+        proven = [planned.read for planned in self._kept.values() if planned.is_proven]
         self._kept = {}  # a decoder knows the numbers of the tags
-        proven = [planned for plan in self._plans.values() for planned in plan if planned.is_proven]
-        self._plans = {}
-        for planned in proven:
-            if all(register in self.tags for register in planned.read.registers):
-                again = Planned(planned.read, self.tags)
+        for read in proven:
+            if all(register in self.tags for register in read.registers):
+                self._kept[read.span] = again = Planned(read, self.tags)
                 again.is_proven = True
-                self._kept[planned.read.span] = again
 
     # --- silence ------------------------------------------------------------------------------------------------------
 

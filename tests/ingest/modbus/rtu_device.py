@@ -1,5 +1,6 @@
 """A small Modbus device as a process, written from the specification: RTU or TCP framing, on a serial port, a socket or
-TLS. Unit 1 holds register n = n; registers from 100 on are refused (exception 2). Unit 2 does not answer.
+TLS. Unit 1 holds register n = n; registers from 100 on are refused (exception 2). Unit 2 does not answer. Unit 3 is as
+unit 1, but its first answer comes half a second late.
 
     python -m tests.ingest.modbus.rtu_device serial /dev/pts/7
     python -m tests.ingest.modbus.rtu_device rtu|tcp PORT
@@ -13,10 +14,12 @@ import socket
 import ssl
 import struct
 import sys
+import time
 import tty
 from collections.abc import Callable
 
 LAST = 100
+late = [0.5]
 
 
 def crc(data: bytes) -> bytes:
@@ -40,8 +43,10 @@ def answer(pdu: bytes) -> bytes:
 def rtu_frame(request: bytes) -> bytes:
     """The frame that answers this one; nothing for others' units and wrong checksums."""
     unit, body = request[0], request[:-2]
-    if unit != 1 or crc(body) != request[-2:]:
+    if unit not in (1, 3) or crc(body) != request[-2:]:
         return b""
+    if unit == 3 and late:
+        time.sleep(late.pop())  # tidy: the device is late
     sent = bytes([unit]) + answer(body[1:])
     return sent + crc(sent)
 

@@ -102,6 +102,17 @@ def test_sockets(transport: str, framing: str) -> None:
 
 
 @in_loop
+async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
+    """RTU has no transaction number: the answer to a request that was given up must not become the values of the next
+    request of the same length."""
+    with device("rtu", "0") as port:
+        async with open_line(settings("rtu_over_tcp", host="127.0.0.1", port=port)) as line:
+            with pytest.raises(UnitSilent):
+                await line.read(Read(3, Table.HOLDING, 10, 5, ()))
+            assert list(await line.read(Read(3, Table.HOLDING, 20, 5, ()))) == [20, 21, 22, 23, 24]
+
+
+@in_loop
 async def test_a_port_that_does_not_exist_is_told_with_its_reason() -> None:
     """The operating system's reason is in the message: a missing device file reads otherwise than a closed port."""
     for given in (
