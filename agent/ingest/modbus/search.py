@@ -181,7 +181,8 @@ class Segment:
     def _find_span(self) -> None:
         first, end = self._suspect
         span = read_of([register for place in self.places[first:end] for register in place]).span
-        self._findings.append(Finding(span, self.code))
+        if all(read_of(place).span != span for place in self.places[first:end]):  # else it was read a moment ago
+            self._findings.append(Finding(span, self.code))
         self._cut(self._good, run=0)
 
     def _cut(self, count: int, run: int) -> None:

@@ -81,8 +81,10 @@ class Sweep:
         if not (self._spans or self._has_values):  # nothing is given at all: the first sign of recovery counts
             self._spans.extend(self._unit.due_lessons(2**63, 1))
             self._has_values = True
-        if self._spans:
+        while self._spans:
             span = self._asked = self._spans.popleft()
+            if not self._unit.refuses(span):
+                continue  # the search has met it
             return self._question(raw_read(span, self._unit.place(span)))
         return None
 

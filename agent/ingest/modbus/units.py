@@ -230,6 +230,10 @@ class Unit:
         self.lessons_version += 1
         return True
 
+    def refuses(self, span: Span) -> bool:
+        """Whether a span is one that it refuses."""
+        return span in self._lessons
+
     def due_lessons(self, now_ns: int, count_max: int) -> list[Span]:
         """Refused spans whose time has come, the longest waiting first."""
         due = sorted(
