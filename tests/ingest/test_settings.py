@@ -80,8 +80,19 @@ def test_rules_of_an_opcua_source(settings: dict[str, object], fields: list[str]
         ({"registers_per_read_max": 126}, ["registers_per_read_max"]),
         ({"connections_max": 3}, ["connections_max"]),
         ({"poll_interval_ms": 0, "timeout_ms": 0}, ["poll_interval_ms", "timeout_ms"]),
+        ({"transport": "rtu", "host": "", "serial_port": "/dev/ttyS1"}, []),
+        ({"transport": "rtu", "host": ""}, ["serial_port"]),
+        ({"transport": "rtu", "serial_port": "/dev/ttyS1"}, ["host"]),
+        ({"transport": "rtu_over_tcp"}, []),
+        ({"transport": "rtu_over_tcp", "serial_port": "/dev/ttyS1"}, ["serial_port"]),
+        ({"transport": "tls", "ca_file": Path("ca.pem")}, []),
+        ({"transport": "tls"}, ["ca_file"]),
+        ({"transport": "tls", "ca_file": Path("a"), "key_file": Path("k")}, ["cert_file"]),
+        ({"ca_file": Path("ca.pem"), "server_name": "meter"}, ["ca_file", "server_name"]),
+        ({"baud_rate": 0, "stop_bits": 3, "request_pause_ms": -1}, ["baud_rate", "stop_bits", "request_pause_ms"]),
     ],
 )
 def test_rules_of_a_modbus_source(settings: dict[str, object], fields: list[str]) -> None:
-    """Every number has its range, and the address base must be one of the three that exist."""
+    """Every number has its range, the address base must be one of the three that exist, and a transport has what it
+    needs and nothing of another."""
     assert modbus(**settings) == fields

@@ -53,6 +53,9 @@ class Register:
     poll_interval_ms: int = 1_000
     counter: int = 0
 
+    def __hash__(self) -> int:
+        return hash((self.unit_id, self.address, self.count))  # the whole would take ten times as long
+
     @property
     def end(self) -> int:
         """The first address after the value."""

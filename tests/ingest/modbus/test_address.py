@@ -1,0 +1,75 @@
+"""The columns of a row that say how a register is read."""
+
+from pathlib import Path
+
+import pytest
+
+from agent.ingest.errors import TagMapError
+from agent.ingest.modbus.address import Register
+from agent.ingest.settings import ModbusSourceSettings
+from agent.ingest.tags.file import parse_tag_file
+from agent.ingest.tags.tag_map import Tag
+
+HEADER = "tag,table,register,type,scale,mask,clamp,counter,poll_interval_ms\n"
+
+
+def read(*rows: str) -> list[Tag]:
+    """The tags of these rows, a/0 and on."""
+    text = HEADER + "".join(f"a/{number},{row}\n" for number, row in enumerate(rows))
+    settings = ModbusSourceSettings("meter", Path("t.csv"), 0, host="meter", poll_interval_ms=700)
+    return list(parse_tag_file(settings, text.encode()).tags)
+
+
+def point(row: str) -> Register:
+    """The register of one row."""
+    (tag,) = read(row)
+    assert isinstance(tag.point, Register)
+    return tag.point
+
+
+def test_what_a_row_may_say_of_its_register() -> None:
+    """A mask in any notation, a clamp, the modulus of a counter, and an interval other than that of the source."""
+    found = point("holding,1,uint16,0.1,0x0FF0,-5..100.5,,250")
+    assert (found.kind.mask, found.kind.clamp, found.poll_interval_ms) == (0x0FF0, (-5, 100.5), 250)
+    assert point("holding,1,uint16,,4080,,,").kind.mask == 0x0FF0
+    assert point("holding,1,uint16,,,,,").poll_interval_ms == 700
+    for text, modulus in (("65536", 65_536), ("2^16", 65_536), ("device", 2**32), ("10000", 10_000)):
+        assert point(f"holding,1,uint32,,,,{text},").counter == modulus
+    assert point("holding,1,bcd16,,,,device,").counter == 10_000
+    assert point("holding,1,uint16,,0x0FF0,,device,").counter == 256
+
+
+def test_bits_of_one_register_are_several_tags() -> None:
+    """Two masks of a register are two values; the same mask twice is one value with two names, which is refused."""
+    low, high = read("holding,1,uint16,,0x00FF,,,", "holding,1,uint16,,0xFF00,,,")
+    assert low.definition.address != high.definition.address
+    with pytest.raises(TagMapError, match="is read the same way in row 2"):
+        read("holding,1,uint16,,0x00FF,,,", "holding,1,uint16,,255,,,500")
+
+
+@pytest.mark.parametrize(
+    "row, column, why",
+    [
+        ("holding,1,uint16,,0x1FFFF,,,", "mask", "more bits in its mask than the 16"),
+        ("holding,1,uint16,,0,,,", "mask", "is not a mask"),
+        ("holding,1,uint16,,-1,,,", "mask", "is not a mask"),
+        ("holding,1,float32,,0xFF,,,", "mask", "has no mask"),
+        ("coil,1,,,1,,,", "mask", "has no mask"),
+        ("holding,1,uint16,,,5,,", "clamp", "is not a range"),
+        ("holding,1,uint16,,,9..2,,", "clamp", "ends before it begins"),
+        ("holding,1,uint16,,,a..2,,", "clamp", "is not a number"),
+        ("holding,1,string4,,,0..2,,", "clamp", "cannot be clamped"),
+        ("holding,1,uint16,,,,2^32,", "counter", "must be 2 to 65536"),
+        ("holding,1,uint16,,,,often,", "counter", "must be the number of readings"),
+        ("holding,1,float32,,,,device,", "counter", "is for whole numbers"),
+        ("holding,1,uint16,,,0..9,device,", "counter", "is for whole numbers"),
+        ("holding,1,uint16,,,,,5", "poll_interval_ms", "is outside 10 to 3600000"),
+    ],
+)
+def test_what_a_row_may_not_say(row: str, column: str, why: str) -> None:
+    """Each mistake names its column and what to write."""
+    with pytest.raises(TagMapError) as caught:
+        read(row)
+    (problem,) = caught.value.problems
+    assert problem.column == column
+    assert why in problem.why
