@@ -33,12 +33,12 @@ from agent.ingest.settings import (
 )
 from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
+    is_read_by_node,
     judge_readings_of_node,
     probe_source,
     read_source,
     readings_of_node,
     some_tags,
-    takes_one_connection,
 )
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
@@ -74,6 +74,7 @@ __all__ = [
     "TagMapError",
     "TagReading",
     "Transport",
+    "is_read_by_node",
     "judge_readings_of_node",
     "load_tag_map",
     "load_tag_maps",
@@ -81,5 +82,4 @@ __all__ = [
     "read_source",
     "readings_of_node",
     "some_tags",
-    "takes_one_connection",
 ]

@@ -17,9 +17,10 @@ from agent.message import Value
 TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow serial line
 
 
-def takes_one_connection(settings: SourceSettings) -> bool:
-    """Whether a second connection to this device would be refused, or would take the first one's place."""
-    return isinstance(settings, ModbusSourceSettings) and not settings.has_second_connection
+def is_read_by_node(settings: SourceSettings) -> bool:
+    """Whether a running node that is connected reads for commands: a Modbus device often takes one connection only, and a
+    serial line has but one. An OPC UA server takes another session."""
+    return isinstance(settings, ModbusSourceSettings)
 
 
 def some_tags(tags: Sequence[Tag]) -> list[Tag]:
@@ -70,10 +71,12 @@ def judge_readings_of_node(
     settings: SourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
 ) -> list[ProbeStep]:
     """The steps that follow from values which the running node has read for us."""
-    assert isinstance(settings, ModbusSourceSettings), "only these take one connection"
+    assert isinstance(settings, ModbusSourceSettings), "others are read over a session of one's own"
     from agent.ingest.modbus.explore.probe import judged
 
-    what = f"the running node is connected to {settings.where}; it was asked, because the device takes no second one"
+    what = (
+        f"the running node is connected to {settings.where} and has read for us: many devices take one connection only"
+    )
     return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 

@@ -132,8 +132,8 @@ class Source(Protocol):
 
     @property
     def read_tags(self) -> ReadTags | None:
-        """Reads tags over the open connection, without recording them; None while there is none, and for a source whose
-        device takes as many connections as are asked for."""
+        """Reads tags over the open connection, without recording them; None while there is none, and for a protocol whose
+        servers take another connection."""
 
     def now_ns(self) -> int: ...
 

@@ -80,8 +80,8 @@ class ListSources(msgspec.Struct, frozen=True, tag="ListSources", tag_field="ope
 
 
 class ReadSource(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="operation"):
-    """Read tags over the connection that the node has to a source, without recording them. For a device that takes one
-    connection only; others are read over a connection of one's own."""
+    """Read tags over the connection that the node has to a Modbus device, which may take no other, without recording
+    them."""
 
     source: str
     tags: list[str]

@@ -15,6 +15,8 @@ import pytest
 
 from agent.ingest import ModbusSourceSettings, load_tag_map
 from tests.ingest.fakes import Program, running
+from tests.ingest.modbus.test_transports import certificate
+from tests.ingest.modbus.test_transports import device as modbus_process
 from tests.support import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -193,6 +195,34 @@ def test_read_watches_until_it_is_interrupted(device: str, tmp_path: Path) -> No
         process.kill()
         process.stdout.close()
     assert len(set(values)) == 3
+
+
+def test_each_form_of_a_device(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
+    """TLS with its files, RTU through a converter, a plain host and port, and a source of node.toml with its own unit and
+    base: each reads, and what is missing for TLS is named."""
+    ca_file, _ = certificate(tmp_path, "authority")
+    file, key = certificate(tmp_path, "meter.example", "authority")
+    with modbus_process("tls", "0", str(file), str(key)) as port:
+        words = ("modbus", "read", f"tls://127.0.0.1:{port}", "--base", "0", "holding:42")
+        # A process of its own: its end does not wait for the goodbye of TLS.
+        done = command.process(tmp_path, *words, "--ca", str(ca_file), "--server-name", "meter.example", "--json")
+        assert json.loads(done.stdout)["value"] == 42, done.stderr
+        done = bsfg(*words)
+        assert (done.returncode, "ca_file: is needed for tls" in re.sub(r"\s+", " ", done.stderr)) == (2, True)
+    with modbus_process("rtu", "0") as port:
+        done = bsfg("modbus", "read", f"rtu+tcp://127.0.0.1:{port}", "--base", "1", "holding:43", "--json")
+        assert json.loads(done.stdout)["value"] == 42, done.stderr
+    assert bsfg("init", "--zone", "plant-a").returncode == 0
+    with (tmp_path / "node.toml").open("a") as opened:
+        address = device.removeprefix("tcp://127.0.0.1:")
+        opened.write('[[modbus]]\nname = "drive"\nhost = "127.0.0.1"\ntags_file = "t.csv"\naddress_base = 40001\n')
+        opened.write(f"unit_id = 2\nport = {address}\n")
+    done = bsfg("modbus", "read", "drive", "40041:float32:BADC", "--json")
+    assert json.loads(done.stdout)["unit_id"] == 2, done.stderr
+    done = bsfg("modbus", "read", device.removeprefix("tcp://"), "--base", "0", "input:0")
+    assert done.returncode == 0
+    done = bsfg("modbus", "scan", str(tmp_path / "tty-none"))
+    assert (done.returncode, "may this user open it" in done.stderr) == (1, True)
 
 
 def test_plan_shows_requests_and_why(bsfg: Bsfg, tmp_path: Path) -> None:

@@ -136,17 +136,15 @@ def test_beside_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_pat
         assert bsfg("check", "--connect").returncode == 0
 
 
-def test_a_device_that_takes_one_connection_is_asked_by_the_node(
-    meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path
-) -> None:
-    """With connections_max = 1 the running node reads for the command, and says so; what it does not read yet is named;
-    without a node the command connects by itself."""
-    write_node(tmp_path, meter.port, plc.port, connections_max=1)
+def test_a_modbus_device_is_asked_by_the_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
+    """The running node reads for the command, and says so; what it does not read yet is named; without a node the command
+    connects by itself."""
+    write_node(tmp_path, meter.port, plc.port)
     with running_node(tmp_path, bsfg):
         done = bsfg("source", "test", "meter", "--json")
         assert done.returncode == 0, done.stdout
         first, *_, last = lines(done)
-        assert "it was asked, because the device takes no second one" in first["what"]
+        assert "has read for us: many devices take one connection only" in first["what"]
         assert last["what"] == "20 of 26 tags read, each has a value"
         done = bsfg("source", "read", "meter", "--json")
         found = {one["tag"]: one for one in lines(done)}

@@ -1,7 +1,7 @@
 """How a command reaches a source: over a connection of its own with the source's settings, or through the running node.
 
-A device that takes one connection only is asked by the running node, over the node's connection: a second one would be
-refused, or would end the first. Everything else takes a connection beside the node's.
+A Modbus device is asked by the running node, over the node's connection, as long as that stands: many devices refuse a
+second one, or drop the first for it. An OPC UA server takes another session.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from agent.ingest import (
     SourceSettings,
     Tag,
     TagReading,
+    is_read_by_node,
     judge_readings_of_node,
     probe_source,
     read_source,
     readings_of_node,
-    takes_one_connection,
 )
 
 TAGS_PER_REQUEST = 200  # some hundred reads of a slow device, and an answer far below the socket's limit
@@ -60,9 +60,9 @@ async def steps(
 
 
 async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading] | None:
-    """The values as the running node reads them for us. None where a connection of one's own is the way: the device
-    takes several, or no node holds its only one."""
-    if not takes_one_connection(source):
+    """The values as the running node reads them for us. None where a connection of one's own is the way: to a server that
+    takes several, or when no node is connected."""
+    if not is_read_by_node(source):
         return None
     found: dict[str, tuple[Any, int, str]] = {}
     names = [tag.definition.subject.removeprefix("tag:") for tag in tags]

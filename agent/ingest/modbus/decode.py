@@ -135,12 +135,6 @@ def value_type(
     found = ValueType(name, size // 2, full, places, scale, offset, mask, clamp)
     if (scale, offset) != (1, 0) and not found.is_numeric:
         raise ValueError(f"is {name}, which has no scale or offset; leave both empty")
-    if mask and "int" not in name:
-        raise ValueError(f"is {name}, which has no mask; a mask is for int and uint types")
-    if mask >> 8 * size:
-        raise ValueError(f"has more bits in its mask than the {8 * size} of {name}")
-    if clamp is not None and not found.is_numeric:
-        raise ValueError(f"is {name}, which cannot be clamped; leave clamp empty")
     return found
 
 

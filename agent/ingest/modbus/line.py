@@ -54,7 +54,11 @@ _PARITIES = {"none": "N", "even": "E", "odd": "O"}
 
 
 class UnitSilent(IngestError):
-    """A unit gave no answer that is one."""
+    """A unit gave no answer."""
+
+
+class UnitGarbled(UnitSilent):
+    """A unit sent what is no answer to its question."""
 
 
 class UnitGarbled(UnitSilent):

@@ -58,7 +58,7 @@ class ModbusSource:
         self._read: list[SampleColumns] = []  # read and not delivered yet
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.backfill = self.events = None  # a device keeps no records, and raises no events
-        self.read_tags: ReadTags | None = None  # over the open line, for a device that takes no second connection
+        self.read_tags: ReadTags | None = None  # over the open line: a device may take no other
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
