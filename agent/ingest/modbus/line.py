@@ -61,10 +61,6 @@ class UnitGarbled(UnitSilent):
     """A unit sent what is no answer to its question."""
 
 
-class UnitGarbled(UnitSilent):
-    """A unit sent what is no answer to its question."""
-
-
 class ReadRefused(IngestError):
     """A unit refuses a read. `is_about_address` tells whether a smaller read could succeed."""
 

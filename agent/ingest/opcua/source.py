@@ -275,7 +275,7 @@ class OpcuaSource:
         marked = [change for change in changes if change.quality] if any(changes.qualities) else []
         if marked:
             self._note_overflow(subscription, marked, changes)
-        if subscription is not None and repeated >= subscription.queue_size_least - 1:
+        if repeated >= subscription.queue_size_least - 1:
             self._note_full(subscription, changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
