@@ -92,7 +92,8 @@ async def _library(options: Options, way: str) -> None:
     logging.disable(logging.ERROR)
     counter = _Counter()
     emit("READY")
-    async with Client(options["url"]) as client:
+    # Its own four seconds are too short to create 20,000 items on a machine that does something else besides.
+    async with Client(options["url"], timeout=START_S, watchdog_intervall=START_S) as client:
         index = await client.get_namespace_index(NAMESPACE)
         nodes = [ua.NodeId(number, index) for number in range(1, options["items"] + 1)]  # type: ignore[arg-type]
         if way == "handler":

@@ -85,12 +85,30 @@ async def subscriptions_are(server: ForeignServer, count: int) -> bool:
     return (len(status["subscriptions"]), status["orphans"]) == (count, 0)
 
 
+def secured(server: ForeignServer, folder: Path) -> dict[str, Any]:
+    """Settings with encryption and a user."""
+    (folder / "password").write_text("secret")
+    (folder / "password").chmod(0o600)
+    return {
+        "security_policy": "Basic256Sha256",
+        "security_mode": "SignAndEncrypt",
+        "insecure": False,
+        "certificate_file": folder / "own.der",
+        "private_key_file": folder / "own.key",
+        "server_certificate_file": server.certificate,
+        "user_name": "ann",
+        "password_file": folder / "password",
+    }
+
+
 @in_loop
 async def test_nothing_is_left_at_the_server(tmp_path: Path) -> None:
     """After connections that broke and sessions that were closed there are two subscriptions, one for values and one for
-    events; after a stop there is none."""
-    async with foreign_server(tmp_path / "server", variables=VARIABLES) as server:
-        async with storing(opcua(server, tmp_path, *NAMES, events=("Server",), **QUEUE), tmp_path) as run:
+    events; after a stop there is none. With encryption and a user: a server hands subscriptions to their user alone."""
+    options: dict[str, Any] = {"policies": ["Basic256Sha256"], "accept_unknown": True, "users": {"ann": "secret"}}
+    async with foreign_server(tmp_path / "server", variables=VARIABLES, **options) as server:
+        settings = {"events": ("Server",), **QUEUE, **secured(server, tmp_path)}
+        async with storing(opcua(server, tmp_path, *NAMES, **settings), tmp_path) as run:
             for life in (1, 2, 3):
                 await run.wait_good("f/plain_0", len(run.store.good("f/plain_0")) + 20)
                 await wait_until_async(lambda life=life: len(fills(run)) == life - 1, "what became of it", 60)
