@@ -51,17 +51,23 @@ class Files:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then read it `repeats` times each way."""
-    with scratch_folder(below) as folder:
+    with scratch_folder(below) as folder, _words_aside(folder / "spark.log"):
         described = machine(folder)
-        files = _fill(folder, facts, seed)
-        with _words_aside(folder / "spark.log"):
-            spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
-            try:
-                spark.dataSource.register(PrebuiltSource)
-                seconds = _in_turns(_readings(spark, files, facts), repeats)
-            finally:
-                spark.stop()
-        at_rest = files_bytes(folder / "store") / facts
+        spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
+        try:
+            return measure(spark, folder, described, facts, repeats, seed)
+        finally:
+            spark.stop()
+
+
+def measure(
+    spark: SparkSession, folder: Path, described: Mapping[str, Any], facts: int, repeats: int, seed: int
+) -> Report:
+    """The benchmark in a session that runs already."""
+    files = _fill(folder, facts, seed)
+    spark.dataSource.register(PrebuiltSource)
+    seconds = _in_turns(_readings(spark, files, facts), repeats)
+    at_rest = files_bytes(folder / "store") / facts
     found = {name: _compared(facts, by_source) for name, by_source in seconds.items()}
     columns = f"{len(FACTS.fieldNames())} columns"
     values = {
