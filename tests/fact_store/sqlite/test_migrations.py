@@ -18,8 +18,8 @@ SECOND_STEP = "ALTER TABLE stream ADD COLUMN note TEXT NOT NULL DEFAULT '';\n"
 
 @pytest.fixture
 def second_step() -> migrations.Step:
-    """The next step, as a newer version of this program might have it."""
-    return migrations.Step("9999_second", SECOND_STEP)
+    """A step that no release has."""
+    return migrations.Step("0002_test_note", SECOND_STEP)
 
 
 def test_steps_are_numbered_one_by_one() -> None:
