@@ -10,8 +10,10 @@ query. A first round of each warms the JVM and is not counted.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,6 +37,7 @@ from pyspark_bsfg.session import session
 TASKS = 2
 NARROW = "tag ts value"
 HOUR_NS = 3600 * SCAN_NS
+LOG_BYTES_SHOWN = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,23 @@ class Files:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then read it `repeats` times each way."""
-    with scratch_folder(below) as folder:
+    with scratch_folder(below) as folder, _words_aside(folder / "spark.log"):
         described = machine(folder)
-        files = _fill(folder, facts, seed)
         spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
         try:
-            spark.dataSource.register(PrebuiltSource)
-            seconds = _in_turns(_readings(spark, files, facts), repeats)
+            return measure(spark, folder, described, facts, repeats, seed)
         finally:
             spark.stop()
-        at_rest = files_bytes(folder / "store") / facts
+
+
+def measure(
+    spark: SparkSession, folder: Path, described: Mapping[str, Any], facts: int, repeats: int, seed: int
+) -> Report:
+    """The benchmark in a session that runs already."""
+    files = _fill(folder, facts, seed)
+    spark.dataSource.register(PrebuiltSource)
+    seconds = _in_turns(_readings(spark, files, facts), repeats)
+    at_rest = files_bytes(folder / "store") / facts
     found = {name: _compared(facts, by_source) for name, by_source in seconds.items()}
     columns = f"{len(FACTS.fieldNames())} columns"
     values = {
@@ -79,6 +89,22 @@ def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
         for one in [found[name]]
     ]
     return Report("spark", values, [*lines, f"at rest    {at_rest:6.2f} bytes a fact"], described)
+
+
+@contextmanager
+def _words_aside(log: Path) -> Iterator[None]:
+    """What the JVM writes to standard error as it starts goes to a file, and is shown only if the block fails."""
+    shown = os.dup(2)
+    try:
+        with log.open("wb") as aside:
+            os.dup2(aside.fileno(), 2)
+            yield
+    except BaseException:
+        os.write(shown, log.read_bytes()[-LOG_BYTES_SHOWN:])
+        raise
+    finally:
+        os.dup2(shown, 2)
+        os.close(shown)
 
 
 def _fill(folder: Path, facts: int, seed: int) -> Files:

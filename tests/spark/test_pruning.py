@@ -105,7 +105,13 @@ def truth(one: Any, row: dict[str, Any]) -> bool | None:
     return None if value is None else COMPARISONS[type(one)](value, one.value)
 
 
-TIMES = st.integers(-2, 7 * 12).map(lambda step: NOON_NS + step * HOUR_NS // 12 + step * 500)
+# At and around the times of facts, to the nanosecond and to the microsecond.
+TIMES = st.builds(
+    lambda hour, n, beside: NOON_NS + hour * HOUR_NS + n * 1_000_500 + beside,
+    st.integers(0, 5),
+    st.integers(0, 4),
+    st.sampled_from((-1000, -501, -500, -1, 0, 1, 499, 500, 1000)),
+)
 NUMBERS = {
     "ts": TIMES.map(moment),
     "source_time_ns": TIMES,

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
+from bench.spark import spark as benchmark
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import rollup_minute
 from pyspark_bsfg.jobs.rollup_minute import Days, run
@@ -198,6 +199,15 @@ def test_read_stream_is_refused_in_words(spark: SparkSession, tmp_path: Path) ->
         spark.readStream.format("bsfg").load(str(tmp_path / "facts.db")).writeStream.format(
             "noop"
         ).start().processAllAvailable()
+
+
+def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
+    """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are quotients."""
+    found = benchmark.measure(spark, tmp_path, {}, 5000, 1, 1).to_dict()
+    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
+        assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
+        assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
+    assert found["limit"]["what"]
 
 
 def test_the_rollup_equals_plain_python(spark: SparkSession, tmp_path: Path) -> None:

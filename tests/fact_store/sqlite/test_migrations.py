@@ -17,11 +17,9 @@ SECOND_STEP = "ALTER TABLE stream ADD COLUMN note TEXT NOT NULL DEFAULT '';\n"
 
 
 @pytest.fixture
-def second_step(tmp_path: Path) -> Path:
+def second_step() -> migrations.Step:
     """A step that no release has."""
-    file = tmp_path / "0002_test_note.sql"
-    file.write_text(SECOND_STEP)
-    return file
+    return migrations.Step("0002_test_note", SECOND_STEP)
 
 
 def test_steps_are_numbered_one_by_one() -> None:
@@ -29,7 +27,9 @@ def test_steps_are_numbered_one_by_one() -> None:
     assert [int(file.stem[:4]) for file in migrations.FILES] == list(range(1, len(migrations.FILES) + 1))
 
 
-def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migrated_store_keeps_everything(
+    tmp_path: Path, second_step: migrations.Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Samples, messages and their ids, consumers and definitions are there after a step, the log goes on, and nothing
     is damaged. The program without the step then refuses the store and changes nothing."""
     path = tmp_path / "facts.db"
@@ -59,10 +59,12 @@ def test_a_migrated_store_keeps_everything(tmp_path: Path, second_step: Path, mo
     assert path.read_bytes() == before
 
 
-def test_a_step_that_fails_changes_nothing(tmp_path: Path, second_step: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_changes_nothing(
+    tmp_path: Path, second_step: migrations.Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step is one transaction: when its last statement fails, the statements before it are undone and the step is not
     recorded."""
-    second_step.write_text(SECOND_STEP + "INSERT INTO no_such_table VALUES (1);\n")
+    second_step = second_step._replace(script=SECOND_STEP + "INSERT INTO no_such_table VALUES (1);\n")
     with closing(sqlite3.connect(tmp_path / "facts.db")) as found:
         migrations.migrate(found)
         before = found.execute("SELECT * FROM sqlite_schema").fetchall()
