@@ -50,6 +50,7 @@ class Segment:
     def __init__(self, places: Sequence[Place], code: int, *, is_refused: bool) -> None:
         self.places = tuple(places)  # what is not decided yet
         self.code = code  # of the last refusal: the reason while there is no value
+        self.given: set[Register] = set()  # read in earlier polls of this search; the plan reads them meanwhile
         self._good = 0  # so many from the front were read together
         self._refused = len(self.places) if is_refused else 0  # so many were refused together; 0: none were
         self._run = 0  # places refused alone, in a row, right before these
@@ -84,9 +85,9 @@ class Segment:
         """What is not decided yet."""
         return [register for place in self.places for register in place]
 
-    def good_registers(self) -> list[Register]:
-        """Those of `registers` that were read."""
-        return [register for place in self.places[: self._good] for register in place]
+    def waiting(self) -> list[Register]:
+        """Those of `registers` that were not read since the search began."""
+        return [register for register in self.registers() if register not in self.given]
 
     def take_findings(self) -> list[Finding]:
         """What was found since the last call."""

@@ -38,7 +38,6 @@ class Question:
 
     read: Read
     decoder: BlockDecoder
-    is_search: bool
 
 
 class Sweep:
@@ -49,7 +48,7 @@ class Sweep:
         plan = sorted(unit.plan(due), key=lambda planned: not planned.is_proven)  # proven reads first
         self._plan = deque(plan)  # tidy: no longer than one read for each value
         self._spans = deque[Span](unit.due_lessons(now_ns, PROBES_MAX))
-        self._served: set[Register] = set()  # in the search
+        self._served: set[Register] = set()  # in the search, or while there is one
         self._asked: Planned | Segment | Span | None = None
         self._searched = self._refusals = 0
         self._has_answered = self._has_values = self._was_unanswered = self._is_changed = False
@@ -66,7 +65,7 @@ class Sweep:
         if not self._plan:
             return None
         planned = self._asked = self._plan.popleft()
-        return Question(planned.read, planned.decoder, is_search=False)
+        return Question(planned.read, planned.decoder)
 
     def search(self) -> Question | None:
         """The next read of the search; None when it rests or is done."""
@@ -91,7 +90,7 @@ class Sweep:
     def _question(self, read: Read) -> Question:
         self._searched += 1
         tags = self._unit.tags
-        return Question(read, BlockDecoder(read, [tags[register] for register in read.registers]), is_search=True)
+        return Question(read, BlockDecoder(read, [tags[register] for register in read.registers]))
 
     def answered(self, question: Question) -> None:
         """The question was answered with values."""
@@ -102,6 +101,8 @@ class Sweep:
                 asked.is_proven = True
                 self._unit.proven.update(asked.read.registers)
             asked.is_doubted = False
+            if self._unit.suspects:  # what was found good in a search that goes on is read by both
+                self._served.update(asked.read.registers)
             return
         self._refusals = 0
         registers = question.read.registers
@@ -137,20 +138,14 @@ class Sweep:
     def marks(self) -> list[tuple[list[Register], int]]:
         """The values that are due and were not read, with the exception that prevents each. Ends the sweep."""
         unit = self._unit
-        found = [(list(registers), code) for registers, code in self._marks]
+        found = [([one for one in registers if one not in self._served], code) for registers, code in self._marks]
         found += [(list(place), code) for place, code in unit.take_unmarked()]
-        left: list[Segment] = []
         for segment in unit.suspects:
-            waiting = [register for register in segment.registers() if register not in self._served]
-            found.append((waiting, segment.code))
-            good = {*segment.good_registers(), *(r for r in segment.registers() if r in self._served)}
-            if good:
+            given = self._served.intersection(segment.waiting())
+            if given:
+                segment.given |= given
                 self._is_changed = True
-                rest = [register for register in segment.registers() if register not in good]
-                left.append(Segment.of(rest, segment.code, is_refused=False))
-            else:
-                left.append(segment)
-        unit.suspects = [segment for segment in left if not segment.is_done]
+            found.append((segment.waiting(), segment.code))
         if self._is_changed:
             unit.replan()
         return [(registers, code) for registers, code in found if registers]

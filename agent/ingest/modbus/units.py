@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads, read_of
+from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.search import Finding, Place, Segment
 
 SPAN_RETRY_NS = 3600 * 10**9  # a span that no tag needs as it is: refused for the device's design, not for its state
@@ -77,6 +78,7 @@ class Unit:
         self._plans: dict[frozenset[int], list[Planned]] = {}
         self._kept: dict[Span, Planned] = {}
         self._silent: Lesson | None = None
+        self._unanswered_at_ns = 0  # when a read that is never answered may be asked for again: it costs a time-out
         self._questions = 0
         self.want(points)
 
@@ -91,7 +93,7 @@ class Unit:
             span = Span(self.unit_id, register.table, register.address, register.end)
             places.setdefault(span, []).append(register)
         self._places = {span: tuple(place) for span, place in places.items()}
-        codes = {register: segment.code for segment in self.suspects for register in segment.registers()}
+        codes = {register: segment.code for segment in self.suspects for register in segment.waiting()}
         left = [register for register in codes if register in self.tags]
         self.suspects = [
             Segment.of(read.registers, codes[read.registers[0]], is_refused=False)
@@ -152,7 +154,7 @@ class Unit:
         """The reads of all values whose poll interval is among these."""
         found = self._plans.get(due)
         if found is None:
-            suspect = {register for segment in self.suspects for register in segment.registers()}
+            suspect = {register for segment in self.suspects for register in segment.waiting()}
             found = self._plans[due] = self.planned(
                 register
                 for span, place in self._places.items()
@@ -211,6 +213,8 @@ class Unit:
         """Learn what was found. True if that is news: a value that was not parked."""
         span = finding.span
         known = self._lessons.get(span)
+        if finding.code == SILENT:
+            self._unanswered_at_ns = now_ns + self._pauses.longest_ns
         is_needed = span in self._places
         if known is None and not is_needed and len(self._lessons) - self.parked_count >= SPANS_MAX:
             return False
@@ -236,9 +240,12 @@ class Unit:
 
     def due_lessons(self, now_ns: int, count_max: int) -> list[Span]:
         """Refused spans whose time has come, the longest waiting first."""
-        due = sorted(
-            (lesson.at_ns, span.first, span) for span, lesson in self._lessons.items() if lesson.at_ns <= now_ns
-        )
+        due = [
+            (lesson.at_ns, span.first, span)
+            for span, lesson in self._lessons.items()
+            if lesson.at_ns <= now_ns and (lesson.code != SILENT or self._unanswered_at_ns <= now_ns)
+        ]
+        due.sort(key=lambda one: one[:2])
         return [span for _, _, span in due[:count_max]]
 
     def place(self, span: Span) -> Place:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.plan import Limits
 from agent.ingest.modbus.refusal import SILENT
-from agent.ingest.modbus.sweep import REFUSALS_MAX, SEARCH_MAX
+from agent.ingest.modbus.sweep import SEARCH_MAX
 from tests.ingest.modbus.devices import Device, S, fewest_reads, poll, register, unit_of
 
 registers = st.lists(
@@ -116,7 +116,7 @@ def test_a_unit_that_refuses_everything_gets_few_requests(code: int) -> None:
         assert (done.values, set(done.marked)) == ([], set(wanted))
         counts.append(done.requests)
         assert counts[0] <= 15 + 40
-    assert max(counts[2:]) <= REFUSALS_MAX * 3
+    assert max(counts[2:]) <= 24
     assert unit.parked_count == len(wanted)
     polls = [poll(unit, Device(), (300 + number) * S) for number in range(3)]
     assert set(polls[1].values) == set(wanted)
@@ -176,6 +176,22 @@ def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
         done = poll(unit, device, number * S)
         assert not done.is_silent or number < 1
     assert set(done.values) == set(wanted) - {register(1)}
+
+
+def test_reads_that_are_never_answered_cost_few_time_outs() -> None:
+    """Thirty registers of a unit are never answered. Once they are known, one of them is asked for in the longest pause,
+    not each after its own: every question costs all units of the line a time-out."""
+    wanted = [register(address) for address in range(0, 400, 2)]
+    unit, device = unit_of(wanted), Device(dict.fromkeys(range(100, 160), SILENT))
+    unit.proven.update(wanted[:1])
+    for number in range(300):
+        poll(unit, device, number * S)
+    assert unit.parked_count == 30
+    before = len(device.asked)
+    for number in range(300, 900):
+        assert not poll(unit, device, number * S).is_silent
+    unanswered = [read for read in device.asked[before:] if device.judge(read.address, read.end) == SILENT]
+    assert len(unanswered) <= 600 / 60 + 1
 
 
 def test_what_was_learned_is_taken_over_by_the_next_process() -> None:
