@@ -115,6 +115,7 @@ class Line:
         self._is_rtu = settings.transport in ("rtu", "rtu_over_tcp")
         self._received = b""  # since the last request
         self._why_not = ""
+        self._pause_ms = max(settings.request_pause_ms, frame_pause_ms(settings))
         self._turn = asyncio.Lock()
         self._quiet_until_s = 0.0
         self._client = self._make_client()
@@ -155,10 +156,10 @@ class Line:
             try:
                 return self._data(read, await self._answer(read))
             finally:
-                if self._settings.request_pause_ms:
-                    self._keep_quiet(self._settings.request_pause_ms)
+                if self._pause_ms:
+                    self._keep_quiet(self._pause_ms)
 
-    def _keep_quiet(self, pause_ms: int) -> None:
+    def _keep_quiet(self, pause_ms: float) -> None:
         """Send nothing for this time."""
         self._quiet_until_s = max(self._quiet_until_s, asyncio.get_running_loop().time() + pause_ms / 1000)
 
@@ -255,6 +256,14 @@ class Line:
         self._received = data
         is_foreign = not self._is_rtu and len(data) > _FUNCTION_BYTE and data[_FUNCTION_BYTE] & 0x7F not in range(1, 5)
         return b"" if is_foreign else data
+
+
+def frame_pause_ms(settings: ModbusSourceSettings) -> float:
+    """What a serial line must be silent between two frames: 3.5 characters of 11 bits, or 1.75 ms above 19,200 baud
+    (Modbus over Serial Line V1.02, 2.5.1.1)."""
+    if settings.transport != "rtu":
+        return 0.0
+    return 1.75 if settings.baud_rate > 19_200 else 3.5 * 11 * 1_000 / settings.baud_rate
 
 
 def _tls_context(settings: ModbusSourceSettings) -> ssl.SSLContext:

@@ -1,6 +1,7 @@
 """What the answers of pymodbus mean."""
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ from pymodbus.exceptions import ConnectionException, ModbusIOException
 from agent.ingest.errors import SourceLost
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, frame_pause_ms
 from agent.ingest.modbus.plan import Read
 from agent.ingest.settings import ModbusSourceSettings
 from tests.ingest.fakes import in_loop
@@ -66,6 +67,14 @@ async def test_refusals_are_told_apart() -> None:
     for code in (10, 11):
         with pytest.raises(UnitSilent):
             await Answering(exception(code)).read(READ)
+
+
+def test_frames_on_a_serial_line_have_their_pause() -> None:
+    """Three and a half characters, 4 ms at 9,600 baud; a constant at high speeds; nothing over TCP."""
+    serial = ModbusSourceSettings("m", Path("t.csv"), 0, transport="rtu", serial_port="/dev/ttyS1", baud_rate=9_600)
+    assert 4 < frame_pause_ms(serial) < 4.1
+    assert frame_pause_ms(replace(serial, baud_rate=115_200)) == 1.75
+    assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
 
 
 @in_loop
