@@ -177,12 +177,26 @@ class Sweep:
         if not planned.is_proven and known and len(known) < len(registers):
             new = [register for register in registers if register not in proven]
             self._plan.extendleft(reversed(self._unit.planned(known)))
-            self._suspect(new, code, is_refused=False)
+            self._suspect(Segment.of(new, code, is_refused=False))
+        elif not planned.is_proven and (parts := self._unit.proven_parts(registers)):
+            self._plan.extendleft(parts)
+            if is_about_address(code) or planned.is_doubted:
+                self._part(planned, code)
+            planned.is_doubted = True
         else:
-            self._suspect(registers, code, is_refused=True)
+            self._suspect(Segment.of(registers, code, is_refused=True))
 
-    def _suspect(self, registers: Iterable[Register], code: int, *, is_refused: bool) -> None:
-        segment = Segment.of(registers, code, is_refused=is_refused)
+    def _part(self, planned: Planned, code: int) -> None:
+        """Reads that are answered one by one were planned as one, which is refused: search for the reason beside them."""
+        if not self._unit.place(planned.read.span):  # the lesson of a span that is a value would park it
+            self._unit.note(Finding(planned.read.span, code), self._now_ns)  # until the search finds a shorter span
+        searched = {register for segment in self._unit.suspects for register in segment.registers()}
+        if searched.isdisjoint(planned.read.registers):
+            segment = Segment.of(planned.read.registers, code, is_refused=True)
+            segment.given.update(planned.read.registers)
+            self._suspect(segment)
+
+    def _suspect(self, segment: Segment) -> None:
         self._unit.suspects.append(segment)
         self._conclude(segment)
 

@@ -174,6 +174,17 @@ class Unit:
             found.append(kept)
         return found
 
+    def proven_parts(self, registers: Sequence[Register]) -> list[Planned]:
+        """Reads that were answered before, and those of what they leave, which together serve exactly these registers;
+        none if there are no such."""
+        left = set(registers)
+        found: list[Planned] = []
+        for planned in sorted(self._kept.values(), key=lambda one: -len(one.read.registers)):
+            if planned.is_proven and left.issuperset(planned.read.registers):
+                left.difference_update(planned.read.registers)
+                found.append(planned)
+        return found + self.planned(left) if found else []
+
     def replan(self) -> None:
         """Plan anew at the next sweep. Reads that stay as they are keep what is known of them."""
         if len(self._kept) > KEPT_MAX:

@@ -137,6 +137,25 @@ def test_a_new_row_that_is_refused_leaves_proven_reads_alone() -> None:
             assert set(done.values) == set(wanted), (code, number)
 
 
+@pytest.mark.parametrize("code", [3, 6])
+def test_reads_that_are_joined_in_vain_go_on_apart(code: int) -> None:
+    """A value between two reads is given again, so they are planned as one, which the device refuses for its length. With
+    no time for a search in any poll, the values of both are read in every poll all the same."""
+    wanted = [register(address) for address in range(100)]
+    unit, device = unit_of(wanted), Device({60: 2})
+    for number in range(3):
+        poll(unit, device, number * S)
+    device.refused = {}
+    device.judge = lambda first, end: code if end - first > 70 else None  # type: ignore[method-assign]
+    poll(unit, device, 100 * S)  # asks for the parked value
+    for number in range(101, 110):
+        done = poll(unit, device, number * S, searches_max=0)
+        assert set(done.values) == set(wanted), number
+    for number in range(110, 113):
+        done = poll(unit, device, number * S)
+    assert (set(done.values), done.requests) == (set(wanted), 2)
+
+
 def test_a_hole_is_crossed_no_more() -> None:
     """A read across a register that does not exist is refused once; from then on two reads stop before it."""
     unit, device = unit_of([register(0), register(5)]), Device({3: 2})
