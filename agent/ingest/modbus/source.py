@@ -42,6 +42,7 @@ from agent.ingest.settings import ModbusSourceSettings
 log = logging.getLogger(__name__)
 
 SAVE_INTERVAL_S = 60.0  # a device whose refusals come and go must not wear out the disk
+FIRST_POLL_NS = 10 * 10**9  # of a life, search included
 SEARCH_PART = 0.8  # of the time up to the next slot: then the search rests, and the next poll begins in time
 
 
@@ -84,17 +85,16 @@ class ModbusSource:
         self._silence.clear()
         self._is_missing_told = self._takes_one_line = False
         settings = self._settings
-        async with AsyncExitStack() as stack:
-            line = await stack.enter_async_context(open_line(settings))
-            start_ns = time.monotonic_ns()
-            await self._poll_all(line, self._intervals(), start_ns + settings.poll_interval_ms * MS)
+        async with open_line(settings) as line:
+            # Before the grid begins there is time: what a device refuses is mostly found here, before values flow.
+            await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
             self.read_tags = partial(read_tags_over, line, settings)
-            stack.callback(setattr, self, "read_tags", None)
             on_up()
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._poll(line, Pace(self._intervals(), start_ns)), name=f"{settings.name} poll")
+                pace = Pace(self._intervals(), time.monotonic_ns())
+                group.create_task(self._poll(line, pace), name=f"{settings.name} poll")
                 group.create_task(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
