@@ -7,7 +7,7 @@ import json
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
@@ -142,15 +142,24 @@ async def running_node(
     """A node in a process of its own, with these variables of the server as tags, for the length of a block."""
     source = opcua(server, folder, *names)
     told = {"name": source.name, "url": source.url, "tags_file": str(source.tags_file), **QUICK, **settings}
+    async with source_node(folder, "opcua", told) as node:
+        yield node
+
+
+@asynccontextmanager
+async def source_node(folder: Path, kind: str, *sources: Mapping[str, object]) -> AsyncIterator[NodeProcess]:
+    """A node in a process of its own, with sources of these settings, for the length of a block. Its state stays in
+    `folder`, its log is of its last life."""
     config = folder / "node.toml"
-    config.write_text(
-        f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n[health]\nlisten_port = 0\n\n'
-        "[[opcua]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
-    )
+    text = f'[node]\nzone = "plant-a"\nstate_dir = {json.dumps(str(folder / "state"))}\n\n[health]\nlisten_port = 0\n'
+    for told in sources:
+        text += f"\n[[{kind}]]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
+    config.write_text(text)
     with (folder / "node.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*bsfg_command("run", "--config", config), stderr=log)
     try:
         yield NodeProcess(folder, config)
     finally:
+        assert process.returncode is None, f"the node ended by itself:\n{(folder / 'node.log').read_text()[-2000:]}"
         process.terminate()
         await process.wait()

@@ -140,8 +140,9 @@ def modbus_device(folder: Path, stack: Stack = LIBMODBUS, **options: Any) -> Ite
 
 @contextmanager
 def socat(*arguments: str, until: Callable[[], object]) -> Iterator[None]:
-    """socat between these two addresses for the length of a block, which begins when `until` holds."""
-    process = subprocess.Popen(["socat", *arguments])
+    """socat between these two addresses for the length of a block, which begins when `until` holds. When one side hangs
+    up it ends at once (-t 0): half a second later it would take the answers of the next connection from the line."""
+    process = subprocess.Popen(["socat", "-t", "0", *arguments])
     try:
         wait_until(lambda: until() or process.poll() is not None, f"socat {arguments}")
         assert process.poll() is None, f"socat {arguments} ended"

@@ -244,12 +244,6 @@ static void *serial(void *context) {
 
 /* --- commands -------------------------------------------------------------------------------------------------------- */
 
-static const char *add_unit(int unit) {
-    if (unit < 0 || unit >= UNITS) return "no such unit";
-    if (units[unit] == NULL) units[unit] = modbus_mapping_new(ADDRESSES, ADDRESSES, ADDRESSES, ADDRESSES);
-    return NULL;
-}
-
 static const char *set(int unit, int table, int address, char *words) {
     if (unit < 0 || unit >= UNITS || units[unit] == NULL) return "no such unit";
     if (table < 0) return "no such table";
@@ -305,8 +299,6 @@ static void obey(char *line) {
         wrong = set(unit, place_in(TABLE_NAMES, TABLES, table), first, line + used);
     } else if (sscanf(line, "count %d %15s %d %d", &unit, table, &first, &last) == 4) {
         wrong = count(unit, place_in(TABLE_NAMES, TABLES, table), first, last);
-    } else if (sscanf(line, "unit %d", &unit) == 1) {
-        wrong = add_unit(unit);
     } else if (strncmp(line, "fault ", 6) == 0) {
         wrong = add_fault(line + 6);
     } else if (strcmp(line, "clear") == 0) {
@@ -332,6 +324,10 @@ static void obey(char *line) {
 }
 
 /* --- start ----------------------------------------------------------------------------------------------------------- */
+
+static void add_unit(int unit) {
+    if (unit >= 0 && unit < UNITS) units[unit] = modbus_mapping_new(ADDRESSES, ADDRESSES, ADDRESSES, ADDRESSES);
+}
 
 static int listening_socket(int port) {
     int on = 1, found = socket(AF_INET, SOCK_STREAM, 0);

@@ -3,7 +3,7 @@
 //
 //     node server.js tcp 0 1 2      units 1 and 2 on 127.0.0.1, port found free
 //
-// The commands are `unit`, `set`, `clear`, `status` and, of the faults, `exception` of the libmodbus server beside it
+// The commands are `set`, `clear`, `status` and, of the faults, `exception` of the libmodbus server beside it
 // (tests/foreign/README.md). Ends with standard input.
 "use strict";
 
@@ -47,7 +47,6 @@ const vector = {
 };
 
 const commands = {
-    unit: ([unit]) => addUnit(Number(unit)),
     set: ([unit, table, address, ...values]) => {
         units.get(Number(unit))[table].set(values.map(Number), Number(address));
     },
