@@ -132,8 +132,8 @@ class Source(Protocol):
 
     @property
     def read_tags(self) -> ReadTags | None:
-        """Reads tags over the open connection, without recording them; None while there is none, and for a protocol whose
-        servers take another connection."""
+        """Reads tags over the connection of the present life, without recording them; None before the first, and for a
+        protocol whose servers take another connection."""
 
     def now_ns(self) -> int: ...
 
@@ -262,7 +262,7 @@ class SourceSupervisor:
         """The tags of these names now, over the open connection, without recording them. Raises NotConnected and
         SourceLost."""
         read_tags = None if self._source is None else self._source.read_tags
-        if read_tags is None:
+        if read_tags is None or self._state is not State.CONNECTED:
             raise NotConnected(f"{self.settings.name} is {self._state.value}: {self._last_error or 'no value yet'}")
         subjects = {f"tag:{name}" for name in names}
         return await read_tags([tag for tag in self._tags.tags if tag.definition.subject in subjects])

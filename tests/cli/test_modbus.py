@@ -162,6 +162,11 @@ def test_scan_tells_silent_units_apart(bsfg: Bsfg) -> None:
         assert (done.returncode, "none of 1 units answers" in done.stderr) == (1, True)
         done = bsfg("modbus", "scan", device, *quick, "--base", "0", "--unit", "2", "holding:0-50")
         assert (done.returncode, "unit 2" in done.stderr) == (1, True)
+        done = bsfg("modbus", "probe", device, *quick, "--base", "0", "--unit", "2", "holding:0")
+        assert done.returncode == 1
+        assert re.search(
+            r"unit 2 at .* does not answer within 200 ms; which units are there: bsfg modbus scan", done.stderr
+        )
 
 
 def test_read_gives_each_value_or_the_reason(device: str, bsfg: Bsfg) -> None:

@@ -85,14 +85,12 @@ class ModbusSource:
         self._silence.clear()
         self._is_missing_told = self._takes_one_line = False
         settings = self._settings
-        async with AsyncExitStack() as stack:
-            line = await stack.enter_async_context(open_line(settings))
+        async with open_line(settings) as line:
             # Before the grid begins there is time: what a device refuses is mostly found here, before values flow.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"{settings.where} accepts connections but none of its units {self._verb_missing}")
             self.read_tags = partial(read_tags_over, line, settings)
-            stack.callback(setattr, self, "read_tags", None)
             on_up()
             async with asyncio.TaskGroup() as group:
                 pace = Pace(self._intervals(), time.monotonic_ns())

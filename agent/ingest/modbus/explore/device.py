@@ -32,6 +32,7 @@ SERIAL_HINT = (
     "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
     "node, use it?"
 )
+UNIT_HINT = "which units are there: bsfg modbus scan DEVICE; a slow line needs a longer time-out"
 SILENT_AT_FIRST_MAX = 3  # reads without an answer before a scan takes the unit for absent
 Progress = Callable[[str, int], None]
 
@@ -66,8 +67,8 @@ class FoundUnit:
 
 @asynccontextmanager
 async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused; where there is
-    no connection, with a hint."""
+    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused. They, and
+    UnitSilent from the block, leave with a hint."""
     quiet_library()
     async with AsyncExitStack() as stack:
         try:
@@ -75,7 +76,14 @@ async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
         except SourceLost as error:
             error.hint = SERIAL_HINT if settings.transport == "rtu" else NETWORK_HINT
             raise
-        yield line
+        try:
+            yield line
+        except UnitSilent as error:
+            error.hint = UNIT_HINT
+            raise
+        except SourceLost as error:
+            error.hint = NETWORK_HINT
+            raise
 
 
 async def read_around(

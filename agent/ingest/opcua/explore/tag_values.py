@@ -36,17 +36,20 @@ async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[
 async def _read(session: Session, readings: Sequence[Reading], namespaces: Sequence[str], size: int) -> list[Change]:
     """As many in a call as the server takes. What cannot be decoded costs its own value."""
     found: list[Change] = []
+    count = size
     while len(found) < len(readings):
-        part = readings[len(found) : len(found) + size]
+        part = readings[len(found) : len(found) + count]
         try:
             found += await session.read_values(part, namespaces)
-        except (CallTooLarge, DecodeError) as error:
-            if len(part) > 1:
-                size = len(part) // 2
-            elif isinstance(error, CallTooLarge):
+            count = size
+        except CallTooLarge as error:
+            if len(part) == 1:
                 raise SourceLost(f"the server refuses to read even one value: {error}") from error
-            else:
+            size = count = len(part) // 2
+        except DecodeError:
+            if len(part) == 1:
                 found.append(Change(0, None, quality.BAD_DECODING_ERROR, 0, 0))
+            count = len(part) // 2 or size
     return found
 
 
