@@ -24,7 +24,7 @@ from agent.ingest import Ingest, OpcuaSourceSettings, load_tag_maps
 from bench.common.measuring import files_bytes
 from bench.common.testbed import SERVING
 from bench.common.worker_io import Options, emit
-from bench.ingest.measured import measured
+from bench.ingest.measured import START_S, measured
 
 NAMESPACE = "urn:bsfg:bench"
 STREAM = "facts.telemetry"
