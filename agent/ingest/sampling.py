@@ -14,7 +14,9 @@ was set back is not ignored.
 
 When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
 recorded in any case. If its source time is not newer than the loss, because the value did not change meanwhile, it is
-recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over.
+recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over. Both times
+are moved to the clock of the tag's own values where that is behind the source's (a device without time synchronisation,
+local time for UTC): otherwise every value up to that time would seem older than the loss.
 
 Most tags have no rule, and most of their samples are just newer than the one before. `select_columns` passes such
 samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State` when
@@ -76,6 +78,8 @@ class Return(NamedTuple):
     lost_ns: int
     before_ns: int
 
+
+LAG_NS_MIN = 120 * 1_000_000_000  # sampling and publishing, a minute each at most, are no lag of a clock
 
 _NEVER, _LIVE, _LOST = 0, 1, 2
 _BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
@@ -150,6 +154,7 @@ class Sampler:
         self._states: dict[int, _State] = {}  # of a tag that is in `_current` only the rule is true
         self._current = _Current()
         self._timed: list[int] = []
+        self._lags_ns: dict[int, int] = {}  # of tags whose last change came with a time far behind the source's clock
         self.counts = SamplingCounts()
         self._returns: list[tuple[int, Return]] | None = None  # bounded by the tags and how often they are taken
         self.adopt(dict(rules))
@@ -163,6 +168,7 @@ class Sampler:
             self._states[tag] = state = known.get(tag) or _State(rule)
             state.rule = rule
         self._timed = [tag for tag, rule in rules.items() if rule.min_interval_ns or rule.max_interval_ns]
+        self._lags_ns = {tag: lag_ns for tag, lag_ns in self._lags_ns.items() if tag in rules}
 
     def seed(self, tag: int, newest: Sample, good_ns: int) -> None:
         """Go on from the newest sample that an earlier process recorded of a tag; `good_ns` is the time of its newest
@@ -197,7 +203,7 @@ class Sampler:
         recorded: list[Sample] = []
         for sample in samples:
             state = self._state(sample[0])
-            kept = self._judge(state, sample, now_ns if returned_ns is None else returned_ns)
+            kept = self._judge(state, sample, now_ns, now_ns if returned_ns is None else returned_ns)
             if kept is not None:
                 self._record(state, kept, now_ns)
                 recorded.append(kept)
@@ -217,6 +223,9 @@ class Sampler:
         if self._current.are_newer(part.tags, part.source_times_ns):
             self._current.put(*part)
             self.counts.recorded += len(part.tags)
+            if self._lags_ns or (part.tags and min(part.source_times_ns) < now_ns - LAG_NS_MIN):
+                for tag, time_ns in zip(part.tags, part.source_times_ns, strict=True):
+                    self._note_lag(tag, now_ns - time_ns)
         else:
             others = list(range(len(tags)))
         if not others:
@@ -279,6 +288,7 @@ class Sampler:
                 state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
                 state.held = None
             lost_ns = now_ns if since_ns is None or state.condition == _NEVER else since_ns
+            lost_ns -= self._lags_ns.get(tag, 0)
             time_ns = lost_ns if state.condition == _NEVER else max(lost_ns, state.recorded_ns + 1)
             lost = Sample(tag, time_ns, None, quality)
             self._record(state, lost, now_ns)
@@ -353,10 +363,18 @@ class Sampler:
         if state.condition == _LIVE and not is_ruled and seen is not None and seen.source_time_ns == state.recorded_ns:
             self._current.put((tag,), (seen.source_time_ns,), (seen.value,), (seen.quality,))
 
-    def _judge(self, state: _State, sample: Sample, returned_ns: int) -> Sample | None:
+    def _note_lag(self, tag: int, lag_ns: int) -> None:
+        """A value that changed just now has a time so far behind."""
+        if lag_ns > LAG_NS_MIN:
+            self._lags_ns[tag] = lag_ns
+        else:
+            self._lags_ns.pop(tag, None)
+
+    def _judge(self, state: _State, sample: Sample, now_ns: int, returned_ns: int) -> Sample | None:
         """The sample to record for this one, or None."""
         seen, state.seen = state.seen, sample
-        if state.condition != _LIVE or state.is_seeded:
+        was_live = state.condition == _LIVE and not state.is_seeded
+        if not was_live:
             sample, is_first = self._return(state, seen, sample, returned_ns)
             if is_first:
                 return sample
@@ -372,6 +390,8 @@ class Sampler:
             if _is_repeated(sample, seen):
                 self.counts.duplicates += 1
                 return None
+        elif was_live:  # a first value may be old; one that changed has just been given its time
+            self._note_lag(sample.tag, now_ns - sample.source_time_ns)
         rule = state.rule
         if rule.records_all or sample.quality != state.quality:
             return sample
@@ -392,6 +412,7 @@ class Sampler:
         is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
         state.condition, state.is_seeded = _LIVE, False
         if was_lost and sample.source_time_ns <= state.recorded_ns:
+            returned_ns -= self._lags_ns.get(sample.tag, 0)
             sample = sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1))
         if self._returns is not None:
             after_ns = 0 if seen is None else seen.source_time_ns

@@ -189,6 +189,31 @@ def test_a_loss_is_dated_at_the_last_sign_of_life() -> None:
     assert [(s.tag, s.source_time_ns) for s in found] == [(1, 20 * S), (2, 21 * S + 1), (3, 40 * S)]
 
 
+@pytest.mark.parametrize("in_columns", [False, True])
+def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_columns: bool) -> None:
+    """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than every
+    value of the next hour, and `latest` would show one of them as fresh for as long."""
+    behind, now = 3600 * S, 10_000 * S
+    one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
+
+    def feed(at_ns: int, *samples: Sample) -> list[Sample]:
+        if not in_columns:
+            return one.select(samples, at_ns)
+        columns = one.select_columns(SampleColumns.of(list(samples)), at_ns)
+        return [Sample(*row) for row in zip(*columns, strict=True)]
+
+    feed(now, Sample(1, now - behind, 1.0), Sample(2, now - behind, 5.0))  # first values: they may just be old
+    feed(now + 10 * S, Sample(1, now - behind + 10 * S, 2.0))
+    lost = {bad.tag: bad.source_time_ns for bad in one.lose(BAD, now + 20 * S)}
+    assert lost == {1: now - behind + 20 * S, 2: now + 20 * S}, "of the second tag no change was seen"
+    (back,) = feed(now + 30 * S, Sample(1, now - behind + 10 * S, 2.0))
+    assert back.source_time_ns == now - behind + 30 * S
+    (changed,) = feed(now + 31 * S, Sample(1, now - behind + 31 * S, 3.0))
+    assert changed.source_time_ns > back.source_time_ns
+    feed(now + 40 * S, Sample(1, now + 40 * S, 4.0))  # the device's clock was set right
+    assert [bad.source_time_ns for bad in one.lose(BAD, now + 50 * S, [1])] == [now + 50 * S]
+
+
 def test_tags_are_counted_by_their_last_sample() -> None:
     """Bad ones and those that never had a sample; whether the source or we called them bad makes no difference."""
     one = Sampler([(n, SamplingRule()) for n in range(1, 5)])
