@@ -212,6 +212,10 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     assert changed.source_time_ns > back.source_time_ns
     feed(now + 40 * S, Sample(1, now + 40 * S, 4.0))  # the device's clock was set right
     assert [bad.source_time_ns for bad in one.lose(BAD, now + 50 * S, [1])] == [now + 50 * S]
+    after_restart = Sampler([(1, SamplingRule())])
+    after_restart.seed(1, Sample(1, now - 2 * behind, 1.0), now - 2 * behind)
+    after_restart.select([Sample(1, now - behind, 2.0)], now)  # it changed at any time while no process ran
+    assert [bad.source_time_ns for bad in after_restart.lose(BAD, now + 20 * S)] == [now + 20 * S]
 
 
 def test_tags_are_counted_by_their_last_sample() -> None:
