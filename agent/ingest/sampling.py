@@ -224,8 +224,8 @@ class Sampler:
             self._current.put(*part)
             self.counts.recorded += len(part.tags)
             if self._lags_ns or (part.tags and min(part.source_times_ns) < now_ns - LAG_NS_MIN):
-                for tag, time_ns in zip(part.tags, part.source_times_ns, strict=True):
-                    self._note_lag(tag, now_ns - time_ns)
+                for tag, time_ns, _, quality in zip(*part, strict=True):
+                    self._note_lag(tag, now_ns - time_ns, quality)
         else:
             others = list(range(len(tags)))
         if not others:
@@ -363,8 +363,10 @@ class Sampler:
         if state.condition == _LIVE and not is_ruled and seen is not None and seen.source_time_ns == state.recorded_ns:
             self._current.put((tag,), (seen.source_time_ns,), (seen.value,), (seen.quality,))
 
-    def _note_lag(self, tag: int, lag_ns: int) -> None:
-        """A value that changed just now has a time so far behind."""
+    def _note_lag(self, tag: int, lag_ns: int, quality: int) -> None:
+        """A value that changed just now has a time so far behind. The time of a bad one may be of any clock."""
+        if quality & _BAD_BIT:
+            return
         if lag_ns > LAG_NS_MIN:
             self._lags_ns[tag] = lag_ns
         else:
@@ -391,7 +393,7 @@ class Sampler:
                 self.counts.duplicates += 1
                 return None
         elif was_live:  # a first value may be old; one that changed has just been given its time
-            self._note_lag(sample.tag, now_ns - sample.source_time_ns)
+            self._note_lag(sample.tag, now_ns - sample.source_time_ns, sample.quality)
         rule = state.rule
         if rule.records_all or sample.quality != state.quality:
             return sample

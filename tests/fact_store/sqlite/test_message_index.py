@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 
 SIZE = 8  # ids of a generation here
 STREAMS = (1, 2)
-SCHEMA = migrations.FILES[0].read_text(encoding="utf-8")
+SCHEMA = migrations.FILES[0].script
 
 
 @pytest.fixture(autouse=True)

@@ -141,7 +141,7 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
 
     monkeypatch.setattr(session._session, "read", read)
     ranges = [HistoryRange(tag, 0, S, None) for tag in (1, 2)]
-    nodes = [(NodeAddress("urn:x", tag), 1) for tag in (1, 2)]
+    nodes = [(Reading(NodeAddress("urn:x", tag)), 1) for tag in (1, 2)]
     pages = await session.read_history(ranges, nodes, 10)
     assert [page.status for page in pages] == [BAD_NOT_SUPPORTED, 0]
     assert [node.AttributeId for node in asked[0].NodesToRead] == [ua.AttributeIds.AccessLevel] * 2
