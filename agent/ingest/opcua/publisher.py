@@ -134,6 +134,7 @@ class Publisher:
             return
         try:
             content = await self._routes.get(missing.subscription_id, self._values).decode(body)
-            self._sequencer.settle(read_header(body, 0), content)
+            header = read_header(body, 0)._replace(more=True)  # what is asked for again was followed by others
+            self._sequencer.settle(header, content)
         except DecodeError as error:
             raise SourceLost(f"a publication cannot be read: {error}") from error
