@@ -5,6 +5,7 @@ A fixture belongs to the folder that needs it; one that several folders need is 
 """
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,14 @@ from tests.support.memory import memory_folder
 
 
 def pytest_configure() -> None:
-    """Refuse an interpreter without asserts, and forget every BSFG_ variable before a test can read one."""
+    """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C, which
+    a shell's background jobs ignore and their children with them."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
         del os.environ[name]
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/")
