@@ -5,8 +5,9 @@ both, and describes each method. What the ports demand of it besides:
 
 - Methods that return a `Future` return at once; the result is set when the change is durable. They may be called from
   the event loop's thread; the shells await them with `asyncio.wrap_future`.
-- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once. Everything
-  else that returns a plain value reads memory only, and is called from the event loop.
+- `read` and `definitions` touch the disk; the shells call them in reader threads of their own, two at once, or for a
+  small page in the event loop's. Everything else that returns a plain value reads memory only, and is called from the
+  event loop.
 - A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
   `store_errors`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a

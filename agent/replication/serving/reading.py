@@ -1,7 +1,7 @@
 """Reading a page from the store: batches, the definitions they need, the selection (`page.select_page`), slices where a
 limit asks for one.
 
-Runs in a reader thread. Uses only the store's read methods.
+Runs in the event loop or in a reader thread. Uses only the store's read methods.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from agent.replication.serving.page import Piece, ReadPlan, select_page
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
+INLINE_FACTS_MAX = 4096
+"""Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
+SLOW_READ_NS = 2_000_000
+"""A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
+INLINE_PAUSE_NS = 1_000_000_000
+"""After a slow read, before the next inline one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,27 @@ class PageRead:
     def facts(self) -> int:
         """How many facts are sent."""
         return sum(last - first + 1 for first, last, _ in self.entries)
+
+
+@dataclass(slots=True)
+class InlineReads:
+    """Whether a page is read inline, by the event loop itself, or in a reader thread.
+
+    A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read
+    shows that the disk has to be waited for: threads read for the next second, then one inline read tries again. Large
+    pages are never read inline.
+    """
+
+    paused_until_ns: int = 0
+
+    def allows(self, facts: int, now_ns: int) -> bool:
+        """Whether a page of at most so many facts is read inline."""
+        return facts <= INLINE_FACTS_MAX and now_ns >= self.paused_until_ns
+
+    def took(self, began_ns: int, ended_ns: int) -> None:
+        """An inline read has ended."""
+        if ended_ns - began_ns > SLOW_READ_NS:
+            self.paused_until_ns = ended_ns + INLINE_PAUSE_NS
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:

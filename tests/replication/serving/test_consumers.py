@@ -159,18 +159,6 @@ def play(scenario: Scenario) -> None:
     asyncio.run(run())
 
 
-def test_the_disk_is_read_in_another_thread_than_the_event_loops() -> None:
-    """A slow disk must not delay the keep-alive of every peer: pages and history are read in reader threads."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
-        ends = {"last_batch": LastBatchEnd(last_offset=10, digest="22" * 16)}
-        assert page_of(await consumers.fetch(ONE, fetch(**ends))).covered() == (11, 20)
-        assert [name for name, _ in store.disk_reads] == ["contradiction", "read"]
-        assert threading.current_thread() not in {thread for _, thread in store.disk_reads}
-
-    play(scenario)
-
-
 def test_a_confirmation_is_answered_when_it_is_durable() -> None:
     """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier
     it says."""

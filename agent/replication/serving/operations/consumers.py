@@ -22,7 +22,7 @@ from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import Effect, Parked, Steps, StreamState
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse
-from agent.replication.serving.reading import PageQuery, read_page
+from agent.replication.serving.reading import PageQuery
 from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
@@ -90,8 +90,7 @@ class Consumers:
                 now_ms = context.now_ns() // 1_000_000
                 return StreamState(store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReadPage(plan, zone, known):
-                asked = PageQuery(plan, zone, known, context.packet_bytes_max)
-                return await context.in_thread(read_page, store, asked)
+                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
             case effects.RecordServed():
                 return self._record_served(effect)
             case effects.BeginServing(stream, zone):

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.ports import ServingStore
-from agent.replication.serving.outcomes import StoreName
+from agent.replication.serving.outcomes import Refuse, StoreName
+from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
@@ -34,6 +35,7 @@ class Context:
     appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
     epoch: str = field(init=False)
     readers: Executor | None = None  # while the server runs
+    inline_reads: InlineReads = field(default_factory=InlineReads)
 
     def __post_init__(self) -> None:
         self.epoch = self.store.epoch.hex()
@@ -67,3 +69,15 @@ class Context:
     async def in_thread(self, call: Callable[..., _T], *arguments: object) -> _T:
         """Do what reads the disk, in one of the reader threads."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
+
+    async def page(self, asked: PageQuery) -> PageRead | Refuse:
+        """The page that `asked` describes, read inline or in a reader thread (`InlineReads`)."""
+        plan = asked.plan
+        facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
+        began_ns = self.now_ns()
+        if not self.inline_reads.allows(facts, began_ns):
+            return await self.in_thread(read_page, self.store, asked)
+        try:
+            return read_page(self.store, asked)
+        finally:
+            self.inline_reads.took(began_ns, self.now_ns())

@@ -11,7 +11,7 @@ from agent.replication.protocol.messages import FetchRange, FetchSequences, Rang
 from agent.replication.serving.admission import Caller, LogView, admit_range, admit_sequences
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.reading import PageQuery, read_page, read_sequences
+from agent.replication.serving.reading import PageQuery, read_sequences
 
 
 async def fetch_sequences(context: Context, caller: Caller, request: FetchSequences) -> Outcome:
@@ -43,7 +43,7 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
     if isinstance(plan, Refuse):
         return plan
     asked = PageQuery(plan, caller.zone, request.definitions_known, context.packet_bytes_max)
-    read = await context.in_thread(read_page, context.store, asked)
+    read = await context.page(asked)
     if isinstance(read, Refuse):
         return read
     answer = RangeAnswer(
