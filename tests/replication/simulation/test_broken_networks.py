@@ -31,7 +31,7 @@ from agent.replication.pulling.receiver import Receiver
 from agent.replication.serving import consumer_core, reading
 from agent.replication.serving.admission import decide_fetch
 from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, RecordServed
-from agent.replication.serving.operations import consumers
+from agent.replication.serving.operations import context
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Selection, select_page
@@ -166,7 +166,7 @@ def server_skips_old_facts(patch: pytest.MonkeyPatch) -> None:
         after_offset = max(asked.plan.after_offset, store.end_offset(asked.plan.stream) - 30)
         return read_page(store, replace(asked, plan=replace(asked.plan, after_offset=after_offset)))
 
-    patch.setattr(consumers, "read_page", newest)
+    patch.setattr(context, "read_page", newest)
 
 
 def server_fences_no_instance(patch: pytest.MonkeyPatch) -> None:
