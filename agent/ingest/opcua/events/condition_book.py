@@ -3,7 +3,7 @@
 A condition is *retained* while an operator has to look at it: active, or not yet acknowledged. A refresh sends the state
 of each retained condition again, between RefreshStart and RefreshEnd. A state that is known already is passed over; one
 that is not is taken, marked as refreshed. A condition that was retained and is not named by a complete refresh is
-*absent*: it ended while nobody listened.
+*absent*: it ended while no session was open.
 
 Servers do not order the events of different monitored items. So a refresh counts from the moment it was asked for to
 the end of the *burst* that holds its RefreshEnd: publications that the server sends at once, each but the last with
