@@ -25,6 +25,8 @@ class StoredBatch:
     sealed: bytes
     origin: Origin
     definition_count: int
+    head: bytes = b""
+    """The signature of the chain up to this batch (`agent.signing.heads`); empty where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,25 @@ class OriginRange(NamedTuple):
     def named(self) -> dict[str, object]:
         """The range as a JSON object."""
         return {**self._asdict(), "epoch": self.epoch.hex()}
+
+
+class KeptHead(NamedTuple):
+    """The head to be stored with a batch of a page, given by its position in the page. `is_verified`: the signature is
+    that of a trusted signer of the batch's zone."""
+
+    index: int
+    record: bytes
+    is_verified: bool
+
+
+class Declined(NamedTuple):
+    """Facts of a page that are not stored because their origin did not prove them, or because they cannot be read: their
+    offsets at the peer, their origin, and why."""
+
+    first_offset: int
+    last_offset: int
+    facts: OriginRange
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
