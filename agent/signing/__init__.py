@@ -1,5 +1,9 @@
-"""Signatures of facts: heads of chains, the keys that sign them, and whom this node believes. DESIGN.md.
+"""Signatures of facts: the heads of chains, keys of their own for facts, certificates that name the zone of such a key.
 
-Without a face: `heads` is needed where batches are stored and read, also by Spark, and must not load the libraries that
-keys and certificates need.
+A zone signs the heads of its chains with an Ed25519 key that serves no other purpose. Receivers accept the key by a
+signer certificate: issued by a facts authority that the operator trusts, or pinned by its fingerprint. A TLS certificate
+is never accepted as a signer certificate, nor the other way round (DESIGN.md).
+
+Without a face: `heads` is imported wherever batches are stored or read, also on Spark's executors, which must not load
+the libraries that keys and certificates need.
 """
