@@ -224,6 +224,38 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
         assert store.signed_zones() == {"mill"}
 
 
+def test_readers_learn_what_is_proven(tmp_path: Path) -> None:
+    """Facts up to a verified head are proven, also those of batches and pages before it; those behind it, those before
+    a gap, and those under a head that was not verified are not; a compromised key makes suspect what was verified since.
+    """
+    mill = Signed("mill")
+    for _ in range(8):
+        mill.seal(5)
+
+    def put(store: FactStore, first: int, last: int, *heads: KeptHead) -> None:
+        position = PeerPosition(mill.origin.epoch, 5 * (last + 1))
+        batches = parsed(mill.sealed[first : last + 1])
+        kept = [replace(one, index=one.index - first) for one in heads]
+        done(store.inbound.put_batches("mill", TELEMETRY, batches, mill.received(), position, heads=kept))
+
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE) as store:
+        places = [(mill.origin, 5 * number + 3) for number in range(8)]
+        put(store, 0, 0)
+        assert store.reader.verified(TELEMETRY, places) == ["no"] * 8
+        put(store, 2, 3, mill.head(3, is_verified=False))
+        put(store, 4, 5, mill.head(4), mill.head(5, is_verified=False))
+        put(store, 6, 6)
+        assert store.reader.verified(TELEMETRY, places) == [*["no"] * 2, *["yes"] * 3, *["no"] * 3]
+        done(store.set_compromised({mill.key.key_id: 0}))
+        assert store.reader.verified(TELEMETRY, places)[1:5] == ["no", *["suspect"] * 3]
+        done(store.set_compromised({mill.key.key_id: 2**42}))
+        assert store.reader.verified(TELEMETRY, places)[1:5] == ["no", *["yes"] * 3]
+        put(store, 1, 1)
+        assert store.reader.verified(TELEMETRY, places) == [*["yes"] * 5, *["no"] * 3], "the gap is filled"
+        done(store.set_compromised({b"12345678": 0}))
+        assert store.reader.verified(TELEMETRY, [*reversed(places)]) == [*["no"] * 3, *["yes"] * 5]
+
+
 def test_declined_facts_are_named_once(tmp_path: Path) -> None:
     """What a page declines is an incident with a count, and one notice for the zones above; the position passes it and
     no sequence is occupied, so the honest batch finds its place."""
