@@ -285,6 +285,10 @@ class FactStore:
         )
         return {origin: found for origin, found in ranges.items() if found}
 
+    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+        """Record an incident of this node that concerns no peer."""
+        return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
+
     def set_compromised(self, since_unix_ms: Mapping[bytes, int]) -> Future[None]:
         """Replace the list of compromised keys: key ids, and since when their signatures prove nothing."""
         return self._writer.submit(
