@@ -93,13 +93,23 @@ class OriginRange(NamedTuple):
         return {**self._asdict(), "epoch": self.epoch.hex()}
 
 
-class KeptHead(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class KeptHead:
     """The head to be stored with a batch of a page, given by its position in the page. `is_verified`: the signature is
     that of a trusted signer of the batch's zone."""
 
     index: int
     record: bytes
     is_verified: bool
+
+
+class StoredHead(NamedTuple):
+    """A head as stored: the last sequence it covers, its bytes, and when it was verified here (ms since 1970; None: it
+    was not)."""
+
+    last_sequence: int
+    record: bytes
+    verified_unix_ms: int | None
 
 
 class Declined(NamedTuple):

@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass
 from typing import Protocol
 
-from agent.batch import DIGEST_BYTES, Header
+from agent.batch import DIGEST_BYTES, EPOCH_BYTES, Origin
 from agent.message import UNIX_MS_MAX
 
 ED25519 = 1
@@ -71,25 +71,20 @@ def parse_head(record: bytes) -> Head:
     return Head(key_id, signed_at_ms, signature)
 
 
-def signed_bytes(header: Header, digest: bytes, key_id: bytes, signed_at_ms: int) -> bytes:
-    """What the signature of the head of a batch covers."""
-    assert len(digest) == DIGEST_BYTES
-    zone, stream = header.origin.zone.encode(), header.stream.encode()
-    return b"".join(
-        (
-            _CONTEXT,
-            struct.pack("<BB8s", ED25519, 0, key_id),
-            struct.pack("<B", len(zone)) + zone,
-            struct.pack("<B", len(stream)) + stream,
-            header.origin.epoch,
-            struct.pack("<Q", header.last_sequence),
-            digest,
-            struct.pack("<q", signed_at_ms),
-        )
-    )
+def signed_bytes(
+    stream: str, origin: Origin, last_sequence: int, digest: bytes, key_id: bytes, signed_at_ms: int
+) -> bytes:
+    """What the signature of a head covers: the chain of an origin in a stream, up to the batch that ends at
+    `last_sequence` and has `digest`."""
+    assert (len(origin.epoch), len(digest), len(key_id)) == (EPOCH_BYTES, DIGEST_BYTES, KEY_ID_BYTES)
+    names = b"".join(struct.pack("<B", len(name)) + name for name in (origin.zone.encode(), stream.encode()))
+    end = origin.epoch + struct.pack("<Q", last_sequence) + digest
+    return _CONTEXT + struct.pack("<BB8s", ED25519, 0, key_id) + names + end + struct.pack("<q", signed_at_ms)
 
 
-def sign_head(signer: HeadSigner, header: Header, digest: bytes, now_unix_ms: int) -> bytes:
-    """The record that signs the chain up to a batch, given by its header and digest."""
-    signature = signer.sign(signed_bytes(header, digest, signer.key_id, now_unix_ms))
+def sign_head(
+    signer: HeadSigner, stream: str, origin: Origin, last_sequence: int, digest: bytes, now_unix_ms: int
+) -> bytes:
+    """The record that signs a chain up to a batch."""
+    signature = signer.sign(signed_bytes(stream, origin, last_sequence, digest, signer.key_id, now_unix_ms))
     return Head(signer.key_id, now_unix_ms, signature).packed()
