@@ -19,6 +19,7 @@ from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, sea
 from agent.columns import SampleColumns
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
+from agent.fact_store.append.own_heads import own_heads
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
 from agent.fact_store.log import OPERATIONAL_STREAM, Appended, FactsRefused, Refused, digests_in, operational_fact
 from agent.fact_store.sqlite import Transaction
@@ -160,7 +161,7 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     transaction.set_held(
         known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
     )
-    return transaction.add_batches(known, batches)
+    return transaction.add_batches(known, batches, own_heads(transaction, batches))
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

@@ -50,6 +50,7 @@ class BatchRow(NamedTuple):
     bytes_total: Any
     digest: Any
     previous_digest: Any
+    head: Any
     body: Any
 
 

@@ -158,7 +158,7 @@ class _Walk:
                 yield BatchRow._make(row)
                 break
             else:
-                yield BatchRow(offset, offset - 1, *[None] * 12)
+                yield BatchRow(offset, offset - 1, *[None] * 13)
 
     def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
         """The row as it is served: with repaired bytes in place of damaged ones."""

@@ -58,6 +58,8 @@ class Catalog:
     """Stream and origin numbers: released facts came again and could not be compared."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
+    signed: Mapping[int, bool] = field(default_factory=dict)
+    """Numbers of the origins of which a head was stored: whether one was verified. The mapping is replaced."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
@@ -66,7 +68,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
-            self.leases, self.own_origin, self.tails.copy(),
+            self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -98,7 +98,9 @@ BYTES_MAX_DEFAULT = 256 * 1024
 """The page size with the highest throughput of paho and one broker (measured); larger pages delay other messages."""
 WAIT_MS_MAX = 60_000
 SIGNERS_MAX = 64
-"""Certificates of one page, of at most 4 KiB each; a page ends before the head that needs another one."""
+"""Keys of one page whose certificates are sent; a page ends before the head that needs those of another one."""
+CERTIFICATES_MAX = 4 * SIGNERS_MAX
+"""Certificates of one page: a store keeps up to four of a key."""
 SIGNERS_KNOWN_MAX = 512
 """Key ids that a request names, 19 bytes each; beyond, some certificates are sent with each page."""
 SignersKnown = Annotated[list[KeyId], msgspec.Meta(max_length=SIGNERS_KNOWN_MAX)]
@@ -272,7 +274,7 @@ class PageAnswer(AnswerBody, frozen=True):
     definitions: list[DefinitionEntry] = []
     more: bool = False
     heads: list[Offset] = []
-    signers: Annotated[list[Certificate], msgspec.Meta(max_length=SIGNERS_MAX)] = []
+    signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
     def end(self) -> int:
         """Upper bound of all positions in the page."""

@@ -24,8 +24,6 @@ DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
 INLINE_FACTS_MAX = 4096
 """Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
-CERTIFICATES_PER_KEY_MAX = 1
-"""Of a key that signs heads: the newest that the store keeps."""
 SLOW_READ_NS = 2_000_000
 """A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
 INLINE_PAUSE_NS = 1_000_000_000
@@ -166,7 +164,7 @@ def _read_signers(
         return {}
     known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
     key_ids = {key_id_in(each.head) for each in batches if each.head and each.origin.zone != asked.asking_zone}
-    return {key_id: store.signers([key_id])[:CERTIFICATES_PER_KEY_MAX] for key_id in sorted(key_ids - known)}
+    return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
 
 
 def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None:
