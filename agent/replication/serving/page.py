@@ -144,9 +144,7 @@ def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:
     ends, is_signed = set[int](), False
     for at in range(len(batches) - 1, -1, -1):
         batch, after = batches[at], batches[at + 1] if at + 1 < len(batches) else None
-        is_next = (
-            after is not None and after.origin == batch.origin and after.first_offset == batch.last_offset + 1
-        )
+        is_next = after is not None and after.origin == batch.origin and after.first_offset == batch.last_offset + 1
         if batch.head or not (is_signed and is_next) or not plan.whole_runs:
             ends.add(batch.last_offset)
         is_signed = bool(batch.head) or (is_signed and is_next)
