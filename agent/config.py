@@ -27,7 +27,7 @@ from agent.fact_store import StoreSettings, StreamSettings
 from agent.ingest import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
-from agent.signing import OriginSettings, SigningSettings
+from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal

@@ -21,7 +21,7 @@ from agent.config import (
 )
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
-from agent.signing import OriginSettings, SigningSettings
+from agent.signing.settings import OriginSettings, SigningSettings
 
 SECTIONS = {
     "node": IdentitySettings,

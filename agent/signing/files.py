@@ -31,7 +31,8 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer, refuse_anchor
 from agent.signing.errors import SigningError
-from agent.signing.keys import KEY_ID_BYTES, SigningKey
+from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.keys import SigningKey
 from agent.signing.settings import OriginSettings, SigningSettings
 
 FILE_BYTES_MAX = 256 * 1024

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from agent.batch import Batch, Link, Origin, seal_messages
 from agent.message import UNIX_MS_MAX, Envelope, Fact, Message
-from agent.signing import Refusal, Signer, SigningKey
+from agent.signing.certificates import Refusal, Signer
 from agent.signing.heads import sign_head
+from agent.signing.keys import SigningKey
 from agent.signing.runs import Offered, Rule, Trust
 
 STREAM = "facts.telemetry"

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from agent.signing import FACT_SIGNING, SigningKey
+from agent.signing.certificates import FACT_SIGNING
+from agent.signing.keys import SigningKey
 
 NOW = datetime(2026, 6, 1, 12, 0, tzinfo=UTC)
 NOW_MS = round(NOW.timestamp() * 1000)

@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from agent.signing import (
+from agent.signing.certificates import (
     CERTIFICATE_BYTES_MAX,
     FACT_SIGNING,
     Refusal,

@@ -6,16 +6,9 @@ from pathlib import Path
 import pytest
 
 from agent.config import ConfigError, NodeSettings, read
-from agent.signing import (
-    Compromise,
-    OriginSettings,
-    SigningError,
-    SigningSettings,
-    compromises_text,
-    load_identity,
-    load_trust,
-    read_compromises,
-)
+from agent.signing.errors import SigningError
+from agent.signing.files import Compromise, compromises_text, load_identity, load_trust, read_compromises
+from agent.signing.settings import OriginSettings, SigningSettings
 from tests.signing.signers import Made, make, p256
 
 T = datetime(2026, 11, 22, 10, 0, tzinfo=UTC)

@@ -9,7 +9,10 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.signing import KEY_ID_BYTES, SIGNATURE_BYTES, SignerPublic, SigningError, SigningKey, key_id_of, load_key
+from agent.signing.errors import SigningError
+from agent.signing.files import load_key
+from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningKey, key_id_of
 from tests.signing.signers import make, p256
 
 

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Batch, Origin
-from agent.signing import Refusal, RefusalReason, Signer, SigningKey, runs
+from agent.signing import runs
+from agent.signing.certificates import Refusal, RefusalReason, Signer
 from agent.signing.heads import HEAD_BYTES, parse_head
+from agent.signing.keys import SigningKey
 from agent.signing.runs import (
     NO_HEAD,
     OUT_OF_REACH,
