@@ -127,7 +127,7 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
     chosen = select_page(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, sizes)
     if isinstance(chosen, Refuse):
         return chosen
-    entries, batches, heads = [], [], dict[int, bytes]()
+    entries, batches, heads = list[tuple[int, int, int]](), list[bytes](), dict[int, bytes]()
     for piece in chosen.pieces:
         try:
             sealed = piece.batch.sealed if piece.is_whole else _slice(piece)
