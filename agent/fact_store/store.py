@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -284,6 +284,16 @@ class FactStore:
             else {}
         )
         return {origin: found for origin, found in ranges.items() if found}
+
+    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+        """Record an incident of this node that concerns no peer."""
+        return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
+
+    def set_compromised(self, since_unix_ms: Mapping[bytes, int]) -> Future[None]:
+        """Replace the list of compromised keys: key ids, and since when their signatures prove nothing."""
+        return self._writer.submit(
+            "compromised", lambda transaction: transaction.set_compromised(since_unix_ms), is_early=True
+        )
 
     def signed_zones(self) -> frozenset[str]:
         """The zones of which a head was ever verified here, our own if it signs; from memory."""

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer, refuse_anchor
 from agent.signing.errors import SigningError
 from agent.signing.heads import KEY_ID_BYTES
-from agent.signing.keys import SigningKey
+from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.settings import OriginSettings, SigningSettings
 
 FILE_BYTES_MAX = 256 * 1024
@@ -66,8 +66,8 @@ def load_key(path: Path) -> SigningKey:
         return SigningKey.from_pem(_bounded(path, file), str(path))
 
 
-def load_identity(settings: SigningSettings, zone: str) -> tuple[SigningKey, bytes] | None:
-    """Our key and the DER of its certificate; None if nothing is to be signed. Raises SigningError if either cannot be
+def load_identity(settings: SigningSettings, zone: str) -> ZoneSigner | None:
+    """Our key and its certificate; None if nothing is to be signed. Raises SigningError if either cannot be
     used, or the certificate names another key or zone. Its dates are not checked: an expired certificate is an alert,
     and recording goes on."""
     if settings.key_file is None or settings.certificate_file is None:
@@ -85,7 +85,7 @@ def load_identity(settings: SigningSettings, zone: str) -> tuple[SigningKey, byt
     if signer.public != key.public:
         hint = "use the certificate that was issued for this key, or request one: bsfg pki signer request"
         raise SigningError(f"{file} names key {signer.key_id.hex()}, the key is {key.key_id.hex()}", hint)
-    return key, der
+    return ZoneSigner(key, der)
 
 
 def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> SignerTrust:

@@ -7,6 +7,7 @@ cannot leak its key. `files.load_key` reads the private one.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -112,3 +113,20 @@ class SigningKey:
 
     def __repr__(self) -> str:
         return f"SigningKey({self.key_id.hex()})"
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneSigner:
+    """What signs the facts of this node: its key, and the certificate (DER) that names it to receivers."""
+
+    key: SigningKey
+    certificate: bytes
+
+    @property
+    def key_id(self) -> bytes:
+        """8 bytes; see `key_id_of`."""
+        return self.key.key_id
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of these bytes, 64 bytes."""
+        return self.key.sign(data)

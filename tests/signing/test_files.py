@@ -29,8 +29,7 @@ def test_our_identity_is_key_and_certificate(tmp_path: Path) -> None:
     made = make("plant-a", FACTS_CA)
     loaded = load_identity(identity(tmp_path, made), "plant-a")
     assert loaded is not None
-    key, der = loaded
-    assert (key.public_bytes, der) == (made.key.public_key().public_bytes_raw(), made.der)
+    assert (loaded.key.public_bytes, loaded.certificate) == (made.key.public_key().public_bytes_raw(), made.der)
     assert load_identity(SigningSettings(), "plant-a") is None
 
 

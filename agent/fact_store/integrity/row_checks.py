@@ -7,7 +7,7 @@ served from the bytes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -83,6 +83,7 @@ class StreamCheck:
     definitions: Mapping[tuple[int, int], bytes]  # (origin number, definition number): running digest
     released_offset: int
     released_bytes: int
+    head_problem: Callable[[object, Batch], str | None]
     is_opened: bool = True
     next_offset: int = 0
     bytes_total: int = 0
@@ -119,6 +120,8 @@ class StreamCheck:
         ):
             if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
                 yield self._damage(row, f"column {name} says {_text(found)}, the batch says {_text(said)}", batch)
+        if row.head is not None and (why := self.head_problem(row.head, batch)):
+            yield self._damage(row, why, batch)
         yield from self._place_damage(row, batch)
         self._advance(row, batch)
 

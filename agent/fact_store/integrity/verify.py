@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
+from agent.fact_store.integrity.head_check import HeadCheck
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
 from agent.fact_store.log import StoreDamaged, parse_row
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
@@ -34,6 +35,7 @@ class VerifyCounts:
     facts: int = 0
     bytes: int = 0
     definitions: int = 0
+    heads: int = 0
     streams: int = 0
 
 
@@ -59,6 +61,7 @@ class _Walk:
         self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
     ) -> None:
         self._connection = connection
+        self._heads = HeadCheck(connection)
         self._done = done
         self._progress = progress
         self._is_opened = is_opened
@@ -94,7 +97,9 @@ class _Walk:
         ends_found = dict[str, int]()
         for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
             self._done.streams += 1
-            check = StreamCheck(name, origins, definitions, released_offset, released_bytes, self._is_opened)
+            check = StreamCheck(
+                name, origins, definitions, released_offset, released_bytes, self._heads.problem, self._is_opened
+            )
             ranges = held.get(number, {})
             end_offset = sum(one.last_sequence - one.first_sequence + 1 for each in ranges.values() for one in each)
             yield from self._stream(number, check, end_offset)
@@ -132,6 +137,7 @@ class _Walk:
                     return  # appended since the walk began
                 yield from check.check_row(self._repaired(number, check.stream, row, repaired))
                 self._done.batches += 1
+                self._done.heads += row.head is not None
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
             yield from self._take_unreadable()

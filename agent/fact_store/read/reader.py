@@ -33,6 +33,7 @@ from agent.fact_store.log import (
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
+from agent.fact_store.read.proofs import Proofs, Verified
 from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
     FILES,
@@ -152,6 +153,15 @@ class StoreReader:
         with self._reading() as connection:
             rows = [connection.execute(QUERIES["select_signers"], (key_id,)).fetchall() for key_id in key_ids]
         return [certificate for found in rows for (certificate,) in found]
+
+    def verified(self, stream: str, places: Iterable[tuple[Origin, int]]) -> list[Verified]:
+        """Whether batches are proven by a signature of their origin (proofs.py); each is given by its origin and one
+        of its sequences."""
+        with self._reading() as connection:
+            proofs, number = Proofs(connection), self._stream(connection, stream) or 0
+            return [
+                proofs.verified(number, self._number(connection, origin) or 0, sequence) for origin, sequence in places
+            ]
 
     def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes:
         """The head of the batch of an origin that ends at a sequence; empty where it is not held or has none."""

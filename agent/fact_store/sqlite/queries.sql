@@ -98,6 +98,33 @@ ORDER BY first_sequence LIMIT :limit;
 -- update_head: the head of a batch that had none
 UPDATE batch SET head = ?, verified_unix_ms = ? WHERE id = ?;
 
+-- select_proof: the first verified head of an origin at or behind a sequence, if all between is held: the last sequence
+-- that it covers, the first that is held with it, its bytes, and when it was verified
+SELECT batch.first_sequence + batch.count - 1, held.first_sequence, CAST(batch.head AS BLOB), batch.verified_unix_ms
+FROM held JOIN batch ON batch.stream = held.stream AND batch.origin = held.origin
+    AND batch.first_sequence BETWEEN held.first_sequence AND held.last_sequence
+WHERE held.stream = :stream AND held.origin = :origin
+    AND :sequence BETWEEN held.first_sequence AND held.last_sequence
+    AND batch.verified_unix_ms IS NOT NULL
+    AND batch.first_sequence + batch.count > :sequence
+    AND batch.first_sequence >= coalesce(
+        (
+            SELECT max(first_sequence) FROM batch
+            WHERE stream = :stream AND origin = :origin AND first_sequence <= :sequence
+        ),
+        0
+    )
+ORDER BY batch.first_sequence LIMIT 1;
+
+-- select_compromised: keys whose signatures prove nothing from a time on
+SELECT key_id, since_unix_ms FROM compromised;
+
+-- delete_compromised: before the operator's present list is stored
+DELETE FROM compromised;
+
+-- insert_compromised: a compromised key
+INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
+
 -- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers, the head, and when
 -- it was verified
 SELECT first_sequence + count - 1, CAST(head AS BLOB), verified_unix_ms FROM batch

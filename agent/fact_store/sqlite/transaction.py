@@ -225,6 +225,11 @@ class Transaction:
             if self._execute(QUERIES["count_signers"], (key_id,)).fetchone()[0] < CERTIFICATES_OF_KEY_MAX:
                 self._execute(QUERIES["insert_signer"], (key_id, certificate, self.now_unix_ms))
 
+    def set_compromised(self, since_ms: Mapping[bytes, int]) -> None:
+        """Set the list of compromised keys: key id, and ms since 1970."""
+        self._execute(QUERIES["delete_compromised"])
+        self._executemany(QUERIES["insert_compromised"], list(since_ms.items()))
+
     def _note_signed(self, origin: Origin, *, is_proven: bool) -> None:
         """A head of an origin is stored; writes the first time, and when one is first verified."""
         number, signed = self.catalog.origins[origin], self.catalog.signed

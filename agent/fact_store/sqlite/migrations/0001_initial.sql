@@ -35,6 +35,13 @@ CREATE TABLE signer (
     PRIMARY KEY (key_id, certificate)
 ) STRICT, WITHOUT ROWID;
 
+-- Keys that the operator of this node has declared compromised, and since when: what was verified here later counts as
+-- suspect. Kept with the facts for readers of the file alone.
+CREATE TABLE compromised (
+    key_id BLOB PRIMARY KEY CHECK (length(key_id) = 8),
+    since_unix_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
 -- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch.
 -- unseen_after: set while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get
 -- the new epoch (decision 0041).
