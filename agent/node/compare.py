@@ -6,6 +6,8 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -27,8 +29,12 @@ from agent.replication.pulling import (
     ThrottledRequester,
     TokenBucket,
 )
+from agent.signing.certificates import SignerTrust
+from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
 from agent.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
 
@@ -50,14 +56,21 @@ def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
 
 
 def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
-    """Judges what peers send, by [signing] and [[origin]]. Raises SigningError if a file that they name cannot be
-    used."""
-    identity = load_identity(settings.signing, settings.node.zone)
+    """Judges what peers send, by [signing] and [[origin]]. Where a file that they name cannot be used, no signer is
+    believed: the node goes on, and facts that must be signed wait at the peer."""
+    trust, own = SignerTrust(), None
+    try:
+        trust = load_trust(settings.signing, settings.origin)
+    except SigningError as error:
+        log.error("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
+        store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
+    with contextlib.suppress(SigningError):  # reported where the store was opened
+        own = load_identity(settings.signing, settings.node.zone)
     beliefs = Beliefs(
-        load_trust(settings.signing, settings.origin),
+        trust,
         {origin.zone: origin.signatures for origin in settings.origin},
         settings.node.zone,
-        () if identity is None else (identity[1],),
+        () if own is None else (own.certificate,),
     )
     return PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
 

@@ -29,7 +29,9 @@ from agent.cli.pki.options import (
 from agent.cli.pki.requests import print_request, print_signed
 from agent.config import load
 from agent.replication import pki as authority
-from agent.signing import KEY_ID_BYTES, Compromise, Signer, compromises_text, read_compromises
+from agent.signing.certificates import Signer
+from agent.signing.files import Compromise, compromises_text, read_compromises
+from agent.signing.heads import KEY_ID_BYTES
 
 facts_option = click.option(
     "--facts",

@@ -45,7 +45,7 @@ from agent.replication.pki.files import (
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_zone
-from agent.signing import FACT_SIGNING, refuse_anchor
+from agent.signing.certificates import FACT_SIGNING, refuse_anchor
 
 CA_DAYS = 3650
 """Ten years: replacing a root means work at every gateway."""

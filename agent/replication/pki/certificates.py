@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from agent.replication.pki.files import Key
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_zone
-from agent.signing import FACT_SIGNING
+from agent.signing.certificates import FACT_SIGNING
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 

@@ -33,16 +33,10 @@ from agent.replication.pki.files import (
 from agent.replication.pki.problem import PkiError
 from agent.replication.pki.renewal import IdentityFiles
 from agent.replication.pki.requests import Request, issue_for, load_request, write_request
-from agent.signing import (
-    FACT_SIGNING,
-    Refusal,
-    Signer,
-    SigningError,
-    SigningKey,
-    describe_signer,
-    load_key,
-    refuse_anchor,
-)
+from agent.signing.certificates import FACT_SIGNING, Refusal, Signer, describe_signer, refuse_anchor
+from agent.signing.errors import SigningError
+from agent.signing.files import load_key
+from agent.signing.keys import SigningKey
 
 SIGNER_DAYS = 1825
 """Five years: each renewal of a pinned certificate is work at every receiver."""

@@ -16,19 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from agent.cli import bsfg
 from agent.config import load
 from agent.replication import pki
-from agent.signing import (
-    FACT_SIGNING,
-    OriginSettings,
-    Refusal,
-    RefusalReason,
-    Signer,
-    SignerTrust,
-    SigningSettings,
-    load_identity,
-    load_trust,
-    read_compromises,
-    signer_of,
-)
+from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Signer, SignerTrust, signer_of
+from agent.signing.files import load_identity, load_trust, read_compromises
+from agent.signing.settings import OriginSettings, SigningSettings
 from tests.replication.pki.site import NOW, make_site
 from tests.support.mosquitto import HOST, Mosquitto
 
