@@ -96,7 +96,7 @@ OPEN = {
     "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
-    "agent.cli.tags",
+    *("agent.cli.pki", "agent.cli.tags"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -265,7 +265,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
     *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
-    *(f"agent/signing/{name}.py" for name in ("certificates", "heads", "keys")),
+    *(f"agent/signing/{name}.py" for name in ("certificates", "heads", "keys", "runs")),
     *(
         f"agent/replication/broker/{name}.py"
         for name in (

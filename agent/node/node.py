@@ -81,8 +81,11 @@ class Node:
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
+        self._judge = compare.page_judge(settings, store)
         self._pullers = list(self._make_pullers())
-        self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
+        self._comparers = compare.comparers(
+            *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
+        )
         stored = StoredSamples(store.reader, store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
@@ -179,7 +182,10 @@ class Node:
                 receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
-                    requester, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
+                    *(requester, self._store, settings, STORE_ERRORS),
+                    bandwidth=bandwidth,
+                    telemetry=self._telemetry,
+                    judge=self._judge,
                 )
                 if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
                     save = partial(save_peer_latest, self._settings.node.state_dir)

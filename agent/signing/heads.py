@@ -71,6 +71,11 @@ def parse_head(record: bytes) -> Head:
     return Head(key_id, signed_at_ms, signature)
 
 
+def key_id_in(record: bytes) -> bytes:
+    """The key id of a record that may be malformed."""
+    return record[2 : 2 + KEY_ID_BYTES]
+
+
 def signed_bytes(
     stream: str, origin: Origin, last_sequence: int, digest: bytes, key_id: bytes, signed_at_ms: int
 ) -> bytes:

@@ -52,6 +52,7 @@ def make(
     usages: tuple[x509.ObjectIdentifier, ...] = (FACT_SIGNING,),
     is_ca: bool = False,
     signs: bool = True,
+    signs_all: bool = False,
     begins: datetime = NOW - timedelta(days=1),
     ends: datetime = NOW + timedelta(days=365),
     names: tuple[str, ...] = (),
@@ -74,8 +75,8 @@ def make(
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=0 if is_ca else None), critical=True)
         .add_extension(
             x509.KeyUsage(
-                digital_signature=signs and not is_ca,
-                key_cert_sign=signs and is_ca,
+                digital_signature=signs_all or (signs and not is_ca),
+                key_cert_sign=signs_all or (signs and is_ca),
                 crl_sign=False,
                 encipher_only=False,
                 decipher_only=False,

@@ -86,7 +86,7 @@ ATTACKS: dict[str, tuple[Made, RefusalReason]] = {
     "a TLS client and signer": (make("plant-a", FACTS_CA, usages=(CLIENT, FACT_SIGNING)), RefusalReason.NOT_A_SIGNER),
     "a TLS server and signer": (make("plant-a", FACTS_CA, usages=(FACT_SIGNING, SERVER)), RefusalReason.NOT_A_SIGNER),
     "any purpose": (make("plant-a", FACTS_CA, usages=()), RefusalReason.NOT_A_SIGNER),
-    "an authority": (make("plant-a", FACTS_CA, is_ca=True), RefusalReason.NOT_A_SIGNER),
+    "an authority": (make("plant-a", FACTS_CA, is_ca=True, signs_all=True), RefusalReason.NOT_A_SIGNER),
     "a key that must not sign": (make("plant-a", FACTS_CA, signs=False), RefusalReason.NOT_A_SIGNER),
     "a P-256 key": (make("plant-a", FACTS_CA, key=p256()), RefusalReason.WRONG_KEY),
     "two names": (make("plant-a", FACTS_CA, names=("plant-b",)), RefusalReason.NO_ZONE),
@@ -115,7 +115,7 @@ def test_an_unknown_extension_that_is_not_critical_is_no_hindrance() -> None:
 def test_a_tls_authority_is_no_facts_authority() -> None:
     """The authority needs the usage alone, and must be one; what a TLS authority issues is refused even with it."""
     assert refuse_anchor(FACTS_CA.certificate) is None
-    for made in (TLS_CA, make("zones", is_ca=True, usages=(FACT_SIGNING, CLIENT)), make("plant-a", FACTS_CA)):
+    for made in (TLS_CA, make("zones", is_ca=True, usages=(FACT_SIGNING, CLIENT)), make("plant-a", signs_all=True)):
         found = refuse_anchor(made.certificate)
         assert found is not None
         assert found.reason is RefusalReason.NOT_A_SIGNER

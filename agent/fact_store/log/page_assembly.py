@@ -81,7 +81,8 @@ class PageAssembly:
             self.problem = f"it lies at offset {first_offset}, inside another batch"
             return False
         header = batch.header
-        if self.batches and self.bytes_max < len(batch.sealed):
+        is_full = self.bytes_max < len(batch.sealed) or first_offset - 1 - self.after_offset >= self.facts_max
+        if self.batches and is_full:
             if not self.is_inside_run(first_offset):
                 return True
             self.run_bytes_left -= len(batch.sealed)
@@ -92,8 +93,7 @@ class PageAssembly:
         self.batches.append(
             StoredBatch(first_offset, last_offset, batch.sealed, header.origin, header.definitions.count, head)
         )
-        is_full: bool = last_offset - self.after_offset >= self.facts_max
-        return is_full
+        return last_offset - self.after_offset >= self.facts_max and not self.is_inside_run(last_offset + 1)
 
     def is_inside_run(self, first_offset: int) -> bool:
         """Whether the page ends inside a run that the batch at this offset may continue."""

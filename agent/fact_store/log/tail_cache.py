@@ -64,9 +64,8 @@ class TailCache:
                 continue
             bytes_max -= len(stored.sealed)
             is_open = whole_runs and taken and not taken[-1].head and taken[-1].origin == stored.origin
-            if stored.first_offset > until_offset or (taken and bytes_max < 0 and not is_open):
+            is_full = bytes_max < 0 or stored.first_offset - 1 - after_offset >= facts_max
+            if stored.first_offset > until_offset or (taken and is_full and not is_open):
                 break
             taken.append(stored)
-            if stored.last_offset - after_offset >= facts_max:
-                break
         return Page(taken, batches[-1].last_offset)

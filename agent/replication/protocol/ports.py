@@ -38,6 +38,7 @@ from agent.pages import (
     PutResult,
     ReceivedDefinition,
     RepairedRange,
+    StoredHead,
 )
 
 
@@ -76,6 +77,8 @@ class ComparedStore(Protocol):
     def signed_zones(self) -> frozenset[str]: ...
 
     def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes: ...
+
+    def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
 
 
 class Artifacts(Protocol):

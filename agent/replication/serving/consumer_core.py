@@ -217,7 +217,8 @@ class ConsumerCore:
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
-                return (yield from effects.ReadPage(due, zone, request.definitions_known)), waited_ns
+                reading = effects.ReadPage(due, zone, request.definitions_known, tuple(request.signers_known))
+                return (yield from reading), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns
             if parked.is_superseded:
@@ -236,5 +237,7 @@ class ConsumerCore:
             more=read.last_offset < read.end_offset,
             lease=lease,
             omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
+            heads=list(read.heads),
+            signers=read.signers,
         )
-        return Reply(answer, read.batches, read.facts)
+        return Reply(answer, read.attachment, read.facts)
