@@ -26,6 +26,7 @@ from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
 from agent.fact_store.divergence import (
+    LiveWitness,
     ReadHighWater,
     Scrubber,
     find_contradiction,
@@ -48,7 +49,7 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.retention import Ballast, disk_free
-from agent.fact_store.sqlite import Connect, connect, lock, unlock
+from agent.fact_store.sqlite import Connect, close_and_keep_log, connect, lock, unlock
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
@@ -69,6 +70,7 @@ class FactStore:
         artifacts: Artifacts,
         space: Callable[[], StoreSpace],
         lock_descriptor: int,
+        witness: LiveWitness | None,
     ) -> None:
         self.path = path
         self.origin = origin
@@ -87,7 +89,8 @@ class FactStore:
         self._writer = writer
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
-        self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep)
+        self._witness = witness
+        self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
 
@@ -140,21 +143,24 @@ class FactStore:
         try:
             reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
         except StoreError:
-            opened.connection.close()
+            close_and_keep_log(path, opened.connection)
             raise
-        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
+        witness = opened.witness
+        writer = Writer(
+            *(path, opened.connection, opened.catalog, opened.index, settings, policies),
+            witness=witness.record if witness is not None else None,
+        )
         damages.start(writer)
         space = partial(_space, writer, reader, settings, policies)
         artifacts = Artifacts(path, settings, reader, writer)
-        store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor)
+        store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor, witness)
         if unattended:
             store._be_kept_up()
         writer.start()
         return store
 
     def _be_kept_up(self) -> None:
-        """As a node opens it: write the witness, verify in the background, and mark the file when a write meets
-        damage."""
+        """As a node opens it: verify in the background, and mark the file when a write meets damage."""
         self._scrubber.start()
         self._writer.ended.add_done_callback(self._mark_if_damaged)
 
@@ -175,8 +181,8 @@ class FactStore:
         # cannot.
         self.reader.close()
         self._writer.close()
-        if self._scrubber.is_started:
-            self._scrubber.save_witness()
+        if self._witness is not None:
+            self._witness.close()
         unlock(self._lock_descriptor)
 
     def __enter__(self) -> Self:

@@ -13,6 +13,7 @@ follows from what happened, so recording it twice stores it once.
     facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
     facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
     store_quarantined   store:<zone>                a file that could not be used was quarantined
+    store_missing       store:<zone>                the store's file was gone, and a new store began
     epoch_began         store:<zone>                this store began a new epoch
 """
 
