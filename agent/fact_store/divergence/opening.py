@@ -302,7 +302,7 @@ def _new_epoch_because(
     if lost is not None:
         # Before this transaction writes to the log: what shows the damage may be overwritten before the new epoch is
         # durable.
-        keep_log(found.path, epoch, lost, found.now_unix_ms)
+        lost = keep_log(found.path, epoch, lost, found.now_unix_ms)
         log.error("log_lost", extra={"path": str(found.path), "reason": lost})
     elif found.is_unattended:
         lost = log_lost_earlier(found.path, epoch)
@@ -341,6 +341,8 @@ def _record_predecessor(transaction: Transaction, found: _Found) -> None:
         for one in reported:
             _record_quarantine(transaction, one)
         return
+    # From here on it is one of this store's own, so a witness that still names it begins no new epoch.
+    transaction.origin(Origin(transaction.catalog.origin.zone, bytes.fromhex(witness.epoch)))
     name = found.path.name
     streams = ends_of(witness, Witness(witness.epoch, {}))
     about = {"previous_epoch": witness.epoch, "epoch": transaction.catalog.origin.epoch.hex(), "streams": streams}

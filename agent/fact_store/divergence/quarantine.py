@@ -70,13 +70,15 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
     return target
 
 
-def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> None:
-    """Copy the damaged log of a store, which goes on without its end, and record why a new epoch is due. On a disk
-    without room nothing is kept."""
+def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
+    """Copy the damaged log of a store, which goes on without its end, and record why a new epoch is due; returns the
+    reason with the name of the copy. On a disk without room nothing is kept."""
     target = _free_name(path, now_unix_ms)
     with suppress(OSError):
         shutil.copyfile(wal_path(path), wal_path(target))
+        why += f" (the log is kept as {wal_path(target).name})"
     write_json(sidecar_path(target, ".why"), {"why": why, "epoch": epoch})
+    return why
 
 
 def log_lost_earlier(path: Path, epoch: str) -> str | None:
