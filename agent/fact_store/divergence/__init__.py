@@ -10,3 +10,4 @@ from agent.fact_store.divergence.history_check import find_contradiction
 from agent.fact_store.divergence.opening import migrate_store, open_writer, peer_is_ahead
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
 from agent.fact_store.divergence.scrubber import Scrubber
+from agent.fact_store.divergence.witness import LiveWitness

@@ -1,10 +1,11 @@
 """Decides when a store must begin a new epoch, because peers may hold facts of its present epoch that it does not.
 Core: no IO.
 
-A store restored from an old copy would give new facts the sequences of facts that peers already hold, and each peer
-would see a fork. Two things detect it: the witness, a small file beside the store that records where its streams ended,
+A store restored from an old copy, or opened without the end of its write-ahead log, would give new facts the sequences
+of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
+beside the store that records where its streams ended; the log's file, compared with the mark that an open store has;
 and a peer that names offsets which were never written here. In a new epoch own sequences and tag definitions start from
-1 again; all facts held stay, under their origin (decision 0030).
+1 again; all facts held stay, under their origin (decisions 0030 and 0045).
 """
 
 from __future__ import annotations
@@ -20,27 +21,67 @@ witness."""
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What the witness file records: the epoch (hex) and the end offset of each stream."""
+    """What a store has acknowledged: its epoch (hex), the end offset of each stream, and how many tag definitions of
+    its own it has."""
 
     epoch: str
     ends: Mapping[str, int]
+    definitions: int = 0
 
 
-def restored_because(
-    witness: Witness | None, epoch: str, own_epochs: Collection[str], ends: Mapping[str, int]
-) -> str | None:
-    """Why the store must be an old copy; None where the witness does not show it. `ends`: where the streams end in the
-    tables."""
+@dataclass(frozen=True, slots=True)
+class LogFound:
+    """What an opening finds of the last life: whether the store was left open, whether its log has an undamaged
+    header, and whether synced commits lie behind the frame where SQLite stopped reading."""
+
+    was_open: bool
+    has_header: bool
+    has_commits_behind: bool
+
+
+def log_lost_because(found: LogFound) -> str | None:
+    """Why committed frames of the last life must be missing; None where the log does not show it.
+
+    A power cut leaves neither: the header is synced before the first frame, and of unsynced frames there is never more
+    than one transaction (decision 0045).
+    """
+    if found.was_open and not found.has_header:
+        return "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
+    if found.has_commits_behind:
+        return "its write-ahead log is damaged, and commits follow the damage"
+    return None
+
+
+def restored_because(witness: Witness | None, own_epochs: Collection[str], held: Witness) -> str | None:
+    """Why the store must be an old copy, or have lost the end of its log; None where the witness does not show it.
+    `held`: what the tables hold."""
     if witness is None:
         return None
     if witness.epoch not in own_epochs:
         return f"the witness names epoch {witness.epoch}, which this store never had"
-    if witness.epoch != epoch:
+    if witness.epoch != held.epoch:
         return None  # the process ended after it began the new epoch and before it wrote the witness of it
-    for stream, end_offset in sorted(witness.ends.items()):
-        if ends.get(stream, 0) < end_offset:
-            return f"{stream} ends at {ends.get(stream, 0)}, the witness has seen {end_offset}"
-    return None
+    short = [
+        f"{stream} ends at {held.ends.get(stream, 0)}, the witness has seen {end_offset}"
+        for stream, end_offset in sorted(witness.ends.items())
+        if held.ends.get(stream, 0) < end_offset
+    ]
+    if held.definitions < witness.definitions:
+        short.append(f"{held.definitions} tag definitions are held, the witness has seen {witness.definitions}")
+    return "; ".join(short) or None
+
+
+def ends_of(witness: Witness | None, held: Witness) -> list[dict[str, object]]:
+    """Where each stream ends here, and the last end known of it, streams without a loss included."""
+    known = witness.ends if witness is not None else {}
+    return [
+        {
+            "stream": stream,
+            "end_offset": (end_offset := held.ends.get(stream, 0)),
+            "known_end_offset": max(end_offset, known.get(stream, 0)),
+        }
+        for stream in sorted({*held.ends, *known})
+    ]
 
 
 def may_begin_for_peer(last_unix_ms: int, now_unix_ms: int) -> bool:

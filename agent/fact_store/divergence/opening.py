@@ -1,9 +1,12 @@
 """Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it
 continues in.
 
-Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place, and a
-store that is found to be an old copy begins a new epoch. Otherwise the caller gets the exception, and nothing has
-changed. Opening reads no batch's body, and its time does not grow with the file.
+Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place; a store
+that is found to be an old copy, or to have lost the end of its write-ahead log, begins a new epoch. Otherwise the caller
+gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
+
+One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
+open in the database file itself, before the first append: from then on the log must be there (decision 0045).
 """
 
 from __future__ import annotations
@@ -13,34 +16,53 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from agent.batch import EPOCH_BYTES, Origin
 from agent.fact_store.append import append_notice
-from agent.fact_store.divergence.epoch_rules import Witness, may_begin_for_peer, restored_because
+from agent.fact_store.divergence.epoch_rules import (
+    LogFound,
+    Witness,
+    ends_of,
+    log_lost_because,
+    may_begin_for_peer,
+    restored_because,
+)
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
+from agent.fact_store.divergence.quarantine import (
+    QuarantinedFile,
+    keep_log,
+    log_lost_earlier,
+    quarantine,
+    quarantined_files,
+    suspect_reason,
+)
 from agent.fact_store.divergence.reseal import Resealed, reseal_unread
-from agent.fact_store.divergence.witness import read_witness, write_witness
-from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
+from agent.fact_store.divergence.witness import LiveWitness, read_witness
+from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable, clock_set_back, is_clock_behind
 from agent.fact_store.sqlite import (
     QUERIES,
     Connect,
     MessageIndex,
     Transaction,
+    WalHeader,
     begin_life,
     check_zone,
+    close_and_keep_log,
     connect_writer,
+    file_bytes,
+    has_commits_behind,
     identity,
     load,
     lock,
     migrate,
     opening_error,
+    read_header,
     reading_error,
     reading_tables,
     unlock,
+    wal_path,
 )
 
 log = logging.getLogger(__name__)
@@ -48,18 +70,40 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the writer starts with."""
+    """What the writer starts with. `witness`: of an unattended opening, to be updated after each commit."""
 
     connection: sqlite3.Connection
     catalog: Catalog
     index: MessageIndex
+    witness: LiveWitness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What an opening finds beside the tables."""
+
+    path: Path
+    zone: str
+    now_unix_ms: int
+    is_unattended: bool
+    has_header: bool
+    has_commits_behind: bool
+    witness: Witness | None
+    quarantined: str | None
+    """The file just quarantined, which the new store reports. Without it a new store reports the newest one: the life
+    that quarantined it ended before it could."""
 
 
 def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
     """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
+    why = None
+    if file_bytes(path) == 0 and file_bytes(wal_path(path)):  # SQLite would delete the log
+        why = "the database is missing or empty, its write-ahead log is there"
     if not is_unattended:
+        if why is not None:
+            raise StoreDamaged(f"{path}: {why}")
         return _open(path, zone, connect_to, now_unix_ms, is_unattended=False)
-    why = suspect_reason(path)
+    why = suspect_reason(path) or why
     if why is None:
         try:
             return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
@@ -72,7 +116,8 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
             f"{path} is damaged ({why}) and cannot be renamed: {error.strerror}", "move it aside by hand"
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
-    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, quarantined=target.name)
+    name = target.name if target.exists() else wal_path(target).name
+    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, quarantined=name)
 
 
 def migrate_store(path: Path) -> None:
@@ -85,14 +130,15 @@ def migrate_store(path: Path) -> None:
         except sqlite3.Error as error:
             raise opening_error(path, error) from error
         finally:
-            connection.close()
+            close_and_keep_log(path, connection)  # it may be the log of a life that was not closed
     finally:
         unlock(descriptor)
 
 
 def witness_of(catalog: Catalog) -> Witness:
     """The witness of a store in this state."""
-    return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
+    ends = {name: state.end_offset for name, state in catalog.streams.items()}
+    return Witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count)
 
 
 def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
@@ -109,28 +155,45 @@ def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighW
 def _open(
     path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
 ) -> Opened:
-    """`quarantined`: the file just quarantined, which the new store reports. Without it a new store reports the newest
-    one: the life that quarantined it ended before it could."""
+    header = read_header(path)  # before SQLite connects: a first write may replace the log
     connection = connect_writer(path, connect_to)
     try:
+        is_cut = _has_commits_behind(connection, path, header)
+        witness = read_witness(path) if is_unattended else None
+        found = _Found(*(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, witness, quarantined))
         _migrate(connection, path)
-        with reading_tables(path):
-            is_new = begin_life(connection, path, zone, now_unix_ms)
-            check_zone(identity(connection, path), zone, path)
-        witness = read_witness(path) if is_unattended and not is_new else None
-        found = quarantined_files(path) if is_unattended and is_new else []
-        reported = [one for one in found if one.file == quarantined] or found[-1:]
-        opened = _load_or_begin_epoch(connection, path, witness, reported, now_unix_ms)
-        _close_served_rows(opened)
+        opened = _load_or_begin_epoch(connection, found)
+        _checkpoint(connection)  # the mark of an open store is now in the database file itself
     except sqlite3.Error as error:
-        connection.close()
+        close_and_keep_log(path, connection)
         raise reading_error(path, error) from error
     except StoreError:
-        connection.close()
+        close_and_keep_log(path, connection)
         raise
-    if is_unattended:  # after the commit: a witness ahead of the store would begin a new epoch (decision 0030)
-        write_witness(path, witness_of(opened.catalog))
-    return opened
+    if not is_unattended:
+        return opened
+    # After the commit: a witness ahead of the store would begin a new epoch (decision 0030).
+    return replace(opened, witness=LiveWitness(path, witness_of(opened.catalog)))
+
+
+def _has_commits_behind(connection: sqlite3.Connection, path: Path, header: WalHeader | None) -> bool:
+    """Whether SQLite has dropped synced commits from the log. Copies the rest of it into the database, which leaves the
+    log as it is."""
+    frames = _checkpoint(connection)
+    if header is None or frames is None:
+        return False
+    try:
+        return has_commits_behind(path, header, frames)
+    except OSError as error:
+        raise StoreUnusable(f"{wal_path(path)} cannot be read: {error.strerror}", "check the disk") from error
+
+
+def _checkpoint(connection: sqlite3.Connection) -> int | None:
+    """Copy the log into the database; returns how many frames it has, None where the disk has no room."""
+    frames: int | None = None
+    with _undone_on_full_disk(connection):
+        _, frames, _ = connection.execute(QUERIES["checkpoint"]).fetchone()
+    return frames
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
@@ -141,48 +204,35 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise opening_error(path, error) from error
 
 
-def _load_or_begin_epoch(
-    connection: sqlite3.Connection,
-    path: Path,
-    witness: Witness | None,
-    quarantined: list[QuarantinedFile],
-    now_unix_ms: int,
-) -> Opened:
+def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found) -> Opened:
     """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
 
     On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
     """
-    load_and_begin = partial(_load_and_begin, connection, path, witness, quarantined, now_unix_ms)
     try:
-        return load_and_begin(is_resealing=True)
+        return _load_and_begin(connection, found, is_resealing=True)
     except sqlite3.OperationalError as error:
         if not error.sqlite_errorname.startswith("SQLITE_FULL"):
             raise
         _roll_back(connection)
-        return load_and_begin(is_resealing=False)
+        return _load_and_begin(connection, found, is_resealing=False)
 
 
-def _load_and_begin(
-    connection: sqlite3.Connection,
-    path: Path,
-    witness: Witness | None,
-    quarantined: list[QuarantinedFile],
-    now_unix_ms: int,
-    *,
-    is_resealing: bool,
-) -> Opened:
+def _load_and_begin(connection: sqlite3.Connection, found: _Found, *, is_resealing: bool) -> Opened:
+    path = found.path
     connection.execute(QUERIES["begin"])
+    with reading_tables(path):
+        is_new = begin_life(connection, path, found.zone, found.now_unix_ms)
+        check_zone(identity(connection, path), found.zone, path)
+        (was_open,) = connection.execute(QUERIES["select_is_open"]).fetchone()
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    why = _new_epoch_because(connection, catalog, witness)
-    if why is None and not quarantined:
-        _keep_filters(connection)
-        return Opened(connection, catalog, index)
+    why = None if is_new else _new_epoch_because(connection, catalog, found, was_open=bool(was_open))
     before, resealed = catalog.origin, list[Resealed]()
     if why is not None:
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
-        beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+        beginning = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms)
         beginning.origin(now)
         # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
         # 0041).
@@ -190,32 +240,34 @@ def _load_and_begin(
         connection.execute(QUERIES["forget_unseen"])
         connection.execute(QUERIES["update_epoch"], (now.epoch,))
         catalog = load(connection, path)
-    transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+    transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms)
     if why is not None:
-        _record_epoch(transaction, before, why, resealed)
-    for one in quarantined:
-        _record_quarantine(transaction, one)
-    connection.execute(QUERIES["commit"])
+        _record_epoch(transaction, before, why, resealed, found.witness)
+    if is_new:
+        _record_predecessor(transaction, found)
+    if is_new or why is not None:
+        _mark_open(transaction, catalog, connection, was_open=bool(was_open))
+        connection.execute(QUERIES["commit"])
+    else:
+        with _undone_on_full_disk(connection):  # filters of message ids that loading built are not needed either
+            _mark_open(transaction, catalog, connection, was_open=bool(was_open))
+            connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
 
 
-def _keep_filters(connection: sqlite3.Connection) -> None:
-    """Commit the filters of message ids that loading had to build. Without room the next opening builds them again."""
-    with _undone_on_full_disk(connection):
-        if connection.in_transaction:
-            connection.execute(QUERIES["commit"])
-
-
-def _close_served_rows(opened: Opened) -> None:
-    """Set the mark of each zone that read in the last life to the end of the stream. Without room the next opening does
-    so, and the marks are higher."""
-    connection = opened.connection
-    with _undone_on_full_disk(connection):
-        connection.execute(QUERIES["begin"])
-        for stream in opened.catalog.streams.values():
-            connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
-        connection.execute(QUERIES["commit"])
+def _mark_open(transaction: Transaction, catalog: Catalog, connection: sqlite3.Connection, *, was_open: bool) -> None:
+    """What each opening writes, if there is room: without it the marks of served facts are higher at the next opening,
+    and a log that is deleted meanwhile goes unnoticed."""
+    if not was_open:
+        connection.execute(QUERIES["update_is_open"], (1,))
+    for stream in catalog.streams.values():  # a zone that read in the last life may have been served all of it
+        connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
+    newest_unix_ms = max((stream.mark_unix_ms for stream in catalog.streams.values()), default=0)
+    if is_clock_behind(newest_unix_ms, transaction.now_unix_ms):
+        why = clock_set_back(newest_unix_ms, transaction.now_unix_ms)
+        log.warning("clock_behind", extra={"reason": why})
+        transaction.add_incident("clock", "at opening", why)
 
 
 @contextmanager
@@ -235,26 +287,71 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:
+def _new_epoch_because(
+    connection: sqlite3.Connection, catalog: Catalog, found: _Found, *, was_open: bool
+) -> str | None:
+    """Why a new epoch is due, None where it is not. Raises StoreDamaged for a lost log where nobody watches over the
+    store: the caller decides."""
     (required,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
     if required is not None:
         return str(required)
+    epoch = catalog.origin.epoch.hex()
+    lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
+    if lost is not None and not found.is_unattended:
+        raise StoreDamaged(f"{found.path}: {lost}")
+    if lost is not None:
+        # Before this transaction writes to the log: what shows the damage may be overwritten before the new epoch is
+        # durable.
+        lost = keep_log(found.path, epoch, lost, found.now_unix_ms)
+        log.error("log_lost", extra={"path": str(found.path), "reason": lost})
+    elif found.is_unattended:
+        lost = log_lost_earlier(found.path, epoch)
     own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
-    ends = {name: state.end_offset for name, state in catalog.streams.items()}
-    return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
+    old = restored_because(found.witness, own, witness_of(catalog))
+    return "; ".join(why for why in (lost, old) if why is not None) or None
 
 
-def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: list[Resealed]) -> None:
+def _record_epoch(
+    transaction: Transaction, before: Origin, why: str, resealed: list[Resealed], witness: Witness | None
+) -> None:
     now = transaction.catalog.origin
+    held = replace(witness_of(transaction.catalog), epoch=before.epoch.hex())
+    streams = ends_of(witness if witness is not None and witness.epoch == held.epoch else None, held)
     about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
+    about["streams"] = streams
     log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
     detail = f"began after {before.epoch.hex()}: {why}"
+    detail += "".join(
+        f"; {one['stream']} is held up to {one['end_offset']}, known up to {one['known_end_offset']}" for one in streams
+    )
     if resealed:
         about["sealed_anew"] = [one._asdict() for one in resealed]
         named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
         detail += f"; facts that had not been read were resealed under it: {named}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
     append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
+
+
+def _record_predecessor(transaction: Transaction, found: _Found) -> None:
+    """A new store records what became of the one before it: quarantined, or gone without a trace but its witness."""
+    files = quarantined_files(found.path) if found.is_unattended else []
+    reported = [one for one in files if one.file == found.quarantined] or files[-1:]
+    witness = found.witness
+    if witness is None:
+        for one in reported:
+            _record_quarantine(transaction, one)
+        return
+    # From here on it is one of this store's own, so a witness that still names it begins no new epoch.
+    transaction.origin(Origin(transaction.catalog.origin.zone, bytes.fromhex(witness.epoch)))
+    name = found.path.name
+    streams = ends_of(witness, Witness(witness.epoch, {}))
+    about = {"previous_epoch": witness.epoch, "epoch": transaction.catalog.origin.epoch.hex(), "streams": streams}
+    ends = ", ".join(f"{stream} up to {end_offset}" for stream, end_offset in sorted(witness.ends.items()))
+    detail = f"{name} was missing or empty, a new store began; the one before had epoch {witness.epoch}, and"
+    detail += f" acknowledged {ends or 'no facts'}: put a backup in place, or restore what peers hold"
+    log.error("store_missing", extra={"path": str(found.path), "previous_epoch": witness.epoch})
+    transaction.add_incident("missing", name, detail)
+    append_notice(transaction, None, "store_missing", about, witness.epoch)
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:

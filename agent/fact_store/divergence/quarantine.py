@@ -2,18 +2,23 @@
 
 facts.db.suspect            the last life met damage while writing: the file is quarantined before it is opened again
 facts.db.damaged-<time>     a quarantined file, with its -wal, -shm and .witness, and .why; this program never deletes
-it
+                            it. Only -wal and .why where the log alone was damaged, or the database was missing
+
+The .why of a log also names the epoch of its store. While the store still has that epoch, the new one is due: what
+damaged the log may be overwritten before the new epoch is durable.
 """
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.fact_store.divergence.witness import read_json, sidecar_path, write_json
-from agent.fact_store.sqlite import file_bytes, sync_folder
+from agent.fact_store.sqlite import file_bytes, sync_folder, wal_path
 
 _PARTS = ("-wal", "-shm", ".witness", "")
 
@@ -47,11 +52,10 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
     """
     suspect = sidecar_path(path, ".suspect")
     known = read_json(suspect)
-    stamp = datetime.fromtimestamp(now_unix_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
-    target = path.with_name(str(known.get("as", f"{path.name}.damaged-{stamp}")))
-    while "as" not in known and target.exists():
-        target = target.with_name(target.name + "x")
-    if "as" not in known:
+    if "as" in known:
+        target = path.with_name(str(known["as"]))
+    else:
+        target = _free_name(path, now_unix_ms)
         write_json(suspect, {"why": why, "as": target.name})
     # The -wal holds committed pages, so it is moved and never deleted. The database goes last: while it has its old
     # name, an interrupted call is repeated and moves the rest (decision 0029).
@@ -66,12 +70,44 @@ def quarantine(path: Path, why: str, now_unix_ms: int) -> Path:
     return target
 
 
+def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
+    """Copy the damaged log of a store, which goes on without its end, and record why a new epoch is due; returns the
+    reason with the name of the copy. On a disk without room nothing is kept."""
+    target = _free_name(path, now_unix_ms)
+    with suppress(OSError):
+        shutil.copyfile(wal_path(path), wal_path(target))
+        why += f" (the log is kept as {wal_path(target).name})"
+    write_json(sidecar_path(target, ".why"), {"why": why, "epoch": epoch})
+    return why
+
+
+def log_lost_earlier(path: Path, epoch: str) -> str | None:
+    """Why an opening that was interrupted was to begin a new epoch after this one (hex); None where there was none."""
+    for why in _reasons(path):
+        if (found := read_json(why)).get("epoch") == epoch:
+            return str(found.get("why", ""))
+    return None
+
+
 def quarantined_files(path: Path) -> list[QuarantinedFile]:
     """The quarantined files of the store at `path`, oldest first. They take room until an operator removes them."""
     found = list[QuarantinedFile]()
-    for why in sorted(path.parent.glob(f"{path.name}.damaged-*.why")):
+    for why in _reasons(path):
         file = why.with_suffix("")
-        size = file_bytes(file) + file_bytes(sidecar_path(file, "-wal"))
-        if size:
-            found.append(QuarantinedFile(file.name, size, str(read_json(why).get("why", ""))))
+        size, log_bytes = file_bytes(file), file_bytes(wal_path(file))
+        if size + log_bytes:
+            name = file.name if size else wal_path(file).name
+            found.append(QuarantinedFile(name, size + log_bytes, str(read_json(why).get("why", ""))))
     return found
+
+
+def _reasons(path: Path) -> Iterator[Path]:
+    yield from sorted(path.parent.glob(f"{path.name}.damaged-*.why"))
+
+
+def _free_name(path: Path, now_unix_ms: int) -> Path:
+    stamp = datetime.fromtimestamp(now_unix_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    target = path.with_name(f"{path.name}.damaged-{stamp}")
+    while target.exists() or sidecar_path(target, ".why").exists():
+        target = target.with_name(target.name + "x")
+    return target

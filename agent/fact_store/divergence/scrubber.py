@@ -1,5 +1,5 @@
-"""The background thread of a node's store: scrubs all batches slowly, keeps the witness up to date, and sweeps
-unreferenced artifacts.
+"""The background thread of a node's store: scrubs all batches slowly, syncs the witness, and sweeps unreferenced
+artifacts.
 
 Each batch is compared with its digest, and damage is reported like damage that a reader meets. The position is kept in
 memory only, so a restart begins at the first stream again.
@@ -13,8 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.fact_store.divergence.opening import witness_of
-from agent.fact_store.divergence.witness import write_witness
+from agent.fact_store.divergence.witness import LiveWitness
 from agent.fact_store.log import StoreDamaged, StoreError
 from agent.fact_store.writer import Writer
 from agent.pages import Page
@@ -23,7 +22,7 @@ BYTES_PER_S = 64 * 1024
 """40 GB a week, 10 GB in two days: damage is found while peers still hold the original, and scrubbing takes a
 thousandth of the slowest gateway's disk bandwidth and 0.1 % of one core."""
 STEP_S = 10.0
-WITNESS_S = 300.0  # if store and witness are restored together, only peers notice the facts that are missing
+WITNESS_S = 300.0  # the kernel writes it back by itself, most of them within half a minute
 SWEEP_S = 3600.0
 FACTS_MAX = 2**40
 
@@ -35,10 +34,12 @@ Read = Callable[[str, int, int, int], Page]
 class Scrubber:
     """Runs in a thread of its own from `start` until `stop`."""
 
-    def __init__(self, path: Path, writer: Writer, read: Read, sweep: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, writer: Writer, read: Read, sweep: Callable[[], int], witness: LiveWitness | None
+    ) -> None:
         self.batches_verified = 0
         self.last_full_pass_unix_ms: int | None = None
-        self._path, self._writer, self._read, self._sweep = path, writer, read, sweep
+        self._writer, self._read, self._sweep, self._witness = writer, read, sweep, witness
         self._streams = list[str]()  # still to be read in this pass, the one being read first
         self._after_offset = 0
         self._is_complete_pass = True  # no stream was left out
@@ -49,20 +50,11 @@ class Scrubber:
         """Start the thread."""
         self._thread.start()
 
-    @property
-    def is_started(self) -> bool:
-        """Whether `start` was called."""
-        return self._thread.ident is not None
-
     def stop(self) -> None:
         """Stop the thread and wait for it."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-
-    def save_witness(self) -> None:
-        """Write the witness of the durable state."""
-        write_witness(self._path, witness_of(self._writer.catalog))
 
     def step(self, bytes_max: int) -> int:
         """Scrub at least one batch, up to `bytes_max` bytes; returns the bytes read, 0 at the end of a pass. Raises
@@ -103,7 +95,8 @@ class Scrubber:
         while not self._stopping.wait(wait_s):
             if time.monotonic() - witness_s >= WITNESS_S:
                 witness_s = time.monotonic()
-                self.save_witness()
+                if self._witness is not None:
+                    self._witness.sync()
             try:
                 if time.monotonic() - swept_s >= SWEEP_S:
                     swept_s = time.monotonic()

@@ -1,6 +1,11 @@
-"""The witness: a small file beside the store that records its epoch and where its streams end.
+"""The witness: a small file beside the store that records what the store has acknowledged.
 
-    facts.db.witness        written when the store is opened and closed, and every few minutes between
+    facts.db.witness        replaced when the store is opened, updated in place after each commit that moves an end
+
+Lines of 128 bytes, one for the tag definitions and one for each stream: name, end, epoch, checksum. No line crosses a
+sector, so each is there whole or not at all. An update is written after the commit and before its answers, and is not
+synced: it outlives the process at once, and a power cut after half a minute at most, when the kernel has written it
+back. It never records what is not durable in the store.
 
 No file written here is needed to read the store, and a disk that refuses them does not stop the store from opening.
 """
@@ -9,20 +14,33 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from errno import ENOSPC
 from pathlib import Path
+from zlib import crc32
 
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.sqlite import sync_folder
 
+LINE_BYTES = 128
+DEFINITIONS = "(tag definitions)"  # no stream can have this name
+_COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
+
 
 def read_witness(path: Path) -> Witness | None:
-    """The witness of the store at `path`; None where there is none or it cannot be read."""
+    """The witness of the store at `path`; None where there is none or it cannot be read. Damaged lines are left out."""
     try:
-        found = json.loads(sidecar_path(path, ".witness").read_text(encoding="utf-8"))
-        return Witness(str(found["epoch"]), {str(name): int(end) for name, end in found["ends"].items()})
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        content = sidecar_path(path, ".witness").read_bytes()
+    except OSError:
         return None
+    lines = [_parse(content[at : at + LINE_BYTES]) for at in range(0, len(content), LINE_BYTES)]
+    found = [line for line in lines if line is not None]
+    if not found:
+        return None
+    epoch = found[0][2]
+    ends = {name: end for name, end, of in found if of == epoch}
+    return Witness(epoch, ends, ends.pop(DEFINITIONS, 0))
 
 
 def write_witness(path: Path, witness: Witness) -> None:
@@ -31,11 +49,66 @@ def write_witness(path: Path, witness: Witness) -> None:
     Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each
     opening.
     """
-    write_json(sidecar_path(path, ".witness"), {"epoch": witness.epoch, "ends": dict(witness.ends)})
+    ends = {DEFINITIONS: witness.definitions, **witness.ends}
+    write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end, witness.epoch) for name, end in ends.items()))
     left = read_witness(path)
     if left is not None and left.epoch != witness.epoch:
         with suppress(OSError):
             sidecar_path(path, ".witness").unlink()
+
+
+class LiveWitness:
+    """The witness of an open store: written at its making, updated by the writer's thread, synced by any. A disk that
+    refuses leaves it as it was, with lower ends."""
+
+    def __init__(self, path: Path, witness: Witness) -> None:
+        write_witness(path, witness)
+        self._epoch = witness.epoch
+        self._places = {name: number for number, name in enumerate((DEFINITIONS, *witness.ends))}
+        self._definitions = witness.definitions
+        self._descriptor: int | None = None
+        if (left := read_witness(path)) is not None and left.epoch == witness.epoch:
+            with suppress(OSError):
+                self._descriptor = os.open(sidecar_path(path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
+
+    def record(self, ends: Mapping[str, int], definitions: int) -> None:
+        """Record the ends that a commit has moved, and the count of own tag definitions. The commit is durable."""
+        if definitions != self._definitions:
+            self._definitions = definitions
+            ends = {DEFINITIONS: definitions, **ends}
+        if self._descriptor is None:
+            return
+        with suppress(OSError):
+            for name, end in ends.items():
+                place = self._places.setdefault(name, len(self._places))
+                os.pwrite(self._descriptor, _line(name, end, self._epoch), place * LINE_BYTES)
+
+    def sync(self) -> None:
+        """Have the disk hold what was recorded."""
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Sync, and end; what is recorded later is dropped."""
+        self.sync()
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _line(name: str, end: int, epoch: str) -> bytes:
+    covered = b"%-64b %20d %32b" % (name.encode(), end, epoch.encode())
+    return b"%b %08x\n" % (covered, crc32(covered))
+
+
+def _parse(line: bytes) -> tuple[str, int, str] | None:
+    """Name, end and epoch; None where the line is damaged."""
+    covered, checksum = line[:_COVERED_BYTES], line[_COVERED_BYTES + 1 : -1]
+    if len(line) != LINE_BYTES or checksum != b"%08x" % crc32(covered):
+        return None
+    name, end, epoch = covered[:64].decode(), covered[65:85], covered[86:].decode()
+    return name.rstrip(), int(end), epoch.strip()
 
 
 def sidecar_path(path: Path, ending: str) -> Path:
@@ -53,12 +126,21 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def write_json(path: Path, content: dict[str, object]) -> None:
+    """Replace a file by a JSON object, as `write_file`."""
+    write_file(path, json.dumps(content).encode())
+
+
+def write_file(path: Path, content: bytes) -> None:
     """Replace a file as a whole and sync it; where the disk refuses, the old file stays and nothing is raised."""
     draft = sidecar_path(path, ".new")
     with suppress(OSError):
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            os.ftruncate(descriptor, 0)
+            if os.pwrite(descriptor, content, 0) < len(content):
+                raise OSError(ENOSPC, "the disk took only a part")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         draft.replace(path)
         sync_folder(path.parent)

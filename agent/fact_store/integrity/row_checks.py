@@ -18,7 +18,8 @@ from agent.pages import HeldRange
 
 
 class Damage(NamedTuple):
-    """One damaged place and what is wrong there. `offset` 0: no place in the stream; `origin` "": no origin."""
+    """One damaged place and what is wrong there. `offset` 0: no place in the stream; `origin` "": no origin; `sequence`
+    0: not known."""
 
     stream: str
     offset: int
@@ -30,7 +31,7 @@ class Damage(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.stream} " if self.stream else ""
         place += f"{self.offset} to {self.last_offset}" if self.offset else "as a whole" if self.stream else "the store"
-        whose = f" (sequence {self.sequence} of {self.origin})" if self.origin else ""
+        whose = f" ({f'sequence {self.sequence} of ' if self.sequence else ''}{self.origin})" if self.origin else ""
         return f"{place}{whose}: {self.what}"
 
 
@@ -131,8 +132,8 @@ class StreamCheck:
         """Check the end, after the last row: `end_offset` is where the stream ends by the held ranges."""
         if self.next_offset - 1 != end_offset:
             what = f"the rows end at {self.next_offset - 1}, what is held ends at {end_offset}"
-            first, last = sorted((self.next_offset, end_offset))
-            yield Damage(self.stream, first, last, "", 0, what)
+            shorter, longer = sorted((self.next_offset - 1, end_offset))
+            yield Damage(self.stream, shorter + 1, longer, "", 0, what)
 
     def held_damage(self, held: Mapping[Origin, Sequence[HeldRange]]) -> Iterator[Damage]:
         """Compare the rows seen with the held ranges; released facts are in the ranges and were not seen."""
@@ -208,6 +209,8 @@ class StreamCheck:
         origin = batch.header.origin if batch else self.numbers.get(row.origin)
         sequence = batch.header.first_sequence if batch else row.first_sequence
         first, last = (one if isinstance(one, int) else 0 for one in (row.first_offset, row.last_offset))
+        if last < first:  # unreadable or changed: the batch says how far it goes, else only its beginning is known
+            last = first + batch.header.count - 1 if batch else first
         return Damage(self.stream, first, last, str(origin or ""), sequence if isinstance(sequence, int) else 0, what)
 
 

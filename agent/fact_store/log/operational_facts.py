@@ -15,6 +15,7 @@ follows from what happened, so recording it twice stores it once.
     facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are unreadable
     heads_checkpointed  stream:<zone>/<stream>      once a day: how far each origin is held, with the digest there
     store_quarantined   store:<zone>                a file that could not be used was quarantined
+    store_missing       store:<zone>                the store's file was gone, and a new store began
     epoch_began         store:<zone>                this store began a new epoch
 """
 

@@ -7,6 +7,7 @@ Only this folder opens the file or names a table; all statements are in `queries
 from agent.fact_store.sqlite.connection import (
     Connect,
     SecondWriter,
+    close_and_keep_log,
     connect,
     connect_reader,
     connect_writer,
@@ -25,3 +26,4 @@ from agent.fact_store.sqlite.migrations import FILES, check_known, migrate
 from agent.fact_store.sqlite.queries import QUERIES, named_statements
 from agent.fact_store.sqlite.recovery import begin_life, check_zone, identity, load
 from agent.fact_store.sqlite.transaction import Transaction
+from agent.fact_store.sqlite.wal_file import WalHeader, has_commits_behind, read_header, wal_path

@@ -30,6 +30,7 @@ from agent.fact_store.log import (
     StoreUnusable,
 )
 from agent.fact_store.sqlite.queries import QUERIES
+from agent.fact_store.sqlite.wal_file import wal_path
 
 Connect = Callable[[str], sqlite3.Connection]
 
@@ -88,13 +89,32 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
     except (sqlite3.Error, UnicodeDecodeError, StoreUnusable) as error:
         if connection is not None:
             # At once: closed later, it could delete the log of another file that has this name by then.
-            connection.close()
+            close_and_keep_log(path, connection)
         if isinstance(error, StoreUnusable):
             raise
         if isinstance(error, UnicodeDecodeError):  # SQLite quotes the damaged text, and Python expects UTF-8
             raise StoreDamaged(f"{path}: {error}") from error
         raise opening_error(path, error) from error
     return connection
+
+
+def close_and_keep_log(path: Path, connection: sqlite3.Connection) -> None:
+    """Close a writer and leave the write-ahead log as it is. SQLite would copy it into the database and delete it when
+    the last connection closes: a later opening could not examine it, and would miss it (decision 0045).
+
+    Raises sqlite3.Error.
+    """
+    log, kept = wal_path(path), wal_path(path).with_name(f"{path.name}-wal.kept")
+    with ExitStack() as last:
+        try:
+            reader = last.enter_context(closing(connect(_uri(path, "ro"))))
+            reader.execute(QUERIES["tables"]).fetchone()  # from here on the writer is not the last to close
+        except (sqlite3.Error, UnicodeDecodeError):  # the database is unreadable: the log gets a second name
+            with suppress(OSError):
+                kept.unlink(missing_ok=True)
+                kept.hardlink_to(log)
+                last.callback(kept.replace, log)
+        connection.close()
 
 
 def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connection:

@@ -33,6 +33,12 @@ SELECT zone, epoch, format FROM store;
 -- select_new_epoch_because: why the next opening begins a new epoch, NULL where it does not
 SELECT new_epoch_because FROM store;
 
+-- select_is_open: whether the store was left open
+SELECT is_open FROM store;
+
+-- update_is_open: the store is opened, or closed in order
+UPDATE store SET is_open = ?;
+
 -- select_peer_epoch: when a claim of a peer last began a new epoch
 SELECT peer_epoch_unix_ms FROM store;
 

@@ -37,17 +37,15 @@ FORMAT = 1  # meaning of the tables, apart from their schema; increments with a 
 
 
 def begin_life(connection: sqlite3.Connection, path: Path, zone: str, now_unix_ms: int) -> bool:
-    """Make empty tables the store of `zone`; False where they are a store already. Raises StoreDamaged."""
-    connection.execute(QUERIES["begin"])
+    """Make empty tables the store of `zone`, in the caller's transaction; False where they are a store already. Raises
+    StoreDamaged."""
     is_new = connection.execute(QUERIES["select_store"]).fetchone() is None
     if is_new:
         epoch = os.urandom(EPOCH_BYTES)
         connection.execute(QUERIES["insert_store"], (zone, epoch, FORMAT, now_unix_ms))
         number = connection.execute(QUERIES["insert_origin"], (zone, epoch)).fetchone()[0]
         if number != FIRST_ORIGIN:
-            connection.execute(QUERIES["rollback"])
             raise StoreDamaged(f"{path} holds facts but no longer says whose store it is")
-    connection.execute(QUERIES["commit"])
     return is_new
 
 

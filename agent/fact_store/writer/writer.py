@@ -14,6 +14,7 @@ commit.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sqlite3
 import threading
 import time
@@ -44,6 +45,7 @@ from agent.fact_store.log import (
     NEVER_NS,
     AgeClock,
     Catalog,
+    ClockReading,
     ForkError,
     Refused,
     StoreBusy,
@@ -58,14 +60,27 @@ from agent.fact_store.log import (
     copy_error,
 )
 from agent.fact_store.retention import Housekeeping
-from agent.fact_store.sqlite import QUERIES, MessageIndex, SecondWriter, Transaction, file_bytes, running_error
+from agent.fact_store.sqlite import (
+    QUERIES,
+    MessageIndex,
+    SecondWriter,
+    Transaction,
+    close_and_keep_log,
+    file_bytes,
+    running_error,
+    wal_path,
+)
 from agent.fact_store.writer.meter import Meter
 from agent.signing.heads import HeadSigner
+
+log = logging.getLogger(__name__)
 
 LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times as long is offline
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
+Witness = Callable[[Mapping[str, int], int], None]
+"""Records which ends a commit has moved, and how many tag definitions of its own the store has. Must not raise."""
 _Outcomes = list[tuple[Work, Any]]
 
 
@@ -80,7 +95,11 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
+<<<<<<< HEAD
         signer: HeadSigner | None = None,
+=======
+        witness: Witness | None = None,
+>>>>>>> tstore
     ) -> None:
         self.catalog = catalog
         self._signer = signer
@@ -99,6 +118,8 @@ class Writer:
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
+        self._witness = witness
+        self._clock = _read_clocks()
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
@@ -199,7 +220,7 @@ class Writer:
             queue_bytes=queue.appends.bytes + queue.calls.bytes,
             queue_bytes_max=queue.appends.bytes_max + queue.calls.bytes_max,
             file_bytes=file_bytes(self._path),
-            wal_bytes=file_bytes(self._path.with_name(self._path.name + "-wal")),
+            wal_bytes=file_bytes(wal_path(self._path)),
         )
 
     def _reserve(self, work: Work) -> None:
@@ -266,8 +287,15 @@ class Writer:
         try:
             execute(QUERIES["begin"])
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
+<<<<<<< HEAD
             now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
             transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms, self._signer)
+=======
+            clock = _read_clocks()
+            transaction = Transaction(self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms())
+            if jump_ms := self._clock.jump_ms(clock):
+                transaction.add_incident("clock", "while the node ran", self._clock.jump_text(clock))
+>>>>>>> tstore
             outcomes = self._perform(transaction, group)
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
@@ -275,14 +303,19 @@ class Writer:
         except sqlite3.Error as error:
             self._roll_back(group, error)
             return
+        if jump_ms:
+            log.warning("clock_jumped", extra={"jump_ms": jump_ms})
+        self._clock = clock
         ends_before = self.catalog.streams
         self.catalog = transaction.catalog  # before the answers: a caller that has its answer finds its facts
-        self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         ends = {
             name: stream.end_offset
             for name, stream in self.catalog.streams.items()
             if stream is not ends_before.get(name)
         }
+        if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0045)
+            self._witness(ends, self.catalog.own_definitions().count)
+        self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:
                 callback(ends)
@@ -388,13 +421,32 @@ class Writer:
             if not work.future.done():
                 work.future.set_exception(copy_error(error))
         try:
-            self._connection.close()
+            self._close_connection()
         except sqlite3.Error as error:
             self.failure = self.failure or running_error(self._path, error)
         if self.failure is not None:
             self.ended.set_exception(copy_error(self.failure))
         else:
             self.ended.set_result(None)
+
+    def _close_connection(self) -> None:
+        """Remove the mark of an open store, and close: SQLite copies the log into the database and deletes it.
+
+        A store that keeps its mark keeps its log: after a failure nothing is tried again on this connection.
+        """
+        if self.failure is None:
+            try:
+                self._connection.execute(QUERIES["update_is_open"], (0,))
+                self._connection.close()
+            except sqlite3.Error as error:
+                log.warning("store_not_closed", extra={"reason": str(error)})
+            else:
+                return
+        close_and_keep_log(self._path, self._connection)
+
+
+def _read_clocks() -> ClockReading:
+    return ClockReading(time.time_ns() // 1_000_000, time.monotonic_ns())
 
 
 def _run_call(transaction: Transaction, housekeeping: Housekeeping, call: Call) -> Any:

@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.epoch_rules import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
-from agent.fact_store.divergence.witness import read_witness
+from agent.fact_store.divergence.witness import read_witness, write_witness
 from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
 from agent.pages import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.durability.faults import Faults, broken_error
@@ -171,13 +171,16 @@ def test_a_peer_may_cause_one_epoch_a_week(tmp_path: Path) -> None:
 def test_when_a_store_is_an_old_copy() -> None:
     """A witness with later ends or another life shows an old copy; one that lags, has an earlier epoch of this store,
     or is missing, does not."""
-    ends = {"a": 10, "b": 3}
-    assert restored_because(None, "e2", {"e1", "e2"}, ends) is None
-    assert restored_because(Witness("e2", {"a": 10}), "e2", {"e1", "e2"}, ends) is None
-    assert restored_because(Witness("e1", {"a": 99}), "e2", {"e1", "e2"}, ends) is None
-    assert "11" in str(restored_because(Witness("e2", {"a": 11}), "e2", {"e1", "e2"}, ends))
-    assert "c ends at 0" in str(restored_because(Witness("e2", {"c": 1}), "e2", {"e2"}, ends))
-    assert "e3" in str(restored_because(Witness("e3", {}), "e2", {"e1", "e2"}, ends))
+    held = Witness("e2", {"a": 10, "b": 3}, 4)
+    own = {"e1", "e2"}
+    assert restored_because(None, own, held) is None
+    assert restored_because(Witness("e2", {"a": 10}, 4), own, held) is None
+    assert restored_because(Witness("e1", {"a": 99}, 9), own, held) is None
+    assert "5" in str(restored_because(Witness("e2", {}, 5), own, held)), "a tag definition is missing"
+    found = str(restored_because(Witness("e2", {"a": 11, "c": 1}), own, held))
+    assert "a ends at 10, the witness has seen 11" in found
+    assert "c ends at 0" in found, "every stream that is short is named"
+    assert "e3" in str(restored_because(Witness("e3", {}), own, held))
     assert may_begin_for_peer(0, PEER_EPOCHS_APART_MS)
     assert not may_begin_for_peer(1, PEER_EPOCHS_APART_MS)
     assert not may_begin_for_peer(1, 1)
@@ -264,8 +267,8 @@ def test_a_witness_that_cannot_be_written_begins_one_epoch_only(
     """A witness with an unknown epoch begins a new epoch once, also on a disk where the new witness cannot be
     written."""
     node(tmp_path).close()
-    (tmp_path / "facts.db.witness").write_text(json.dumps({"epoch": "ab" * 16, "ends": {}}), encoding="utf-8")
-    monkeypatch.setattr(witness, "write_json", lambda *_: None)
+    write_witness(tmp_path / "facts.db", Witness("ab" * 16, {}))
+    monkeypatch.setattr(witness, "write_file", lambda *_: None)
     epochs = list[bytes]()
     for _ in range(3):
         with node(tmp_path) as store:

@@ -2,9 +2,9 @@
 own.
 
 Counts every write, sync, truncation and removal of a file opened through it, and fails the one it was armed with, once
-or from then on. A write that fails has written its first half: that is what a disk does that fills up or dies. Only
-where a disk is full and the write would not have made the file longer, nothing is written: overwriting takes no room.
-(Where it does, in a file system that copies on write, what was refused can come back after a power cut:
+or from then on. A write that fails has written its first half, in whole sectors: that is what a disk does that fills up
+or dies. Only where a disk is full and the write would not have made the file longer, nothing is written: overwriting
+takes no room. (Where it does, in a file system that copies on write, what was refused can come back after a power cut:
 agent/fact_store/DESIGN.md.) No second SQLite is loaded, so nothing of the program under test is other than on a
 gateway, its error codes included (ENOSPC is SQLITE_FULL for a write only; a sync fails as SQLITE_IOERR_FSYNC whatever
 the kernel says).
@@ -20,6 +20,7 @@ from ctypes import CFUNCTYPE, POINTER, c_char_p, c_int, c_int64, c_void_p
 from tests.fact_store.durability.faults import connect_with
 
 NAME = "bsfg-faulty"
+SECTOR = 512
 OK, FULL = 0, 13
 IOERR_WRITE, IOERR_FSYNC, IOERR_TRUNCATE, IOERR_DELETE = (10 | n << 8 for n in (3, 4, 6, 10))
 
@@ -111,7 +112,7 @@ class FaultyDisk:
             length = c_int64()
             real.file_size(file, ctypes.byref(length))
             if not self.is_full or offset + size > length.value:
-                real.write(file, data, size // 2, offset)
+                real.write(file, data, max(0, (offset + size // 2) // SECTOR * SECTOR - offset), offset)
             return FULL if self.is_full else IOERR_WRITE
 
         def truncate(file: int, size: int) -> int:

@@ -74,7 +74,7 @@ def define(store: FactStore) -> None:
 def main() -> None:
     """Write until killed."""
     settings = StoreSettings(commit_interval_ms=5, batch_facts_target=50)
-    store = FactStore.open(Path(sys.argv[1]), "plant", settings=settings, streams=STREAMS)
+    store = FactStore.open(Path(sys.argv[1]), "plant", settings=settings, streams=STREAMS, unattended=True)
     store.appends.define([tag(1)]).result()
     say("D", 1)
     jobs: list[Callable[[FactStore], None]] = [append, append_messages, put, define]

@@ -26,7 +26,7 @@ SECTOR = 512
 CALLS = (
     "openat,creat,pwrite64,pwritev,write,ftruncate,fallocate,fdatasync,fsync,unlink,unlinkat,rename,renameat,renameat2"
 )
-ENDINGS = ("", "-wal", "-journal")
+ENDINGS = ("", "-wal", "-journal", ".witness", ".witness.new")
 """The files a store is recovered from, by what follows the database's name."""
 
 _LINE = re.compile(r"(\d+) +(?:<\.\.\. (\w+) resumed>(.*)|(\w+)\((.*))", re.DOTALL)
@@ -105,14 +105,17 @@ class Write:
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A name of the folder made (`file`) or removed (None)."""
+    """A name of the folder made (`file`) or removed (None); a file that is renamed loses its name `before`."""
 
     ending: str
     file: File | None
     is_done: bool = False
+    before: str | None = None
 
     def apply(self, names: dict[str, File]) -> None:
         """Do it to the folder."""
+        if self.before is not None:
+            names.pop(self.before, None)
         if self.file is None:
             names.pop(self.ending, None)
         else:
@@ -200,6 +203,10 @@ class Disk:
                 return self._add(Entry(ending, File()))
             case "unlink":
                 return None if call.result < 0 else self._add(Entry(ending, None))
+            case "rename":
+                before, after = map(self._ending, paths)
+                assert before is not None and after is not None, "a file of the store leaves it"  # noqa: PT018 one fact
+                return self._add(Entry(after, self._names[before], before=before))
             case "pwrite64":
                 return self._add(Write(self._names[ending], _number(call.words), _data(call.words)))
             case "ftruncate":

@@ -111,7 +111,11 @@ def main() -> None:
     for _ in range(2):
         try:
             store = FactStore.open(
-                Path(path), "plant", settings=AT_ONCE, streams=STREAMS, connect_to=connect_with(pragmas)
+                *(Path(path), "plant"),
+                settings=AT_ONCE,
+                streams=STREAMS,
+                connect_to=connect_with(pragmas),
+                unattended=True,
             )
         except StoreError as error:
             say("E", type(error).__name__)

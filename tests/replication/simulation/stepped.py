@@ -140,8 +140,6 @@ class SteppedWriter(Writer):
 class Scrubber(store_module.Scrubber):
     """Begun, but without its thread."""
 
-    is_started = True  # type: ignore[assignment]
-
     def start(self) -> None:
         """Nothing runs in the background."""
 

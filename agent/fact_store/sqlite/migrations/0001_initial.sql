@@ -4,7 +4,8 @@
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
 -- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new
--- epoch, NULL where it does not. peer_epoch_unix_ms: when a claim of a peer last began one.
+-- epoch, NULL where it does not. peer_epoch_unix_ms: when a claim of a peer last began one. is_open: set, also in the
+-- database file itself, as long as there must be a write-ahead log; an orderly close clears it (decision 0045).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
@@ -12,7 +13,8 @@ CREATE TABLE store (
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
     new_epoch_because TEXT,
-    peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0
+    peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0,
+    is_open INTEGER NOT NULL DEFAULT 0 CHECK (is_open IN (0, 1))
 ) STRICT;
 
 -- The stores that first recorded the facts held here. This store is the origin with its present epoch.

@@ -1,0 +1,56 @@
+"""Detects that the wall clock was set: against the monotonic clock while the store is open, and against the newest
+recorded time when it is opened. Core: no IO.
+
+Retention counts the store's own age, so no jump releases facts. But the times in facts recorded around a jump are
+wrong, and who reads them later must find out why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+CLOCK_JUMP_MS = 2_000
+"""A difference of the wall clock against the monotonic one that counts as set: above a leap second, and far above the
+time that may pass between reading the two."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReading:
+    """What the wall clock and the monotonic clock showed at one moment."""
+
+    unix_ms: int
+    monotonic_ns: int
+
+    def jump_ms(self, now: ClockReading) -> int:
+        """By how much the wall clock was set between two readings, in milliseconds; 0 where it was not."""
+        passed_ms = (now.monotonic_ns - self.monotonic_ns) // 1_000_000
+        jump_ms = now.unix_ms - self.unix_ms - passed_ms
+        return jump_ms if abs(jump_ms) >= CLOCK_JUMP_MS else 0
+
+    def jump_text(self, now: ClockReading) -> str:
+        """The jump between two readings, for an operator."""
+        jump_ms = self.jump_ms(now)
+        how = "forward" if jump_ms > 0 else "back"
+        return f"set {how} by {abs(jump_ms) / 1000:,.1f} s while the node ran, to {_utc(now.unix_ms)}"
+
+
+def is_clock_behind(newest_unix_ms: int, now_unix_ms: int) -> bool:
+    """Whether the wall clock is behind the newest time that the store has recorded."""
+    return newest_unix_ms - now_unix_ms >= CLOCK_JUMP_MS
+
+
+def clock_set_back(newest_unix_ms: int, now_unix_ms: int) -> str:
+    """What `is_clock_behind` found, for an operator."""
+    behind_s = (newest_unix_ms - now_unix_ms) / 1000
+    return (
+        f"the clock shows {_utc(now_unix_ms)}, {behind_s:,.1f} s before the newest facts were recorded"
+        f" ({_utc(newest_unix_ms)}); check the clock and NTP"
+    )
+
+
+def _utc(unix_ms: int) -> str:
+    try:
+        return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return f"{unix_ms} ms after 1970"

@@ -1,0 +1,97 @@
+"""Reads the file of SQLite's write-ahead log, to find out what SQLite does not say: whether committed frames are missing.
+
+SQLite takes the frames up to the first whose checksum is wrong, and drops the rest without an error. Only one
+transaction is ever on its way to the disk, because each commit is synced before the next begins. So a power cut damages
+frames of the last transaction only. A frame that continues after a commit (its checksum begins with that commit's)
+behind the frame where SQLite stopped proves that a synced commit was damaged.
+
+The log's file may be opened beside SQLite: SQLite's locks are on the database and the shared memory. Format:
+https://www.sqlite.org/fileformat2.html#the_write_ahead_log
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 24
+_MAGIC = 0x377F0682  # the last bit: checksums are over big-endian words
+
+
+@dataclass(frozen=True, slots=True)
+class WalHeader:
+    """The header of a log: size of its pages, the salts that its frames carry, and the byte order of its checksums."""
+
+    page_bytes: int
+    salts: bytes
+    order: str
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of one frame."""
+        return FRAME_HEADER_BYTES + self.page_bytes
+
+
+def wal_path(path: Path) -> Path:
+    """The log of the database at `path`."""
+    return path.with_name(path.name + "-wal")
+
+
+def read_header(path: Path) -> WalHeader | None:
+    """The header of the log of the database at `path`; None where there is no log, or where its header is damaged.
+
+    SQLite writes the header as one sector and syncs it before the first frame, so no power cut damages it.
+    """
+    try:
+        with wal_path(path).open("rb") as file:
+            head = file.read(HEADER_BYTES)
+    except OSError:
+        return None
+    if len(head) < HEADER_BYTES:
+        return None
+    magic, _, page_bytes = struct.unpack(">III", head[:12])
+    order = ">" if magic & 1 else "<"
+    if magic & ~1 != _MAGIC or _checksum(head[:24], (0, 0), order) != struct.unpack(">II", head[24:]):
+        return None
+    return WalHeader(page_bytes, head[16:24], order)
+
+
+def has_commits_behind(path: Path, header: WalHeader, frames: int) -> bool:
+    """Whether the log holds a synced commit behind its first `frames` frames, where SQLite stopped.
+
+    Reads the headers of the frames behind, and one page for each commit among them. Raises OSError.
+    """
+    with wal_path(path).open("rb") as file:
+        commit: tuple[int, int] | None = None
+        for number in range(frames, (wal_path(path).stat().st_size - HEADER_BYTES) // header.frame_bytes):
+            file.seek(HEADER_BYTES + number * header.frame_bytes)
+            head = file.read(FRAME_HEADER_BYTES)
+            if len(head) < FRAME_HEADER_BYTES or head[8:16] != header.salts:
+                commit = None
+            elif commit is not None and _continues(file, head, header, commit):
+                return True
+            else:
+                # Bytes 4 to 8: the size of the database after a commit, 0 in other frames. Behind them the checksum.
+                commit = struct.unpack(">II", head[16:24]) if any(head[4:8]) else None
+    return False
+
+
+def _continues(file: BinaryIO, head: bytes, header: WalHeader, before: tuple[int, int]) -> bool:
+    """Whether the checksum of a frame continues that of the frame before it. The file stands behind the frame's
+    header."""
+    page = file.read(header.page_bytes)
+    if len(page) < header.page_bytes:
+        return False
+    return _checksum(head[:8] + page, before, header.order) == struct.unpack(">II", head[16:24])
+
+
+def _checksum(data: bytes, before: tuple[int, int], order: str) -> tuple[int, int]:
+    """SQLite's checksum over whole pairs of 32-bit words, continued from the one before."""
+    first, second = before
+    for even, odd in struct.iter_unpack(f"{order}II", data):
+        first = (first + even + second) & 0xFFFFFFFF
+        second = (second + odd + first) & 0xFFFFFFFF
+    return first, second

@@ -1,0 +1,254 @@
+"""A store's file that is gone, set aside or interrupted on the way: what was there before is reported once, by the store
+that begins in its place, and no log is lost."""
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agent.batch import open_messages, parse
+from agent.cli import bsfg
+from agent.fact_store import FactStore
+from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
+from agent.fact_store.divergence.witness import read_witness
+from agent.fact_store.log.errors import StoreDamaged
+from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
+
+
+def node(folder: Path) -> FactStore:
+    """The store of zone `plant` as a node opens it."""
+    return FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, unattended=True)
+
+
+def fill(store: FactStore) -> None:
+    """Ten samples, and a message in a stream that is quiet from then on."""
+    if not store.end_offset(OPERATIONAL):
+        done(store.appends.append_message(OPERATIONAL, message("once")))
+    done(store.appends.define([tag(1)]))
+    done(store.appends.append_samples(TELEMETRY, samples(10, store.end_offset(TELEMETRY) + 1)))
+
+
+def killed(folder: Path) -> None:
+    """Leave what a killed node leaves: facts in the database, and twenty more in its log only."""
+    alive = folder / "alive"
+    alive.mkdir()
+    with node(alive) as store:
+        fill(store)
+    with node(alive) as store:
+        fill(store)
+        fill(store)
+        for part in ("", "-wal", ".witness"):
+            shutil.copy(alive / f"facts.db{part}", folder)
+    shutil.rmtree(alive)
+
+
+def notices(store: FactStore) -> dict[str, dict[str, object]]:
+    """The operational facts of a store, one of each kind at most."""
+    page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
+    facts = [one.fact for found in page.batches for one in open_messages(parse(found.sealed))]
+    found = [(fact.predicate, json.loads(fact.object_json)) for fact in facts if fact.subject.startswith("store:")]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
+    """The node begins a new store, and reports which epoch was there and how far each stream went, once."""
+    with node(tmp_path) as store:
+        fill(store)
+        before = store.epoch
+    path = tmp_path / "facts.db"
+    path.unlink()
+    if how == "emptied":
+        path.touch()
+    for _ in range(2):
+        with node(tmp_path) as store:
+            assert store.epoch != before
+            (told,) = store.incidents()
+            assert (told.kind, told.subject, told.count) == ("missing", "facts.db", 1)
+            assert "facts.operational up to 1, facts.telemetry up to 10" in told.detail
+            notice = notices(store)["store_missing"]
+            assert notice["previous_epoch"] == before.hex()
+            assert notice["streams"] == [
+                {"stream": OPERATIONAL, "end_offset": 0, "known_end_offset": 1},
+                {"stream": TELEMETRY, "end_offset": 0, "known_end_offset": 10},
+            ]
+
+
+def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
+    """An empty folder is no loss."""
+    for _ in range(2):
+        with node(tmp_path) as store:
+            assert not store.incidents()
+
+
+@pytest.mark.parametrize("how", ["deleted", "emptied"])
+def test_a_log_without_its_database_is_kept(tmp_path: Path, how: str) -> None:
+    """SQLite would delete it. It is set aside byte for byte, and reported; an opening that is not unattended raises."""
+    killed(tmp_path)
+    path, log = tmp_path / "facts.db", (tmp_path / "facts.db-wal").read_bytes()
+    path.unlink()
+    if how == "emptied":
+        path.touch()
+    with pytest.raises(StoreDamaged, match="its write-ahead log is there"):
+        FactStore.open(path, "plant")
+    with node(tmp_path) as store:
+        (aside,) = quarantined_files(path)
+        assert (tmp_path / aside.file).read_bytes() == log
+        assert [(one.kind, one.subject) for one in store.incidents()] == [("quarantined", aside.file)]
+        assert store.integrity().quarantined == ((aside.file, len(log)),)
+
+
+@pytest.mark.parametrize("witness", ["with witness", "without"])
+def test_a_missing_log_begins_a_new_epoch(tmp_path: Path, witness: str) -> None:
+    """A store that was not closed, and whose log is gone: the loss of twenty facts is reported with every stream, the
+    quiet one too, and the next fact is the first of a new epoch. Without the witness the numbers are those held."""
+    killed(tmp_path)
+    path = tmp_path / "facts.db"
+    (tmp_path / "facts.db-wal").unlink()
+    if witness == "without":
+        (tmp_path / "facts.db.witness").unlink()
+    with pytest.raises(StoreDamaged, match="write-ahead log is missing"):
+        FactStore.open(path, "plant")
+    epochs = set[bytes]()
+    for _ in range(2):
+        with node(tmp_path) as store:
+            epochs.add(store.epoch)
+            (told,) = store.incidents()
+            assert (told.kind, "write-ahead log is missing" in told.detail) == ("epoch", True)
+            known = 30 if witness == "with witness" else 10
+            assert notices(store)["epoch_began"]["streams"] == [
+                {"stream": OPERATIONAL, "end_offset": 1, "known_end_offset": 1},
+                {"stream": TELEMETRY, "end_offset": 10, "known_end_offset": known},
+            ]
+            assert f"facts.telemetry is held up to 10, known up to {known}" in told.detail
+            assert values_in(store) == list(range(1, 11))
+    assert len(epochs) == 1
+
+
+def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
+    """The log whose end could not be used stays beside the store, under a name that the incident and the status
+    name."""
+    killed(tmp_path)
+    path, log = tmp_path / "facts.db", bytearray((tmp_path / "facts.db-wal").read_bytes())
+    log[40] ^= 1
+    (tmp_path / "facts.db-wal").write_bytes(log)
+    with node(tmp_path) as store:
+        (aside,) = quarantined_files(path)
+        assert (tmp_path / aside.file).read_bytes() == log
+        (told,) = store.incidents()
+        assert "commits follow the damage" in told.detail
+        assert aside.file in told.detail
+        assert store.integrity().quarantined == ((aside.file, len(log)),)
+
+
+def die_in_opening(path: Path, step: int) -> bool:
+    """Open and close a store in a child process that is killed after this many commits and PRAGMAs; False where there
+    are fewer."""
+    left = step
+
+    class Dying(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:
+            nonlocal left
+            found = super().execute(sql, *parameters)
+            if sql.startswith(("COMMIT", "PRAGMA")):
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return found
+
+    def connect_dying(uri: str) -> sqlite3.Connection:
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Dying)
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            FactStore.open(path, "plant", settings=AT_ONCE, connect_to=connect_dying, unattended=True).close()
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert status in {0, signal.SIGKILL}, status
+    return status != 0
+
+
+@pytest.mark.parametrize("loss", ["quarantined", "missing", "epoch"])
+def test_a_kill_in_the_opening_hides_nothing(memory: Path, loss: str) -> None:
+    """kill -9 after each commit and each other step of the opening that reports a loss: the next opening reports it."""
+    template = memory / "template"
+    template.mkdir()
+    killed(template)
+    if loss == "quarantined":
+        mark_suspect(template / "facts.db", "database disk image is malformed")
+    elif loss == "missing":
+        (template / "facts.db").unlink()
+        (template / "facts.db-wal").unlink()
+    else:
+        (template / "facts.db-wal").unlink()
+    before = read_witness(template / "facts.db")
+    assert before is not None
+    kills = 0
+    for step in range(1, 200):
+        folder = memory / str(step)
+        shutil.copytree(template, folder)
+        was_killed = die_in_opening(folder / "facts.db", step)
+        with node(folder) as store:
+            assert [(one.kind, one.count) for one in store.incidents()] == [(loss, 1)], f"killed after step {step}"
+            assert store.epoch.hex() != before.epoch
+        if not was_killed:
+            break
+        kills += 1
+    print(f"{kills} kills")
+    assert kills > 10
+
+
+@pytest.mark.parametrize("ruined", ["first page", "whole file"])
+def test_quarantine_leaves_the_log_beside_the_file(tmp_path: Path, ruined: str) -> None:
+    """A damaged file and its log are set aside as they were, byte for byte: SQLite does not copy one into the other."""
+    killed(tmp_path)
+    path = tmp_path / "facts.db"
+    content = path.read_bytes()
+    path.write_bytes(b"\xff" * 4096 + content[4096:] if ruined == "first page" else b"\xff" * len(content))
+    # A frame of the first page in the log would hide that it is damaged; the last life wrote none.
+    parts = {part: (tmp_path / f"facts.db{part}").read_bytes() for part in ("", "-wal")}
+    with node(tmp_path) as store:
+        (aside,) = quarantined_files(path)
+        assert [one.kind for one in store.incidents()] == ["quarantined"]
+    for part, was in parts.items():
+        assert (tmp_path / f"{aside.file}{part}").read_bytes() == was, f"facts.db{part}"
+
+
+def test_migrate_leaves_the_log_of_a_killed_node(tmp_path: Path) -> None:
+    """`bsfg store migrate` before the restart takes nothing away that the node needs: it opens in the same epoch,
+    quietly, with all facts."""
+    killed(tmp_path)
+    before = read_witness(tmp_path / "facts.db")
+    run = CliRunner().invoke(bsfg, ["store", "migrate", "--file", str(tmp_path / "facts.db")])
+    assert run.exit_code == 0, run.output
+    with node(tmp_path) as store:
+        assert before is not None
+        assert (store.epoch.hex(), store.incidents()) == (before.epoch, [])
+        assert values_in(store) == list(range(1, 31))
+
+
+def test_the_database_itself_says_that_it_is_open(tmp_path: Path) -> None:
+    """The mark is in the database file before the first append, without its log, and an orderly close removes it."""
+
+    def is_open(path: Path) -> int:
+        with closing(sqlite3.connect(path)) as found:
+            return int(found.execute("SELECT is_open FROM store").fetchone()[0])
+
+    copy = tmp_path / "copy"
+    for _ in range(2):
+        with node(tmp_path):
+            shutil.copy(tmp_path / "facts.db", copy)
+            assert is_open(copy) == 1
+        assert not (tmp_path / "facts.db-wal").exists()
+        assert is_open(tmp_path / "facts.db") == 0

@@ -1,0 +1,203 @@
+"""The write-ahead log of a store that was not closed is deleted, cut, or changed from outside, at many places: the facts
+that were acknowledged are there, or the next opening reports the loss and begins a new epoch.
+
+The checker stands outside: it has its own reader of the log, and compares what the store serves with what a killed
+process had said. Each image is that of a real kill -9, so the witness beside the store is exact. After a power cut it
+may lag by half a minute; `test_a_log_that_is_gone_after_a_power_cut` says what holds then (decision 0045).
+"""
+
+import json
+import random
+import shutil
+import struct
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.batch import open_messages, parse
+from agent.fact_store import FactStore, StoreReader
+from tests.fact_store.durability.power import crashes, require_strace
+from tests.fact_store.durability.promises import NORTH, RUN, Promises, broken
+from tests.fact_store.durability.test_kill import run_and_kill
+from tests.fact_store.durability.test_power_cut import recording
+from tests.fact_store.making import EVERYTHING, IN_MEMORY, OPERATIONAL, TELEMETRY, done, samples, tag
+from tests.sim import first_seed, patient, scaled
+
+KILLS = scaled(4, 40)
+IMAGES_OF_A_KILL = scaled(100, 500)
+POWER_CUTS = scaled(200, 5_000)
+PARTS = ("", "-wal", ".witness")
+
+
+@dataclass(frozen=True)
+class Image:
+    """The files of a killed process by what follows the store's name, its epoch, and what it had acknowledged."""
+
+    files: dict[str, bytes]
+    epoch: bytes
+    promises: Promises
+    commits: list[int]
+    """Where each commit of the log ends, in bytes."""
+
+
+def commit_ends(log: bytes) -> list[int]:
+    """Where each commit of a log ends, as far as its checksums hold: after the file format's description."""
+    magic, _, page, _, *salts = struct.unpack(">6I", log[:24])
+    words = f"{'>' if magic & 1 else '<'}{{}}I".format
+    first = second = 0
+
+    def add(data: bytes) -> tuple[int, int]:
+        nonlocal first, second
+        numbers = struct.unpack(words(len(data) // 4), data)
+        for even, odd in zip(numbers[::2], numbers[1::2], strict=True):
+            first = (first + even + second) % 2**32
+            second = (second + odd + first) % 2**32
+        return first, second
+
+    found = list[int]()
+    assert add(log[:24]) == struct.unpack(">2I", log[24:32])
+    for at in range(32, len(log) - page - 23, page + 24):
+        _, size, *rest = struct.unpack(">6I", log[at : at + 24])
+        if rest[:2] != salts or add(log[at : at + 8] + log[at + 24 : at + 24 + page]) != tuple(rest[2:]):
+            break
+        if size:
+            found.append(at + 24 + page)
+    return found
+
+
+def killed_image(folder: Path, rng: random.Random) -> Image:
+    """What a writer leaves that was killed at a random moment of its second life."""
+    path, promises = folder / "facts.db", Promises()
+    folder.mkdir()
+    for _ in range(2):
+        run_and_kill(path, rng, promises, at_start=False)
+    files = {part: (folder / f"facts.db{part}").read_bytes() for part in PARTS}
+    with closing(StoreReader(path)) as reader:
+        epoch = reader.origin.epoch
+    return Image(files, epoch, promises, commit_ends(files["-wal"]))
+
+
+def delete(_log: bytes, _commits: list[int], rng: random.Random) -> bytes | None:
+    """No log at all, or an empty one."""
+    return rng.choice((None, b""))
+
+
+def cut(log: bytes, commits: list[int], rng: random.Random) -> bytes | None:
+    """Shorter, at any byte."""
+    return log[: rng.randrange(commits[-1])]
+
+
+def cut_after_a_commit(log: bytes, commits: list[int], rng: random.Random) -> bytes | None:
+    """Shorter, and whole as far as it goes: as if nothing had followed."""
+    return log[: rng.choice(commits[:-1] or [32])]
+
+
+def flip(log: bytes, commits: list[int], rng: random.Random) -> bytes | None:
+    """One bit changed."""
+    found = bytearray(log)
+    found[rng.randrange(commits[-1])] ^= 1 << rng.randrange(8)
+    return bytes(found)
+
+
+def blank(log: bytes, commits: list[int], rng: random.Random) -> bytes | None:
+    """Zeros in place of a block."""
+    at = rng.randrange(commits[-1]) // 4096 * 4096
+    return log[:at] + bytes(4096) + log[at + 4096 :]
+
+
+def keep(log: bytes, _commits: list[int], _rng: random.Random) -> bytes | None:
+    """As the kill has left it."""
+    return log
+
+
+Damage = Callable[[bytes, list[int], random.Random], bytes | None]
+DAMAGES: tuple[Damage, ...] = (delete, cut, cut_after_a_commit, flip, flip, flip, blank, keep)
+
+
+def put(folder: Path, files: dict[str, bytes | None]) -> Path:
+    """An image in an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for part, content in files.items():
+        if content is not None:
+            (folder / f"facts.db{part}").write_bytes(content)
+    return folder / "facts.db"
+
+
+def notices(store: FactStore) -> list[dict[str, object]]:
+    """The facts `epoch_began` of a store."""
+    page = store.read(OPERATIONAL, 0, EVERYTHING, EVERYTHING)
+    facts = [one.fact for found in page.batches for one in open_messages(parse(found.sealed))]
+    return [json.loads(fact.object_json) for fact in facts if fact.predicate == "epoch_began"]
+
+
+def check_told(store: FactStore, image: Image) -> None:
+    """A loss was reported: which streams, up to where they are known, and nothing else is wrong; what is appended next
+    cannot be taken for what was lost."""
+    (notice,) = notices(store)
+    assert [one.kind for one in store.incidents()] == ["epoch"]
+    assert notice["previous_epoch"] == image.epoch.hex()
+    streams = notice["streams"]
+    assert isinstance(streams, list)
+    known = {one["stream"]: one["known_end_offset"] for one in streams}
+    promised = {TELEMETRY: image.promises.samples, NORTH: image.promises.batches * RUN}
+    assert all(known[name] >= end for name, end in promised.items()), (known, promised)
+    assert known[OPERATIONAL] >= image.promises.messages
+    # The notice itself is a message that no process had appended.
+    wrong = [one for one in broken(store, image.promises) if one.startswith("wrong") and "messages" not in one]
+    assert not wrong, wrong
+    done(store.appends.define([tag(1)]))
+    done(store.appends.append_samples(TELEMETRY, samples(1)))
+    header = parse(store.read(TELEMETRY, store.end_offset(TELEMETRY) - 1, 1, 1).batches[0].sealed).header
+    assert (header.origin.epoch, header.first_sequence) == (store.epoch, 1)
+
+
+@patient
+def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -> None:
+    """See the module. An image that nobody has damaged opens in the same epoch, without a word."""
+    rng, told, quiet = random.Random(first_seed()), Counter[str](), Counter[str]()
+    for number in range(KILLS):
+        image = killed_image(tmp_path / str(number), rng)
+        for round_number in range(IMAGES_OF_A_KILL):
+            damage = DAMAGES[round_number % len(DAMAGES)]
+            log = damage(image.files["-wal"], image.commits, rng)
+            path = put(memory / "image", {**image.files, "-wal": log})
+            with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
+                if store.epoch == image.epoch:
+                    found = broken(store, image.promises)
+                    assert not found, f"kill {number}, {damage.__name__} {round_number}, not reported: {found}"
+                    assert not store.incidents()
+                    quiet[damage.__name__] += 1
+                else:
+                    assert damage is not keep, store.incidents()
+                    check_told(store, image)
+                    told[damage.__name__] += 1
+    print(f"{told.total() + quiet.total()} images; reported {dict(told)}, nothing lost and quiet {dict(quiet)}")
+    assert told["delete"] == KILLS * len(range(0, IMAGES_OF_A_KILL, len(DAMAGES))), "a missing log is always reported"
+    assert min(told[one.__name__] for one in DAMAGES if one is not keep) > 0
+
+
+def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> None:
+    """A power cut, and then the log is deleted, with the witness as old as a disk can leave it: a loss is reported. So
+    is a changed bit that synced commits follow; only the newest commits can be lost without a trace."""
+    require_strace(tmp_path)
+    seed = first_seed()
+    rng, log, store_path = random.Random(seed), *recording(tmp_path, seed)
+    outcomes: dict[str, Counter[str]] = {"deleted": Counter(), "flipped": Counter()}
+    for crash in crashes(log, store_path, POWER_CUTS, rng):
+        promises = Promises()
+        promises.hear(crash.said)
+        whole = crash.files.get("-wal", b"")
+        ends = commit_ends(whole) if len(whole) > 32 else []
+        for kind, outcome in outcomes.items():
+            changed = flip(whole, ends, rng) if kind == "flipped" and ends else None
+            path = put(memory / "image", {**crash.files, "-wal": changed})
+            with FactStore.open(path, "plant", settings=IN_MEMORY, unattended=True) as store:
+                is_told = any(one.kind in {"epoch", "quarantined"} for one in store.incidents())
+                lost = [] if is_told else broken(store, promises)
+            outcome["told" if is_told else "lost without a word" if lost else "nothing lost"] += 1
+    print({kind: dict(found) for kind, found in outcomes.items()})
+    assert outcomes["deleted"]["told"] > POWER_CUTS / 4
+    assert not outcomes["deleted"]["lost without a word"]
