@@ -24,6 +24,7 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
+    EpochEnded,
     FactsRefused,
     Incident,
     StoreBusy,

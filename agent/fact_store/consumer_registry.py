@@ -68,17 +68,22 @@ class ConsumerRegistry:
         return self._writer.submit("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        consumer: str,
+        last_offset: int,
+        first_offset: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
         Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms;
-        without it, the consumer's name is enough. Through the future: UnknownConsumer, ConsumerFenced,
-        ConfirmBeyondLog, ConfirmRefused.
+        without it, the consumer's name is enough. `epoch`: the one to which the offsets belong; without it, the present
+        one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
         """
-        run = partial(
-            consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset, shown=shown
-        )
+        confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
+        run = partial(confirm, shown=shown, epoch=epoch)
         confirming = self._writer.submit("confirm", run)
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming

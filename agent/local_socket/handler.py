@@ -105,6 +105,10 @@ class RequestHandler:
                 removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
                 return messages.Removed(state_after.value, entries[request.consumer_name])
+            case messages.BeginEpoch(because):
+                before = store.epoch
+                now = await asyncio.wrap_future(store.begin_epoch(because))
+                return messages.EpochBegan(now.epoch.hex(), before.hex())
             case messages.ComparePeer():
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")

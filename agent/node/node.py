@@ -80,12 +80,12 @@ class Node:
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
             stored=stored,
             memory=SourceMemory(settings.node.state_dir / LEARNED),
-            find_removed=partial(find_removed_tags, store.reader, store.origin),
+            find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),

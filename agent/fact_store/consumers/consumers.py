@@ -19,6 +19,7 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
+    EpochEnded,
     Event,
     Lifecycle,
     StreamIsLocal,
@@ -68,13 +69,22 @@ def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
 
 
 def confirm_offsets(
-    transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: LeaseClaim | None
+    transaction: Transaction,
+    name: str,
+    first_offset: int | None,
+    last_offset: int,
+    shown: LeaseClaim | None,
+    epoch: bytes | None,
 ) -> int:
     """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
+    `epoch`: the one to which the offsets belong, where the caller named it.
 
-    Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
+    Raises UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
+    # 0030: a new epoch may have begun since the request was checked.
+    if epoch not in {None, transaction.catalog.origin.epoch}:
+        raise EpochEnded(f"offsets of epoch {(epoch or b'').hex()}, which is over")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]

@@ -12,7 +12,7 @@
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
                 ArtifactsFull       all artifacts together are at their limit
             StoreFailed             the disk failed a commit; this process must be restarted
-            StoreForked             found to be an old copy of itself; a new epoch begins when it is opened again
+            EpochChanging           it begins a new epoch at this moment
             StoreClosed             closed by its owner
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
@@ -29,6 +29,7 @@
                 ArtifactMissing     it is not here, or not complete
                 ArtifactMismatch    the bytes do not have the digest
                 ArtifactTooLarge    larger than this node's limit
+            EpochEnded              it names offsets of an epoch that is over
             ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
@@ -123,11 +124,10 @@ class StoreFailed(StoreUnavailable):
     hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
 
 
-class StoreForked(StoreUnavailable):
-    """Peers hold facts of this store's epoch that it does not hold: it was restored from an old copy."""
+class EpochChanging(StoreUnavailable):
+    """The store begins a new epoch at this moment: what is being read may get another name."""
 
-    retryable = False
-    hint = "start the node again (systemd does): a new epoch begins, and everything held stays"
+    hint = "try again in a moment"
 
 
 class StoreClosed(StoreUnavailable):
@@ -217,6 +217,12 @@ class ArtifactTooLarge(ArtifactRefused):
     """The artifact is larger than this node's limit."""
 
     hint = "raise [store] artifact_bytes_max"
+
+
+class EpochEnded(Refused):
+    """The offsets belong to an epoch of this store that is over."""
+
+    hint = "start again at offset 0 of the present epoch"
 
 
 class ConfirmRefused(Refused):

@@ -50,7 +50,6 @@ from agent.fact_store.log import (
     StoreClosed,
     StoreError,
     StoreFailed,
-    StoreForked,
     StoreFull,
     StoreSettings,
     StoreStatistics,
@@ -284,9 +283,6 @@ class Writer:
             for callback in self._subscribers:
                 callback(ends)
         self._check_disk()
-        if transaction.must_end_because is not None:  # the new epoch begins at the next opening (decision 0030)
-            with self._changed:
-                self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
     def _check_disk(self) -> None:
         """Housekeeping between transactions. An error here fails no append: all of them are durable and answered."""

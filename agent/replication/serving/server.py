@@ -23,7 +23,7 @@ from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import STATELESS, Consumers, Context, Latest
+from agent.replication.serving.operations import STATELESS, Consumers, Context, IsProven, Latest, never_proven
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.telemetry import Side, Span, Telemetry
 
@@ -51,7 +51,7 @@ class ServerStatistics:
 
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds latest values; `refusals` maps the store's errors to codes; any other of
+    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `refusals` maps the store's errors to codes; any other of
     `store_errors` is answered `store_unavailable`."""
 
     def __init__(
@@ -65,6 +65,7 @@ class Server:
         appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
+        is_proven: IsProven = never_proven,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._link = link
@@ -73,7 +74,7 @@ class Server:
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
-        self._context = Context(link, store, exported, self._telemetry, appends or {})
+        self._context = Context(link, store, exported, self._telemetry, appends or {}, is_proven)
         self._consumers = Consumers(self._context)
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._consumers.fetch,

@@ -100,7 +100,8 @@ class Serving:
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES)
+        # A claim counts as proven, as if each zone signed what it holds. A false claim is a violation (`Node`).
+        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=lambda *_: True)
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
@@ -172,7 +173,13 @@ class WatchedConsumers:
         return holding
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        consumer: str,
+        last_offset: int,
+        first_offset: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[int]:
         (requester, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
@@ -183,7 +190,7 @@ class WatchedConsumers:
             if future.exception() is None:
                 check.confirmation_durable(node, consumer, request.lease)
 
-        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown, epoch=epoch)
         confirming.add_done_callback(confirmed)
         return confirming
 

@@ -27,6 +27,10 @@ from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
+CLAIM_REPORTED_NS = 600 * 1_000_000_000
+"""Between two reports that a zone claims facts which are not here: each is a commit, and a peer repeats its claim with
+each request."""
+
 Key = tuple[str, str]
 """Zone and consumer."""
 
@@ -38,6 +42,7 @@ class Consumers:
         self._context = context
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
+        self._claims_reported_ns: dict[str, int] = {}
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -88,7 +93,7 @@ class Consumers:
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
-                return StreamState(store.end_offset(stream), self._waiters.count(zone), now_ms)
+                return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReadPage(plan, zone, known):
                 return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
             case effects.RecordServed():
@@ -111,7 +116,11 @@ class Consumers:
             case effects.CountConsumers(zone):
                 return sum(1 for each in store.consumers.all() if each.zone == zone)
             case effects.ReportPeerAhead(zone, why):
-                return store.peer_is_ahead(zone, why)
+                return self._report_ahead(zone, why)
+            case effects.IsProven(zone, request):
+                return context.is_proven(zone, request)
+            case effects.BeginEpoch(why):
+                return await context.wrap(store.begin_epoch(why))
             case effects.CompareHistory(stream, taken, held):
                 return await context.in_thread(store.contradiction, stream, taken, held)
             case effects.RegisterConsumer():
@@ -123,6 +132,13 @@ class Consumers:
                 _log.info("lease_taken", extra={"consumer": name, "peer": zone, **was})
                 return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
         raise AssertionError(effect)
+
+    def _report_ahead(self, zone: str, why: str) -> None:
+        now_ns = self._context.now_ns()
+        if now_ns - self._claims_reported_ns.get(zone, -CLAIM_REPORTED_NS) >= CLAIM_REPORTED_NS:
+            self._claims_reported_ns[zone] = now_ns
+            _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
+            self._context.store.peer_is_ahead(zone, why)
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
         registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
@@ -136,7 +152,11 @@ class Consumers:
         confirm, telemetry = effect.confirm, self._context.telemetry
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
-                effect.name, confirm.last_offset, confirm.first_offset, shown=effect.shown
+                effect.name,
+                confirm.last_offset,
+                confirm.first_offset,
+                shown=effect.shown,
+                epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
             )
         )
         span = telemetry.start(

@@ -11,12 +11,22 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from agent.replication.mqtt import Link
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
+
+IsProven = Callable[[str, FetchFacts | ConfirmReceipt], bool]
+"""Whether a zone's request proves, by a signature of this store's own key, that this store has written facts of its
+present epoch that it does not hold. Must not wait."""
+
+
+def never_proven(_zone: str, _request: FetchFacts | ConfirmReceipt) -> bool:
+    """Without signatures nothing is proven: an operator begins the new epoch of a restored store."""
+    return False
 
 
 @dataclass
@@ -33,12 +43,14 @@ class Context:
     exports: Mapping[str, frozenset[str]]
     telemetry: Telemetry = field(default_factory=Telemetry)
     appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    epoch: str = field(init=False)
+    is_proven: IsProven = never_proven
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 
-    def __post_init__(self) -> None:
-        self.epoch = self.store.epoch.hex()
+    @property
+    def epoch(self) -> str:
+        """The store's present epoch; it may change while the node runs."""
+        return self.store.epoch.hex()
 
     @property
     def own(self) -> StoreName:
