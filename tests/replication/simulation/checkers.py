@@ -432,8 +432,11 @@ class Checkers:
         held = set[Key]().union(*(one.keys for one in self.logs.values()))
         self.gone |= before.keys - held
 
-        values = self._values.get(node.name, {})
-        self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
+        # Values of facts that the image lacks are forgotten, also where the image has others at their offsets: it may
+        # be of a life before the one that it replaces.
+        values, same = self._values.get(node.name, {}), [row for row in log.rows if row.key in before.keys]
+        kept = {offset for row in same for offset in range(row.first_offset, row.last_offset + 1)}
+        self._values[node.name] = {offset: value for offset, value in values.items() if offset in kept}
 
     # --- the end
 
