@@ -434,7 +434,8 @@ class Checkers:
 
         # Values of facts that the image lacks are forgotten, also where the image has others at their offsets: it may
         # be of a life before the one that it replaces.
-        values, same = self._values.get(node.name, {}), [row for row in log.rows if row.key in before.keys]
+        values, known = self._values.get(node.name, {}), {(row.first_offset, row.key) for row in before.rows}
+        same = [row for row in log.rows if (row.first_offset, row.key) in known]
         kept = {offset for row in same for offset in range(row.first_offset, row.last_offset + 1)}
         self._values[node.name] = {offset: value for offset, value in values.items() if offset in kept}
 
