@@ -278,7 +278,9 @@ CORES: tuple[str, ...] = (
             "errors",
             "pacing",
             "page_check",
+            "limits",
             "pull_events",
+            "token_bucket",
             "topics",
         )
     ),
@@ -287,7 +289,6 @@ CORES: tuple[str, ...] = (
         for name in (
             "catch_up",
             "receiver",
-            "token_bucket",
         )
     ),
     *(
@@ -298,6 +299,8 @@ CORES: tuple[str, ...] = (
             "consumer_core",
             "consumer_effects",
             "latest_page",
+            "pacing",
+            "turns",
             "outcomes",
             "page",
         )

@@ -27,6 +27,7 @@ from agent.fact_store.log import (
     EpochEnded,
     FactsRefused,
     Incident,
+    LeaseUnknown,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -36,6 +37,7 @@ from agent.fact_store.log import (
     StoreTooNew,
     StreamIsLocal,
     StreamSettings,
+    TooManyConsumers,
     UnknownConsumer,
     check_digest,
 )

@@ -35,8 +35,12 @@ class ConsumerRegistry:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
 
-    def register(self, name: str, zone: str, stream: str, start: consumers.Start = "oldest") -> Future[Consumer]:
-        """Register a consumer; a repeat with the same zone and stream returns the consumer as it is.
+    def register(
+        self, name: str, zone: str, stream: str, start: consumers.Start = "oldest", *, zone_max: int | None = None
+    ) -> Future[Consumer]:
+        """Register a consumer; a repeat with the same zone and stream returns the consumer as it is. `zone_max`: how
+        many consumers the zone may have. Through the future: ConsumerNotYours, ConsumerStreamMismatch,
+        TooManyConsumers, StreamIsLocal.
 
         It starts at the oldest fact, at the end, or at a time of recording in milliseconds since 1970. A time is
         rounded down to the minute's mark, so up to a minute of facts too many is read and none is missed.
@@ -47,8 +51,14 @@ class ConsumerRegistry:
         if start not in {"oldest", "end"} and (type(start) is not int or start < 0):
             raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in milliseconds, not at {start!r}")
         is_local = self._writer.policy(stream).write_class == "local"
-        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start, is_local=is_local)
-        return self._writer.submit("register", run)
+        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
+        return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))
+
+    def unregister(self, name: str, zone: str, shown: LeaseClaim) -> Future[bool]:
+        """Remove a consumer at once, at the request of an instance of its zone; False where there is none. Through the
+        future: ConsumerNotYours, ConsumerFenced, LeaseUnknown."""
+        run = partial(consumers.unregister_consumer, name=name, zone=zone, shown=shown)
+        return self._writer.submit("unregister", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
         """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone
@@ -61,7 +71,8 @@ class ConsumerRegistry:
         """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
         where it is new.
 
-        Through the future: UnknownConsumer, and ConsumerFenced for an instance that a newer one has replaced.
+        Through the future: UnknownConsumer, ConsumerFenced for an instance that a newer one has replaced, and
+        LeaseUnknown for a lease that was never granted here.
         """
         if shown.epoch is not None and not 0 <= shown.epoch <= LEASE_EPOCH_MAX:
             raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {shown.epoch}")

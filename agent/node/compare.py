@@ -16,13 +16,12 @@ from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import (
     AntiEntropy,
     AntiEntropySettings,
     Comparison,
-    Priority,
     ThrottledRequester,
-    TokenBucket,
 )
 from agent.telemetry import Telemetry
 

@@ -148,6 +148,7 @@ class Node:
                 self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
             ),
             telemetry=self._telemetry,
+            limits={peer.zone: peer.limits for peer in peers},
         )
 
     def _queue_depth(self, stream: str) -> int:

@@ -25,9 +25,11 @@ from agent.fact_store import (
     ConsumerStreamMismatch,
     EpochEnded,
     FactsRefused,
+    LeaseUnknown,
     StoreError,
     StoreFull,
     StreamIsLocal,
+    TooManyConsumers,
     UnknownConsumer,
 )
 
@@ -47,6 +49,8 @@ REFUSAL_CODES: Mapping[type[Exception], str] = {
     ArtifactsFull: "store_full",
     UnknownConsumer: "unknown_consumer",
     ConsumerFenced: "fenced",
+    LeaseUnknown: "lease_unknown",
+    TooManyConsumers: "too_many_consumers",
     ConsumerNotYours: "consumer_not_yours",
     ConsumerStreamMismatch: "consumer_stream_mismatch",
     EpochEnded: "epoch_changed",

@@ -25,8 +25,8 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings
-from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async

@@ -21,27 +21,37 @@ from agent.fact_store.log import (
     ConsumerStreamMismatch,
     EpochEnded,
     Event,
+    LeaseUnknown,
     Lifecycle,
     StreamIsLocal,
     StreamState,
+    TooManyConsumers,
     UnknownConsumer,
     confirm_range,
     next_state,
     skip_released,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.lease import Lease, LeaseClaim, decide_lease
+from agent.lease import Denied, Lease, LeaseClaim, decide_lease
 
 Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: facts recorded here from then on
 
 
 def register_consumer(
-    transaction: Transaction, name: str, zone: str, stream: str, start: Start, *, is_local: bool = False
+    transaction: Transaction,
+    name: str,
+    zone: str,
+    stream: str,
+    start: Start,
+    *,
+    is_local: bool = False,
+    zone_max: int | None = None,
 ) -> ConsumerState:
-    """The consumer of this name, registered where it is new. A removal that has begun is cancelled.
+    """The consumer of this name, registered where it is new. A removal that has begun is cancelled. `zone_max`: how
+    many consumers the zone may have; None for any number.
 
-    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream
-    `is_local`.
+    Raises ConsumerNotYours, ConsumerStreamMismatch, TooManyConsumers, and StreamIsLocal for a consumer of another zone
+    where the stream `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -53,6 +63,10 @@ def register_consumer(
         return transaction.catalog.consumers[name]
     if is_local and zone != transaction.catalog.origin.zone:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
+    # Counted here, in the transaction: of requests that arrive together each would count before the others' commit.
+    owned = sum(1 for each in transaction.catalog.consumers.values() if each.zone == zone)
+    if zone_max is not None and owned >= zone_max:
+        raise TooManyConsumers(f"{zone} has {owned} consumers, and may have {zone_max}")
     state = transaction.stream(stream)
     start_offset = _start_offset(transaction, state, start)
     return transaction.add_consumer(
@@ -61,7 +75,8 @@ def register_consumer(
 
 
 def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
-    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced."""
+    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced,
+    LeaseUnknown."""
     consumer = find_consumer(transaction.catalog, name)
     lease = _lease(consumer, shown)
     transaction.set_consumer(replace(consumer, lease=lease))
@@ -79,7 +94,7 @@ def confirm_offsets(
     """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
     `epoch`: the one to which the offsets belong, where the caller named it.
 
-    Raises UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
+    Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
     # 0030: a new epoch may have begun since the request was checked.
@@ -115,6 +130,21 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
         _apply(transaction, consumer, Event.REMOVED)
         return Lifecycle.DELETED
     return consumer.lifecycle
+
+
+def unregister_consumer(transaction: Transaction, name: str, zone: str, shown: LeaseClaim) -> bool:
+    """Remove a consumer at once, at the request of its zone; False where there is none.
+
+    Raises ConsumerNotYours, ConsumerFenced, LeaseUnknown.
+    """
+    consumer = transaction.catalog.consumers.get(name)
+    if consumer is None:
+        return False
+    if consumer.zone != zone:
+        raise ConsumerNotYours(f"consumer {name!r} was registered by zone {consumer.zone!r}, not {zone!r}")
+    _lease(consumer, shown)
+    transaction.remove_consumer(consumer)
+    return True
 
 
 def apply_events(
@@ -155,10 +185,18 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
 
 
 def _lease(consumer: ConsumerState, shown: LeaseClaim) -> Lease:
-    if (lease := decide_lease(consumer.lease, shown)) is None:
-        own = "none" if shown.epoch is None else str(shown.epoch)
-        raise ConsumerFenced(f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown")
-    return lease
+    match decide_lease(consumer.lease, shown):
+        case Denied.FENCED:
+            own = "none" if shown.epoch is None else str(shown.epoch)
+            raise ConsumerFenced(
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown"
+            )
+        case Denied.UNKNOWN:
+            raise LeaseUnknown(
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force; {shown.epoch} was never granted"
+            )
+        case lease:
+            return lease
 
 
 def find_consumer(catalog: Catalog, name: str) -> ConsumerState:

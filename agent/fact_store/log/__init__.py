@@ -36,6 +36,7 @@ from agent.fact_store.log.errors import (
     EpochEnded,
     FactsRefused,
     ForkError,
+    LeaseUnknown,
     Refused,
     StoreBusy,
     StoreClosed,
@@ -50,6 +51,7 @@ from agent.fact_store.log.errors import (
     StoreUnavailable,
     StoreUnusable,
     StreamIsLocal,
+    TooManyConsumers,
     UnknownConsumer,
     copy_error,
 )

@@ -23,6 +23,8 @@
             ConsumerStreamMismatch  the name is bound to another stream
             ConsumerInUse           it is active, and its removal was not forced
             ConsumerFenced          a newer instance under its name holds the lease
+            LeaseUnknown            it shows a lease that was never granted here
+            TooManyConsumers        the zone has registered as many as it may
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
             ArtifactRefused         an invalid digest, size or chunk
@@ -189,6 +191,19 @@ class ConsumerFenced(Refused):
     """A newer instance of this consumer holds the lease."""
 
     hint = "stop one of the two; the one that is started last goes on"
+
+
+class LeaseUnknown(Refused):
+    """An instance of this consumer shows a lease that this store has not granted: it is new, was restored, or the
+    consumer was removed meanwhile."""
+
+    hint = "request a lease again (0)"
+
+
+class TooManyConsumers(Refused):
+    """The zone has registered as many consumers as it may; each keeps facts from being released."""
+
+    hint = "unregister one that is not needed, or raise consumers_max of this peer in node.toml"
 
 
 class StreamIsLocal(Refused):

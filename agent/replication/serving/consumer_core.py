@@ -22,6 +22,8 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetCursor,
+    UnregisterAnswer,
+    UnregisterConsumer,
 )
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import (
@@ -29,6 +31,7 @@ from agent.replication.serving.admission import (
     LogView,
     admit_fetch,
     check_consumer,
+    check_consumer_name,
     check_offsets,
     decide_fetch,
 )
@@ -53,8 +56,7 @@ class ConsumerCore:
         """FetchFacts: a page, once there is one or `wait_ms` has passed."""
         zone, name = self.caller.zone, request.consumer_name
         consumer = yield from effects.FindConsumer(name)
-        owned = 0 if consumer else (yield from effects.CountConsumers(zone))
-        stream = admit_fetch(request, zone, self.exports, consumer, owned)
+        stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
         # 0030: offsets of another epoch, or beyond the end, neither release facts nor select any.
@@ -133,6 +135,16 @@ class ConsumerCore:
         )
         return Reply(answer, [])
 
+    def unregister(self, request: UnregisterConsumer) -> Steps:
+        """UnregisterConsumer: the consumer is gone. Also where its stream is no longer exported to the zone."""
+        name, zone = request.consumer_name, self.caller.zone
+        if (refusal := check_consumer_name(name, zone)) is not None:
+            return refusal
+        # 0036: the store compares the lease in the transaction that removes the consumer.
+        shown = LeaseClaim(self.caller.instance, request.lease)
+        was_registered = yield from effects.Unregister(name, zone, shown)
+        return Reply(UnregisterAnswer(**self._own, was_registered=was_registered), [])
+
     # --------------------------------------------------------------------------------------------------------- internal
 
     @property
@@ -187,12 +199,12 @@ class ConsumerCore:
         if why is None and (
             origin_head or (last_batch and not (yield from effects.HasServed(stream, zone, last_batch)))
         ):
-            why = yield from effects.CompareHistory(stream, last_batch, origin_head)
+            why = yield from effects.CompareHistory(stream, zone, last_batch, origin_head)
         return None if why is None else (yield from self._refuse_claim(request, Refuse("history_differs", why)))
 
     def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
-        which is nearly always; else the store decides, and raises for a caller that is fenced."""
+        which is nearly always; else the store decides, and raises for a caller that is refused."""
         if decide_lease(consumer.lease, shown) == consumer.lease:
             return consumer.lease
         lease = yield from effects.HoldLease(name, shown)

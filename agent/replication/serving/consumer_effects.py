@@ -71,13 +71,6 @@ class FindConsumer(Effect[Consumer | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CountConsumers(Effect[int]):
-    """How many consumers a zone has registered. From memory."""
-
-    zone: str
-
-
-@dataclass(frozen=True, slots=True)
 class GetStreamState(Effect[StreamState]):
     """Look at a stream and at the parked fetches of a zone. From memory."""
 
@@ -132,18 +125,29 @@ class CompareHistory(Effect[str | None]):
     """How the batches that a peer names contradict the stored ones; None where they do not. Reads the disk."""
 
     stream: str
+    zone: str
     last_batch: BatchEnd | None
     origin_head: BatchEnd | None
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumer(Effect[Consumer]):
-    """Register a consumer, durably."""
+    """Register a consumer, durably, if the zone may have one more. The store raises its error where it may not."""
 
     name: str
     zone: str
     stream: str
     start: Literal["oldest", "end"] | int
+
+
+@dataclass(frozen=True, slots=True)
+class Unregister(Effect[bool]):
+    """Remove a consumer, durably, and end its parked fetch; False where there was none. The store raises its error for
+    a caller that is fenced."""
+
+    name: str
+    zone: str
+    shown: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class SteppedContext(Context):
         self.node.after(round(delay_s * 1000), act)
         return cancel
 
-    async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+    async def in_executor(self, call: Callable[..., T], *arguments: object) -> T:
         return call(*arguments)
 
 
@@ -116,6 +116,7 @@ class Serving:
     # --- as a connection
 
     packet_bytes_max = PACKET_BYTES_MAX
+    outgoing_bytes = 0
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page

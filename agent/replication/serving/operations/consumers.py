@@ -1,4 +1,4 @@
-"""FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
+"""FetchFacts, ConfirmReceipt, GetCursor and UnregisterConsumer: carries out what the consumer core decides.
 
 A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
 consumer replaces it.
@@ -15,7 +15,7 @@ from typing import Any
 
 from agent.pages import Consumer
 from agent.replication.protocol.errors import ERRORS
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, UnregisterConsumer
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
@@ -69,6 +69,10 @@ class Consumers:
         """GetCursor."""
         return await self._run(self._core(caller).get_cursor(request))
 
+    async def unregister(self, caller: Caller, request: UnregisterConsumer) -> Outcome:
+        """UnregisterConsumer. Raises the store's errors."""
+        return await self._run(self._core(caller).unregister(request))
+
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
@@ -95,7 +99,7 @@ class Consumers:
                 now_ms = context.now_ns() // 1_000_000
                 return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReadPage(plan, zone, known):
-                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max))
+                return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max))
             case effects.RecordServed():
                 return self._record_served(effect)
             case effects.BeginServing(stream, zone):
@@ -113,18 +117,21 @@ class Consumers:
                 return store.consumers.why_not_served(stream, zone, offset)
             case effects.HasServed(stream, zone, end):
                 return store.consumers.has_served(stream, zone, end)
-            case effects.CountConsumers(zone):
-                return sum(1 for each in store.consumers.all() if each.zone == zone)
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):
                 return context.is_proven(zone, request)
             case effects.BeginEpoch(why):
                 return await context.wrap(store.begin_epoch(why))
-            case effects.CompareHistory(stream, taken, held):
-                return await context.in_thread(store.contradiction, stream, taken, held)
+            case effects.CompareHistory(stream, zone, taken, held):
+                return await context.in_thread(zone, store.contradiction, stream, taken, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
+            case effects.Unregister(name, zone, shown):
+                was_registered = await context.wrap(store.consumers.unregister(name, zone, shown))
+                self._waiters.supersede((zone, name))
+                _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
+                return was_registered
             case effects.HoldLease(name, shown):
                 return await context.wrap(store.consumers.hold_lease(name, shown))
             case effects.AnnounceLease(name, zone, before, lease):
@@ -141,7 +148,10 @@ class Consumers:
             self._context.store.peer_is_ahead(zone, why)
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
-        registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
+        zone_max = self._context.limits_of(effect.zone).consumers_max
+        registering = self._context.store.consumers.register(
+            effect.name, effect.zone, effect.stream, effect.start, zone_max=zone_max
+        )
         consumer = await self._context.wrap(registering)
         self._bootstraps.began(effect.name, effect.zone, effect.stream)
         fields = {"consumer": effect.name, "peer": effect.zone, "stream": effect.stream}
