@@ -16,7 +16,7 @@ from agent.fact_store.divergence import ServedHighWater
 from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
-from agent.message import CONSUMER, STREAM, ZONE, check_name
+from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
 from agent.pages import Consumer
 
 
@@ -49,7 +49,7 @@ class ConsumerRegistry:
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
         if start not in {"oldest", "end"} and (type(start) is not int or start < 0):
-            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in milliseconds, not at {start!r}")
+            raise MessageError("start", f"{start!r} is neither 'oldest', 'end' nor a time, milliseconds since 1970")
         is_local = self._writer.policy(stream).write_class == "local"
         run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
         return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))

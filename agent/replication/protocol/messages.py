@@ -536,8 +536,8 @@ class NewMessage(Part, frozen=True):
     envelope: Envelope
     fact: NewFact
     producer: str | None = None
-    lease_epoch: int | None = None
-    base_offset: int | None = None
+    lease_epoch: Annotated[int, msgspec.Meta(ge=1, le=LEASE_EPOCH_MAX)] | None = None
+    base_offset: Offset | None = None
 
 
 class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operation"):
