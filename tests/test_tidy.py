@@ -163,6 +163,7 @@ CORES: tuple[str, ...] = (
             "records",
             "store_age",
             "tail_cache",
+            "wall_clock",
         )
     ),
     *(f"agent/fact_store/read/{name}.py" for name in ("forecast",)),
@@ -283,7 +284,9 @@ CORES: tuple[str, ...] = (
             "errors",
             "pacing",
             "page_check",
+            "limits",
             "pull_events",
+            "token_bucket",
             "topics",
         )
     ),
@@ -292,7 +295,6 @@ CORES: tuple[str, ...] = (
         for name in (
             "catch_up",
             "receiver",
-            "token_bucket",
         )
     ),
     *(
@@ -303,6 +305,8 @@ CORES: tuple[str, ...] = (
             "consumer_core",
             "consumer_effects",
             "latest_page",
+            "pacing",
+            "turns",
             "outcomes",
             "page",
         )

@@ -24,8 +24,10 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
+    EpochEnded,
     FactsRefused,
     Incident,
+    LeaseUnknown,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -35,6 +37,7 @@ from agent.fact_store.log import (
     StoreTooNew,
     StreamIsLocal,
     StreamSettings,
+    TooManyConsumers,
     UnknownConsumer,
     check_digest,
 )

@@ -30,10 +30,10 @@ from agent.fact_store.divergence import (
     LiveWitness,
     ReadHighWater,
     Scrubber,
+    begin_epoch_while_running,
     find_contradiction,
     mark_suspect,
     open_writer,
-    peer_is_ahead,
     quarantined_files,
 )
 from agent.fact_store.inbound import Inbound
@@ -42,6 +42,7 @@ from agent.fact_store.log import (
     Integrity,
     StoreDamaged,
     StoreError,
+    StoreFull,
     StoreSettings,
     StreamInfo,
     StreamSettings,
@@ -65,7 +66,7 @@ class FactStore:
     def __init__(
         self,
         path: Path,
-        origin: Origin,
+        zone: str,
         writer: Writer,
         reader: StoreReader,
         damages: DamageRegistry,
@@ -75,9 +76,10 @@ class FactStore:
         witness: LiveWitness | None,
     ) -> None:
         self.path = path
-        self.origin = origin
+        self.zone = zone
+        """The zone whose store this is."""
         self.artifacts = artifacts
-        self.appends = Appends(origin.zone, writer, artifacts)
+        self.appends = Appends(zone, writer, artifacts)
         self.inbound = Inbound(writer, reader, damages)
         self.consumers = ConsumerRegistry(writer)
         self.space = space
@@ -157,3 +159,249 @@ class FactStore:
             witness=witness.record if witness is not None else None,
             signer=signer,
         )
+        damages.start(writer)
+        space = partial(_space, writer, reader, settings, policies)
+        artifacts = Artifacts(path, settings, reader, writer)
+        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
+        if unattended:
+            store._be_kept_up()
+        if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
+            writer.submit("sign", sign_backlog, is_early=True)
+        writer.start()
+        return store
+
+    def _be_kept_up(self) -> None:
+        """As a node opens it: verify in the background, and mark the file when a write meets damage."""
+        self._scrubber.start()
+        self._writer.ended.add_done_callback(self._mark_if_damaged)
+
+    def _mark_if_damaged(self, ended: Future[None]) -> None:
+        if isinstance(error := ended.exception(), StoreDamaged):
+            mark_suspect(self.path, error.why)
+
+    def close(self) -> None:
+        """Commit what is queued and close the files. Calling it again does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if seen := self._writer.activity.unsaved(self._writer.catalog):
+            with contextlib.suppress(StoreError):  # the writer may have ended; the rest is closed all the same
+                self._writer.submit("remember", partial(consumers.save_last_seen, seen_unix_ms=seen))
+        self._scrubber.stop()
+        # Readers first: the last connection to close copies the write-ahead log into the database, which a reader
+        # cannot.
+        self.reader.close()
+        self._writer.close()
+        if self._witness is not None:
+            self._witness.close()
+        unlock(self._lock_descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    @property
+    def origin(self) -> Origin:
+        """Zone and present epoch of the store; from memory."""
+        return self._writer.catalog.origin
+
+    @property
+    def epoch(self) -> bytes:
+        """The store's present epoch, 16 random bytes; from memory."""
+        return self.origin.epoch
+
+    def read(
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        until_offset: int | None = None,
+        whole_runs: bool = False,
+    ) -> Page:
+        """A page of whole batches, read in the calling thread; see `StoreReader.read`.
+
+        It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
+        it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
+        """
+        generation = self._seen.generation
+        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
+        if page.batches:
+            self._seen.record(stream, page.batches[-1].last_offset, generation)
+        return page
+
+    def _read(
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        until_offset: int | None = None,
+        *,
+        whole_runs: bool = False,
+    ) -> Page:
+        """A page for use inside the store: it is not recorded as read by a consumer."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream, StreamState(0, stream))
+        end_offset = known.end_offset
+        until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
+        if known.released_offset <= after_offset:
+            tail = catalog.tails.get(known.id, TailCache())
+            page = tail.page(after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
+            if page is not None:
+                return page
+        return self.reader.read(
+            *(stream, after_offset, facts_max, bytes_max),
+            until_offset=until_offset,
+            end_offset=end_offset,
+            whole_runs=whole_runs,
+        )
+
+    def read_sequences(
+        self,
+        stream: str,
+        origin: Origin,
+        first_sequence: int,
+        last_sequence: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        whole_runs: bool = False,
+    ) -> Page:
+        """A page of one origin's batches by its sequences, read in the calling thread; see
+        `StoreReader.read_sequences`."""
+        generation, is_own = self._seen.generation, origin == self.origin
+        page = self.reader.read_sequences(
+            stream, origin, first_sequence, last_sequence, facts_max, bytes_max, whole_runs=whole_runs
+        )
+        if page.batches and is_own:
+            # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
+            self._seen.record(stream, self.end_offset(stream), generation)
+        return page
+
+    def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
+        """The ranges of sequences of each origin that are held in a stream, or were before retention, with the digests
+        at both ends of each range; from memory."""
+        catalog = self._writer.catalog
+        known = catalog.streams.get(stream)
+        ranges = (
+            {origin: catalog.held.get((known.id, number), ()) for origin, number in catalog.origins.items()}
+            if known
+            else {}
+        )
+        return {origin: found for origin, found in ranges.items() if found}
+
+    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+        """Record an incident of this node that concerns no peer."""
+        return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
+
+    def checkpoint(self, date: str) -> Future[None]:
+        """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does
+        nothing in a store that does not sign."""
+        return self._writer.submit("checkpoint", partial(append_checkpoint, date=date))
+
+    def set_compromised(self, since_unix_ms: Mapping[bytes, int]) -> Future[None]:
+        """Replace the list of compromised keys: key ids, and since when their signatures prove nothing."""
+        return self._writer.submit(
+            "compromised", lambda transaction: transaction.set_compromised(since_unix_ms), is_early=True
+        )
+
+    def signed_zones(self) -> frozenset[str]:
+        """The zones of which a head was ever verified here, our own if it signs; from memory."""
+        catalog = self._writer.catalog
+        return frozenset(origin.zone for origin, number in catalog.origins.items() if catalog.signed.get(number))
+
+    def end_offset(self, stream: str) -> int:
+        """Offset of the last durable fact of a stream, 0 where there is none; from memory."""
+        known = self._writer.catalog.streams.get(stream)
+        return known.end_offset if known else 0
+
+    def streams(self) -> list[StreamInfo]:
+        """Every stream, from memory."""
+        return [state.info() for state in self._writer.catalog.streams.values()]
+
+    def definition_counts(self) -> dict[Origin, int]:
+        """How many tag definitions are held of each origin, numbered from 1 without holes, from memory."""
+        catalog = self._writer.catalog
+        counts = catalog.definitions
+        return {origin: counts[number].count for origin, number in catalog.origins.items() if number in counts}
+
+    # ----------------------------------------------------------------------------------------------------------- status
+
+    @property
+    def failure(self) -> StoreError | None:
+        """The error that ended the writer, None while it runs. The process must end then; see `ended`."""
+        return self._writer.failure
+
+    def integrity(self) -> Integrity:
+        """Damage found, progress of the background verification, and files set aside; from memory, except for the
+        files."""
+        scrubber = self._scrubber
+        return Integrity(
+            self._damages.count,
+            scrubber.batches_verified,
+            scrubber.last_full_pass_unix_ms,
+            tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- epochs
+
+    def contradiction(
+        self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
+    ) -> str | None:
+        """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
+        not.
+
+        `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this
+        origin that the peer holds, and the digest there. Read in the calling thread; see history_check.py.
+        """
+        return find_contradiction(self.reader, self._writer.catalog, stream, last_batch, origin_head)
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
+        an incident, and change nothing else (decision 0030). Returns at once; where the store cannot take it now, the
+        peer's next claim is recorded."""
+        detail = f"{why}; if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
+        with contextlib.suppress(StoreError):
+            self._writer.submit("ahead", lambda now: now.add_incident("ahead", f"peer {peer}", detail))
+
+    def begin_epoch(self, why: str) -> Future[Origin]:
+        """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows
+        it. `why` is recorded.
+
+        Facts, offsets and tag numbers stay; own facts that no reader has got are resealed. A read that is under way
+        raises EpochChanging, which is retryable, and subscribers are called for every stream. On a disk without room to
+        reseal, the epoch begins without it. Through the future: StoreFull.
+        """
+        begun: Future[Origin] = Future()
+        begun.set_running_or_notify_cancel()
+        self._begin_epoch(begun, why, is_resealing=True)
+        return begun
+
+    def _begin_epoch(self, begun: Future[Origin], why: str, *, is_resealing: bool) -> None:
+        def ended(beginning: Future[Origin]) -> None:
+            self._seen.thaw()
+            error = beginning.exception()
+            if error is None:
+                begun.set_result(beginning.result())
+            elif isinstance(error, StoreFull) and is_resealing:
+                self._begin_epoch(begun, why, is_resealing=False)
+            else:
+                begun.set_exception(error)
+
+        run = partial(begin_epoch_while_running, why=why, read=self._seen, is_resealing=is_resealing)
+        try:
+            self._writer.submit("epoch", run).add_done_callback(ended)
+        except StoreError as error:
+            begun.set_exception(error)
+
+
+def _space(
+    writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
+) -> StoreSpace:
+    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())

@@ -18,6 +18,7 @@ from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import (
     AntiEntropy,
     AntiEntropySettings,
@@ -25,9 +26,7 @@ from agent.replication.pulling import (
     Comparison,
     EvidenceFolder,
     PageJudge,
-    Priority,
     ThrottledRequester,
-    TokenBucket,
 )
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
@@ -62,7 +61,7 @@ def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
     try:
         trust = load_trust(settings.signing, settings.origin)
     except SigningError as error:
-        log.error("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
+        log.error("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})  # noqa: TRY400  the reason is enough
         store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
     with contextlib.suppress(SigningError):  # reported where the store was opened
         own = load_identity(settings.signing, settings.node.zone)

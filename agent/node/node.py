@@ -86,12 +86,12 @@ class Node:
         self._comparers = compare.comparers(
             *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
         )
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
             stored=stored,
             memory=SourceMemory(settings.node.state_dir / LEARNED),
-            find_removed=partial(find_removed_tags, store.reader, store.origin),
+            find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
@@ -162,6 +162,7 @@ class Node:
                 self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
             ),
             telemetry=self._telemetry,
+            limits={peer.zone: peer.limits for peer in peers},
         )
 
     def _queue_depth(self, stream: str) -> int:

@@ -4,19 +4,15 @@ Core: no IO.
 A store restored from an old copy, or opened without the end of its write-ahead log, would give new facts the sequences
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
 beside the store that records where its streams ended; the log's file, compared with the mark that an open store has;
-and a peer that names offsets which were never written here. In a new epoch own sequences and tag definitions start from
-1 again; all facts held stay, under their origin (decisions 0030 and 0045).
+and proof, a head that this store signed over facts that it does not have. A peer's word alone begins no epoch. In a new
+epoch own sequences and tag definitions start from 1 again; all facts held stay, under their origin (decisions 0030 and
+0046).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-PEER_EPOCHS_APART_MS = 7 * 24 * 3_600_000
-"""At least this long between two new epochs that only a peer's claim begins. Each makes all peers read the whole store
-again, so a peer that lies must not cause one after the other; a store is hardly restored twice a week together with its
-witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ def log_lost_because(found: LogFound) -> str | None:
     """Why committed frames of the last life must be missing; None where the log does not show it.
 
     A power cut leaves neither: the header is synced before the first frame, and of unsynced frames there is never more
-    than one transaction (decision 0045).
+    than one transaction (decision 0046).
     """
     if found.was_open and not found.has_header:
         return "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
@@ -82,9 +78,3 @@ def ends_of(witness: Witness | None, held: Witness) -> list[dict[str, object]]:
         }
         for stream in sorted({*held.ends, *known})
     ]
-
-
-def may_begin_for_peer(last_unix_ms: int, now_unix_ms: int) -> bool:
-    """Whether a peer's claim alone may begin a new epoch now. A last one in the future was begun under a wrong clock
-    and does not count."""
-    return not 0 <= now_unix_ms - last_unix_ms < PEER_EPOCHS_APART_MS

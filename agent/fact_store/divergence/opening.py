@@ -6,30 +6,28 @@ that is found to be an old copy, or to have lost the end of its write-ahead log,
 gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
 
 One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
-open in the database file itself, before the first append: from then on the log must be there (decision 0045).
+open in the database file itself, before the first append: from then on the log must be there (decision 0046).
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.batch import EPOCH_BYTES, Origin
+from agent.batch import Origin
 from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.epoch_rules import (
     LogFound,
     Witness,
     ends_of,
     log_lost_because,
-    may_begin_for_peer,
     restored_because,
 )
-from agent.fact_store.divergence.high_water import ReadHighWater
+from agent.fact_store.divergence.new_epoch import begin_epoch
 from agent.fact_store.divergence.quarantine import (
     QuarantinedFile,
     keep_log,
@@ -38,7 +36,6 @@ from agent.fact_store.divergence.quarantine import (
     quarantined_files,
     suspect_reason,
 )
-from agent.fact_store.divergence.reseal import Resealed, reseal_unread
 from agent.fact_store.divergence.witness import LiveWitness, read_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable, clock_set_back, is_clock_behind
 from agent.fact_store.sqlite import (
@@ -141,17 +138,6 @@ def witness_of(catalog: Catalog) -> Witness:
     return Witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count)
 
 
-def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
-    """Call of the writer: a peer names facts that were never written here. Begins a new epoch once a week at most."""
-    last_unix_ms = transaction.peer_epoch_unix_ms()
-    if may_begin_for_peer(last_unix_ms, transaction.now_unix_ms):
-        transaction.require_new_epoch(why, read.freeze(), peer_epoch_unix_ms=transaction.now_unix_ms)
-    else:
-        transaction.add_incident(
-            "ahead", f"peer {peer}", f"{why}; a new epoch was begun for a peer within the last week"
-        )
-
-
 def _open(
     path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
 ) -> Opened:
@@ -205,20 +191,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found) -> Opened:
-    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
-
-    On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
-    """
-    try:
-        return _load_and_begin(connection, found, is_resealing=True)
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
-            raise
-        _roll_back(connection)
-        return _load_and_begin(connection, found, is_resealing=False)
-
-
-def _load_and_begin(connection: sqlite3.Connection, found: _Found, *, is_resealing: bool) -> Opened:
+    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened."""
     path = found.path
     connection.execute(QUERIES["begin"])
     with reading_tables(path):
@@ -228,39 +201,32 @@ def _load_and_begin(connection: sqlite3.Connection, found: _Found, *, is_reseali
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    why = None if is_new else _new_epoch_because(connection, catalog, found, was_open=bool(was_open))
-    before, resealed = catalog.origin, list[Resealed]()
-    if why is not None:
-        now = Origin(before.zone, os.urandom(EPOCH_BYTES))
-        beginning = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms)
-        beginning.origin(now)
-        # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
-        # 0041).
-        resealed = reseal_unread(beginning, now) if is_resealing else resealed
-        connection.execute(QUERIES["forget_unseen"])
-        connection.execute(QUERIES["update_epoch"], (now.epoch,))
-        catalog = load(connection, path)
+    why = None if is_new else _new_epoch_because(catalog, found, was_open=bool(was_open))
     transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms)
     if why is not None:
-        _record_epoch(transaction, before, why, resealed, found.witness)
+        held = witness_of(catalog)
+        known = found.witness if found.witness is not None and found.witness.epoch == held.epoch else None
+        # Earlier lives record no reads, so all facts count as read, and none is resealed (decision 0041).
+        begin_epoch(transaction, why, ends=ends_of(known, held))
     if is_new:
         _record_predecessor(transaction, found)
     if is_new or why is not None:
-        _mark_open(transaction, catalog, connection, was_open=bool(was_open))
+        _mark_open(transaction, connection, was_open=bool(was_open))
         connection.execute(QUERIES["commit"])
     else:
         with _undone_on_full_disk(connection):  # filters of message ids that loading built are not needed either
-            _mark_open(transaction, catalog, connection, was_open=bool(was_open))
+            _mark_open(transaction, connection, was_open=bool(was_open))
             connection.execute(QUERIES["commit"])
     index.settle(is_durable=True)
     return Opened(connection, transaction.catalog, index)
 
 
-def _mark_open(transaction: Transaction, catalog: Catalog, connection: sqlite3.Connection, *, was_open: bool) -> None:
+def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_open: bool) -> None:
     """What each opening writes, if there is room: without it the marks of served facts are higher at the next opening,
     and a log that is deleted meanwhile goes unnoticed."""
     if not was_open:
         connection.execute(QUERIES["update_is_open"], (1,))
+    catalog = transaction.catalog
     for stream in catalog.streams.values():  # a zone that read in the last life may have been served all of it
         connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
     newest_unix_ms = max((stream.mark_unix_ms for stream in catalog.streams.values()), default=0)
@@ -287,14 +253,9 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _new_epoch_because(
-    connection: sqlite3.Connection, catalog: Catalog, found: _Found, *, was_open: bool
-) -> str | None:
+def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> str | None:
     """Why a new epoch is due, None where it is not. Raises StoreDamaged for a lost log where nobody watches over the
     store: the caller decides."""
-    (required,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
-    if required is not None:
-        return str(required)
     epoch = catalog.origin.epoch.hex()
     lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
     if lost is not None and not found.is_unattended:
@@ -309,27 +270,6 @@ def _new_epoch_because(
     own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
     old = restored_because(found.witness, own, witness_of(catalog))
     return "; ".join(why for why in (lost, old) if why is not None) or None
-
-
-def _record_epoch(
-    transaction: Transaction, before: Origin, why: str, resealed: list[Resealed], witness: Witness | None
-) -> None:
-    now = transaction.catalog.origin
-    held = replace(witness_of(transaction.catalog), epoch=before.epoch.hex())
-    streams = ends_of(witness if witness is not None and witness.epoch == held.epoch else None, held)
-    about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
-    about["streams"] = streams
-    log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
-    detail = f"began after {before.epoch.hex()}: {why}"
-    detail += "".join(
-        f"; {one['stream']} is held up to {one['end_offset']}, known up to {one['known_end_offset']}" for one in streams
-    )
-    if resealed:
-        about["sealed_anew"] = [one._asdict() for one in resealed]
-        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
-        detail += f"; facts that had not been read were resealed under it: {named}"
-    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
-    append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
 
 
 def _record_predecessor(transaction: Transaction, found: _Found) -> None:

@@ -52,7 +52,6 @@ from agent.fact_store.log import (
     StoreClosed,
     StoreError,
     StoreFailed,
-    StoreForked,
     StoreFull,
     StoreSettings,
     StoreStatistics,
@@ -95,11 +94,8 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
-<<<<<<< HEAD
-        signer: HeadSigner | None = None,
-=======
         witness: Witness | None = None,
->>>>>>> tstore
+        signer: HeadSigner | None = None,
     ) -> None:
         self.catalog = catalog
         self._signer = signer
@@ -287,15 +283,12 @@ class Writer:
         try:
             execute(QUERIES["begin"])
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
-<<<<<<< HEAD
-            now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
-            transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms, self._signer)
-=======
             clock = _read_clocks()
-            transaction = Transaction(self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms())
+            transaction = Transaction(
+                self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms(), self._signer
+            )
             if jump_ms := self._clock.jump_ms(clock):
                 transaction.add_incident("clock", "while the node ran", self._clock.jump_text(clock))
->>>>>>> tstore
             outcomes = self._perform(transaction, group)
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])
@@ -313,16 +306,13 @@ class Writer:
             for name, stream in self.catalog.streams.items()
             if stream is not ends_before.get(name)
         }
-        if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0045)
+        if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0046)
             self._witness(ends, self.catalog.own_definitions().count)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:
                 callback(ends)
         self._check_disk()
-        if transaction.must_end_because is not None:  # the new epoch begins at the next opening (decision 0030)
-            with self._changed:
-                self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
     def _check_disk(self) -> None:
         """Housekeeping between transactions. An error here fails no append: all of them are durable and answered."""
