@@ -61,7 +61,7 @@ def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
     try:
         trust = load_trust(settings.signing, settings.origin)
     except SigningError as error:
-        log.error("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})  # noqa: TRY400  the reason is enough
+        log.warning("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
         store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
     with contextlib.suppress(SigningError):  # reported where the store was opened
         own = load_identity(settings.signing, settings.node.zone)

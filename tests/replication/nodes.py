@@ -27,8 +27,9 @@ from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling import Puller, PullSettings
+from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
 from agent.replication.serving.server import Server
+from agent.signing.heads import HeadSigner
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
 
@@ -59,6 +60,7 @@ class Node:
     store: FactStore
     link: Link
     settings: StoreSettings
+    judge: PageJudge
     server: Server | None = None
     requesters: dict[str, Requester] = field(default_factory=dict)
     pullers: list[Puller] = field(default_factory=list)
@@ -71,13 +73,18 @@ class Node:
         folder: Path,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
+        signer: HeadSigner | None = None,
+        beliefs: Beliefs | None = None,
     ) -> "Node":
         """A node with its store in `folder`, opened as `bsfg run` opens it. Settings are the product's defaults; a test
-        that needs others says why."""
+        that needs others says why. It signs its facts with `signer`, and believes others as `beliefs` says."""
         folder.mkdir(parents=True, exist_ok=True)
         settings = settings or StoreSettings()
-        store = FactStore.open(folder / f"{zone}.db", zone, settings=settings, streams=streams, unattended=True)
-        return cls(zone, store, link_to(broker, zone), settings)
+        store = FactStore.open(
+            folder / f"{zone}.db", zone, settings=settings, streams=streams, signer=signer, unattended=True
+        )
+        judge = PageJudge(store, beliefs, EvidenceFolder(folder / "declined"))
+        return cls(zone, store, link_to(broker, zone), settings, judge)
 
     def serve(
         self,
@@ -115,7 +122,7 @@ class Node:
         receiver = ReceiverSettings(page_bytes_max=page_bytes_max)
         pull = PullSettings(peer_zone, stream, f"{self.zone}.{stream}", origins, receiver=receiver)
         requester, pull = self.requester(peer_zone), replace(pull, **settings)
-        puller = Puller(requester, self.store, pull, STORE_ERRORS, bandwidth=bandwidth)
+        puller = Puller(requester, self.store, pull, STORE_ERRORS, bandwidth=bandwidth, judge=self.judge)
         self.pullers.append(puller)
         return puller
 

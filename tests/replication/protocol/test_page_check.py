@@ -84,8 +84,8 @@ def flipped(data: bytes) -> bytes:
 
 def check(page: FetchAnswer, data: bytes) -> None:
     """Both steps."""
-    check_page(page, [data], "plant-a", STREAM, ORIGINS, kept)
-    check_batches(page.batches, [data], STREAM, ORIGINS)
+    content = check_page(page, [data], "plant-a", STREAM, ORIGINS, kept).content
+    check_batches(content, STREAM, ORIGINS)
 
 
 def lying(batch: Batch) -> bytes:
@@ -107,7 +107,6 @@ def lying(batch: Batch) -> bytes:
         (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
         (sealed().sealed, {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]}, "at most 65536"),
         (flipped(sealed().sealed), {}, "digest"),
-        (lying(sealed()), {}, "times"),
         (b"BSFB", {}, "batch at offset 1"),
         (b"", {}, "batch at offset 1"),
     ],
@@ -116,6 +115,24 @@ def test_bad_page_is_named(data: bytes, fields: dict[str, object], said: str) ->
     """Each thing a peer may not send is refused, naming it."""
     with pytest.raises(PageRefused, match=re.escape(said)):
         check(answer(data, **fields), data)
+
+
+def test_what_cannot_be_opened_is_marked() -> None:
+    """A batch whose digest is right and whose content is not as its header promises does not refuse the page."""
+    data = lying(sealed())
+    content = check_page(answer(data), [data], "plant-a", STREAM, ORIGINS, kept).content
+    (offered,) = check_batches(content, STREAM, ORIGINS)
+    assert "times" in offered.unreadable
+
+
+def test_heads_stand_behind_the_batches() -> None:
+    """The records behind the batches belong to the batches that the answer names."""
+    batch, record = sealed(), bytes(range(82))
+    page = check_page(answer(batch.sealed, heads=[0]), [batch.sealed, record], "plant-a", STREAM, ORIGINS, kept)
+    (offered,) = check_batches(page.content, STREAM, ORIGINS)
+    assert (offered.batch, offered.head) == (batch, record)
+    assert page.last_batch is not None
+    assert page.last_batch.digest == batch.digest
 
 
 def test_answer_to_another_question() -> None:
@@ -134,7 +151,8 @@ def test_allowed_relayed_origins_are_accepted() -> None:
     page = check_page(
         answer(batch.sealed, store_zone="idmz", definitions=[]), [batch.sealed], "idmz", STREAM, origins, kept
     )
-    check_batches([(1, 10, len(batch.sealed))], [batch.sealed], STREAM, origins)
+    (offered,) = check_batches(page.content, STREAM, origins)
+    assert (offered.batch, offered.head, offered.unreadable) == (batch, b"", "")
     assert replace(page, content=None).last_offset == 10
 
 
@@ -167,6 +185,6 @@ def test_sequences_are_those_that_were_asked_for(first: int, fields: dict[str, o
         stream=STREAM, origin=str(batch.header.origin), first_sequence=1, last_sequence=20, limit=100
     )
     good, _ = check_sequences(of_sequences(batch), [batch.sealed], "plant-a", request, ORIGINS)
-    assert good == [batch]
+    assert [one.batch for one in good] == [batch]
     with pytest.raises(PageRefused, match=re.escape(said)):
         check_sequences(of_sequences(batch, first, **fields), [batch.sealed], "plant-a", request, ORIGINS)

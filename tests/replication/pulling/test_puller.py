@@ -71,6 +71,9 @@ class Put:
         return self.position.epoch.hex(), self.position.offset
 
 
+HEAD = bytes(range(82))
+
+
 class HandStore:
     """A store that does nothing by itself."""
 
@@ -100,6 +103,12 @@ class HandStore:
         assert stream == TELEMETRY
         return self.ranges
 
+    def head_at(self, *_: object) -> bytes:
+        return HEAD
+
+    def signed_zones(self) -> frozenset[str]:
+        return frozenset()
+
     def put_batches(
         self,
         peer: str,
@@ -109,7 +118,7 @@ class HandStore:
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]],
-        **how: bool,
+        **how: Any,
     ) -> Future[PutResult]:
         assert (peer, stream) == ("plant", TELEMETRY)
         if self.refuses is not None:
@@ -260,8 +269,9 @@ def test_the_first_request_reports_what_is_durable() -> None:
                 lease_after=0,
                 definitions_known={str(origin): 3},
                 last_batch=LastBatchEnd(last_offset=40, digest=(b"d" * 16).hex()),
-                origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex()),
+                origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex(), head=HEAD),
                 high_water_offset=40,
+                whole_runs=True,
             )
             assert scene.peer.requests == [expected]
             assert scene.peer.expires_s == [4]
@@ -320,7 +330,7 @@ def test_page_goes_to_the_store_as_it_came() -> None:
             assert put.definitions == plant.received()
             assert put.position == PeerPosition(bytes.fromhex(ONE), 15, LastBatch(15, sealed[-batch.DIGEST_BYTES :]))
             assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-            assert put.how == {"is_backlog": False}
+            assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": ()}
             put.future.set_result(PutResult(9, 1, 10))
             await settle()
             found = scene.puller.statistics()
@@ -444,12 +454,12 @@ def flipped(sealed: bytes, at: int) -> bytes:
 
 
 @pytest.mark.parametrize("inline_bytes_max", [16_384, 0], ids=["in the loop", "in the thread"])
-@pytest.mark.parametrize("what", ["another zone's", "cannot be opened", "another stream's"])
+@pytest.mark.parametrize("what", ["another zone's", "cut short", "another stream's"])
 def test_batches_are_checked_before_they_are_stored(
     what: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Facts of a zone that this peer may not bring, of another stream, or that cannot be opened never reach the
-    store."""
+    """Facts of a zone that this peer may not bring, of another stream, or that are not the bytes that were sealed never
+    reach the store."""
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     match what:
@@ -458,7 +468,7 @@ def test_batches_are_checked_before_they_are_stored(
         case "another stream's":
             bad = Elsewhere(stream="facts.other").seal(10)
         case _:
-            bad = flipped(plant.seal(10), -20)
+            bad = plant.seal(10)[:-1]
 
     async def scenario() -> None:
         async with pulling() as scene:
@@ -466,6 +476,35 @@ def test_batches_are_checked_before_they_are_stored(
             await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BLOCKED, "the refusal")
             assert scene.store.put == []
             assert "PageRefused" in str(scene.puller.statistics().lost_reason)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("inline_bytes_max", [16_384, 0], ids=["in the loop", "in the thread"])
+def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on(
+    inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch whose digest is right and whose content is not reaches the store as a name only; the position passes it,
+    and the definitions that came with it, which the store does not keep, are asked for again at once."""
+    monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
+    plant = Peer()
+    bad = flipped(plant.seal(10), -20)
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10, sealed=bad, definitions=plant.entries()))
+            await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
+            put = scene.store.put[0]
+            (declined,) = put.how["declined"]
+            assert (declined.first_offset, declined.last_offset) == (1, 10)
+            assert declined.reason.startswith("unreadable: ")
+            assert (list(put.batches), put.end) == ([], (ONE, 10))
+            put.future.set_result(result())
+            await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
+            await settle()
+            last = scene.peer.requests[-1]
+            assert (last.after_offset, last.definitions_known) == (10, {})
+            assert scene.puller.statistics().asking is Asking.WAITING
 
     asyncio.run(scenario())
 
