@@ -14,6 +14,7 @@ from agent.fact_store.log import (
     AcksRefused,
     ArtifactMismatch,
     ArtifactMissing,
+    ArtifactQuota,
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,

@@ -86,7 +86,7 @@ class RequestHandler:
                 acquiring = store.appends.acquire_lease(request.stream, request.producer)
                 return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))
             case messages.PutObject(digest, size, offset, data):
-                held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
+                held = await asyncio.to_thread(store.artifacts.put_chunk, store.zone, digest, size, offset, data)
                 return messages.ObjectPut(held.received, held.is_complete)
             case messages.RegisterConsumer():
                 check_name("consumer_name", request.consumer_name, CONSUMER)

@@ -356,11 +356,13 @@ class AntiEntropy:
         if position is None:
             return  # nothing was pulled yet: everything will come with the pull
         async for batches, definitions in self._pages(found, origin, span):
-            await self._artifacts.fetch(batches)
+            is_whole = await self._artifacts.fetch(batches)
             putting = self._store.inbound.put_batches(
                 peer, found.stream, batches, definitions, position, is_backlog=True
             )
             stored += (await asyncio.wrap_future(putting)).stored_facts
+            if not is_whole:
+                await self._artifacts.fetch(batches)
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
 
