@@ -173,6 +173,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/health/{name}.py"
         for name in (
+            "address",
             "consumer_lag",
             "hardware",
             "metrics",

@@ -9,12 +9,11 @@ one to a new client, so half requests keep no client out. It listens on loopback
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import logging
 from collections.abc import Callable
 
 from agent.errors import BsfgError
+from agent.health.address import OPEN_HINT, is_open_to_others
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.snapshot import NodeSnapshot
 
@@ -24,12 +23,6 @@ REQUEST_TIMEOUT_S = 3.0
 BACKLOG_MAX = 128  # a full one costs a new client a second, until it repeats its first packet
 
 log = logging.getLogger(__name__)
-
-
-OPEN_HINT = (
-    "anyone who reaches this address reads the zones, streams and devices of this node; listen on 127.0.0.1 with a "
-    "proxy in front, or let the firewall admit the scraper only"
-)
 
 
 class HealthPageUnavailable(BsfgError):
@@ -76,13 +69,6 @@ async def serve(
         server.close()  # not by `async with server`: from Python 3.12 on that waits for clients
         for writer in open_connections:
             writer.transport.abort()
-
-
-def is_open_to_others(listen_host: str) -> bool:
-    """Whether other machines reach a page at this address. A name counts as reachable, except localhost."""
-    with contextlib.suppress(ValueError):
-        return not ipaddress.ip_address(listen_host).is_loopback
-    return listen_host != "localhost"
 
 
 async def _exchange(

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 from agent.append_contract import Precondition, check_from_zone
 from agent.config import NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError, UnknownConsumer, is_in_sync
+from agent.fact_store import (
+    ConsumerNotYours,
+    FactStore,
+    Producers,
+    StoreError,
+    UnknownConsumer,
+    is_in_sync,
+    private_files,
+)
 from agent.local_socket import messages
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
@@ -43,15 +51,17 @@ class Sources(Protocol):
 
 @contextlib.contextmanager
 def open_store(settings: NodeSettings) -> Iterator[FactStore]:
-    """The node's store, closed at the end; its folder is made if missing. Raises StateFolderUnusable and StoreError."""
-    try:
-        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
-    with FactStore.open(
-        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
-    ) as store:
-        yield store
+    """The node's store, closed at the end; its folder is made if missing. Until then all files that this process makes
+    are readable by its user alone. Raises StateFolderUnusable and StoreError."""
+    with private_files():
+        try:
+            settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+        with FactStore.open(
+            settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
+        ) as store:
+            yield store
 
 
 class RequestHandler:
