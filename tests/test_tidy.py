@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Who may import whom, floor by floor: a part knows only parts named above it.
 GROUND = (
     "agent.errors",
+    "agent.foreign_text",
+    "agent.foreign_text",
     "agent.ranges",
     "agent.status_codes",
     "agent.message",
@@ -38,6 +40,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
     "agent.file_hints": (),
+    "agent.foreign_text": (),
     "agent.ranges": (),
     "agent.status_codes": (),
     "agent.message": ("agent.errors",),
@@ -51,6 +54,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.query": (*GROUND, "agent.fact_store"),  # reads only
     "agent.ingest": (
         "agent.errors",
+        "agent.foreign_text",
         "agent.columns",
         "agent.message",
         "agent.status_codes",
@@ -129,6 +133,7 @@ CORES: tuple[str, ...] = (
             "append_contract",
             "batch",
             "columns",
+            "foreign_text",
             "lease",
             "message",
             "pages",

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.terminal import printable
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
+from agent.foreign_text import printable
 from agent.health.address import OPEN_HINT, is_open_to_others
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding

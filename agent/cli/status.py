@@ -15,6 +15,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.config import load
+from agent.foreign_text import printable
 from agent.health.client import ask_health
 from agent.health.verdict import duration
 
@@ -64,7 +65,7 @@ def text(found: dict[str, Any]) -> str:
             f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
             f"{lost}{_events(source['events'])}"
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _events(found: dict[str, Any] | None) -> str:
