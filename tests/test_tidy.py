@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Who may import whom, floor by floor: a part knows only parts named above it.
 GROUND = (
     "agent.errors",
+    "agent.foreign_text",
+    "agent.foreign_text",
     "agent.ranges",
     "agent.status_codes",
     "agent.message",
@@ -39,6 +41,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
     "agent.file_hints": (),
+    "agent.foreign_text": (),
     "agent.ranges": (),
     "agent.status_codes": (),
     "agent.message": ("agent.errors",),
@@ -53,6 +56,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.query": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.ingest": (
         "agent.errors",
+        "agent.foreign_text",
         "agent.columns",
         "agent.message",
         "agent.status_codes",
@@ -132,6 +136,7 @@ CORES: tuple[str, ...] = (
             "append_contract",
             "batch",
             "columns",
+            "foreign_text",
             "lease",
             "message",
             "pages",
@@ -178,6 +183,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/health/{name}.py"
         for name in (
+            "address",
             "consumer_lag",
             "hardware",
             "metrics",

@@ -19,6 +19,7 @@ import click
 
 from agent import __version__
 from agent.errors import BsfgError
+from agent.foreign_text import printable_lines
 
 DEFAULT_CONFIG = Path("node.toml")
 
@@ -60,6 +61,13 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 click's signature
         return list(self._lazy)
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """What a command prints may hold text of a peer or a device."""
+        from agent.cli.terminal import printable_streams  # a part of this package
+
+        with printable_streams():
+            return super().invoke(ctx)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 click's signature
         if cmd_name not in self._lazy:
             return None
@@ -95,4 +103,5 @@ def main() -> None:
         bsfg()
     except BsfgError as error:
         text = str(error)
-        sys.exit(f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}")
+        text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"
+        sys.exit(printable_lines(text))

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -23,9 +24,10 @@ from typing import TYPE_CHECKING
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.terminal import printable
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
+from agent.foreign_text import printable
+from agent.health.address import OPEN_HINT, is_open_to_others
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
@@ -104,6 +106,7 @@ def check_state(sections: Sections) -> Iterator[Finding]:
         hint = "run as the node's user, or correct state_dir"
         yield Finding(f"{existing}: this user may not write there; {hint}", is_problem=True)
     elif (file := sections.node.store_file).exists():
+        yield from _check_modes(folder)  # before reading, which makes files of the store's mode
         yield from _check_store(file, sections.node.zone)
 
 
@@ -123,6 +126,19 @@ def _check_store(file: Path, zone: str) -> Iterator[Finding]:
         yield Finding(f"{error.why}; the node will set the file aside and begin a new store", is_problem=False)
     except StoreError:  # a store of an older schema, which the node migrates, or one that never began
         return
+
+
+def _check_modes(folder: Path) -> Iterator[Finding]:
+    """What other users of the machine may read of the state: a node makes nothing of that kind, a copy may."""
+    try:
+        is_open = folder.stat().st_mode & stat.S_IXOTH
+        readable = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & stat.S_IROTH]
+    except OSError:  # a running node removes files, and another user's cannot be looked at
+        return
+    if readable and is_open:
+        more = f" and {len(readable) - 1} more in {folder}" if len(readable) > 1 else ""
+        what = f"{readable[0]}{more}: other users of this machine may read them"
+        yield Finding(f"{what}; run: chmod -R o= {folder}", is_problem=False)
 
 
 def check_identities(sections: Sections) -> Iterator[Finding]:
@@ -149,9 +165,14 @@ def check_certificates(sections: Sections) -> Iterator[Finding]:
 
 
 def check_health_port(sections: Sections) -> Iterator[Finding]:
-    """Whether the health page can be served. A port that is in use is no problem while the node itself runs."""
+    """Whether the health page can be served, and whether other machines reach it. A port that is in use is no problem
+    while the node itself runs."""
     health = sections.health
-    if health is None or not health.listen_port:
+    if health is None:
+        return
+    if is_open_to_others(health.listen_host):
+        yield Finding(f"health page on {health.listen_host}: {OPEN_HINT}", is_problem=False)
+    if not health.listen_port:
         return
     try:
         found = socket.getaddrinfo(health.listen_host, health.listen_port, type=socket.SOCK_STREAM)

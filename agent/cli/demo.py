@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from agent.cli.terminal import unwrapped
 from agent.errors import BsfgError
 
 PIPE_COLUMNS = 120
@@ -39,7 +40,9 @@ def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
 
     folder = new_folder()
     try:
-        with View(Console(width=None if sys.stdout.isatty() else PIPE_COLUMNS), ZONES) as view:
+        with View(
+            Console(file=unwrapped(sys.stdout), width=None if sys.stdout.isatty() else PIPE_COLUMNS), ZONES
+        ) as view:
             outcome = run_demo(folder, view, Timing(), keep=keep, report=report)
     except BsfgError as error:
         sys.exit(f"bsfg demo: {error}\nlogs are kept in {folder}")

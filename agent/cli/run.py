@@ -17,6 +17,7 @@ import click
 
 from agent.cli import config_option
 from agent.config import load
+from agent.foreign_text import printable, printable_lines
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -37,7 +38,9 @@ class EventFormatter(logging.Formatter):
             time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
             head = {"time": time, "level": record.levelname.lower(), "event": event}
             return json.dumps(head | fields, default=str)
-        text = " ".join(f"{name}={value}" for name, value in fields.items())
+        trace = fields.pop("traceback", "")
+        text = printable(" ".join(f"{name}={value}" for name, value in fields.items()))
+        text += f"\n{printable_lines(trace)}" if trace else ""
         return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():<7} {event} {text}".rstrip()
 
 

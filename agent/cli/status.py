@@ -15,6 +15,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.config import load
+from agent.foreign_text import printable
 from agent.health.client import ask_health
 from agent.health.verdict import duration
 
@@ -64,7 +65,7 @@ def text(found: dict[str, Any]) -> str:
             f"  source    {source['name']:<24} {link}, {source['tags']:,} tags{bad}, {source['values_total']:,} values"
             f"{lost}{_events(source['events'])}"
         )
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _events(found: dict[str, Any] | None) -> str:
@@ -91,15 +92,18 @@ def _catch_up(peer: dict[str, Any]) -> str:
 
 
 def _artifacts(store: dict[str, Any]) -> list[str]:
-    """The bytes of artifacts, if there are any or a limit is set."""
+    """The bytes of artifacts, if there are any or one waits; by zone, those that no fact refers to."""
     limit, lacking = store["artifact_bytes_max"], store["artifact_bytes_lacking"]
-    if not store["artifact_bytes"] and limit is None:
+    if not store["artifact_bytes"] and not lacking:
         return []
     of = "" if limit is None else f" of {limit / 1e6:.1f} MB"
-    full = (
-        f", artifacts_total_bytes_max reached: {lacking / 1e6:.1f} MB are lacking for one that waits" if lacking else ""
-    )
-    return [f"  artifacts {store['artifact_bytes'] / 1e6:.1f} MB{of}{full}"]
+    full = f", {store['artifact_limit']} reached: {lacking / 1e6:.1f} MB are lacking for one that waits"
+    lines = [f"  artifacts {store['artifact_bytes'] / 1e6:.1f} MB{of}{full if lacking else ''}"]
+    quota = store["artifact_unreferenced_bytes_max"]
+    of = f" of {quota / 1e6:.1f} MB" if quota else ""
+    lines += [f"            {one['bytes'] / 1e6:.1f} MB{of} from {one['zone']}, no fact refers to them"
+              for one in store["artifact_unreferenced"]]  # fmt: skip
+    return lines
 
 
 def _pacing(peer: dict[str, Any]) -> str:

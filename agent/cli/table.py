@@ -15,6 +15,8 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
+from agent.foreign_text import csv_cell, printable
+
 ALIGNED_ROWS = 1000
 CELL_CHARACTERS_MAX = 80
 
@@ -57,12 +59,11 @@ def _aligned(columns: Sequence[str], rows: Iterator[Sequence[Any]]) -> Iterator[
 
 
 def _cell(value: Any) -> str:
-    """One line of limited length. Unprintable characters are escaped, so a value cannot send control sequences to a
-    terminal."""
+    """One line of limited length."""
     if value is None:
         return ""
     text = f"x'{value.hex()}'" if isinstance(value, bytes) else str(value)
-    text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    text = printable(text)
     return text if len(text) <= CELL_CHARACTERS_MAX else text[: CELL_CHARACTERS_MAX - 3] + "..."
 
 
@@ -77,7 +78,9 @@ def _width(text: str) -> int:
 
 def _csv(row: Sequence[Any]) -> str:
     text = io.StringIO()
-    csv.writer(text).writerow(row)  # with its own line end; it quotes values that contain one
+    csv.writer(text).writerow(
+        [csv_cell(one) if isinstance(one, str) else one for one in row]
+    )  # with its own line end; it quotes values that contain one
     return text.getvalue().removesuffix("\r\n")
 
 

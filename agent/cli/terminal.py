@@ -1,25 +1,94 @@
-"""What only a terminal needs: a line of progress, steps of a test, and foreign text without control sequences."""
+"""What a terminal needs: streams that print no control characters, a line of progress, and the steps of a test.
+
+All commands print through `printable_streams`, so whatever a peer or a device wrote reaches a terminal, a log or a pipe
+escaped. Two kinds of output go past it: the control sequences of `redraw`, and CSV into a file or pipe, which keeps
+every character of its texts.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import struct
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
-from agent.ingest import ProbeStep
+from agent.foreign_text import printable, printable_lines
 from agent.message import Value
+
+if TYPE_CHECKING:
+    from agent.ingest import ProbeStep
 
 PROGRESS_S = 0.5
 
 
-def printable(text: str) -> str:
-    """Foreign text without control sequences for a terminal."""
-    return "".join(one if one.isprintable() else "?" for one in text)
+class PrintableStream(io.TextIOBase):
+    """Writes to `inner` without control characters, except line ends."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self.inner = inner
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.inner.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.inner.errors
+
+    @property
+    def buffer(self) -> BinaryIO:
+        """For bytes, which are files and not text."""
+        return self.inner.buffer
+
+    def write(self, text: str) -> int:
+        self.inner.write(printable_lines(text))
+        return len(text)
+
+    def writable(self) -> bool:
+        return True
+
+    def flush(self) -> None:
+        self.inner.flush()
+
+    def isatty(self) -> bool:
+        return self.inner.isatty()
+
+    def fileno(self) -> int:
+        return self.inner.fileno()
+
+
+@contextlib.contextmanager
+def printable_streams() -> Iterator[None]:
+    """Standard output and standard error print no control characters meanwhile."""
+    with (
+        contextlib.redirect_stdout(PrintableStream(unwrapped(sys.stdout))),
+        contextlib.redirect_stderr(PrintableStream(unwrapped(sys.stderr))),
+    ):
+        yield
+
+
+def unwrapped(stream: TextIO) -> TextIO:
+    """The stream itself, for a program that makes its own control sequences of text that is not foreign."""
+    return stream.inner if isinstance(stream, PrintableStream) else stream
+
+
+def echo_csv(line: str) -> None:
+    """Print a line of CSV; without escapes where it is not for a terminal."""
+    click.echo(line, file=sys.stdout if sys.stdout.isatty() else unwrapped(sys.stdout))
+
+
+def redraw(text: str) -> None:
+    """Replace the line of a terminal on standard error."""
+    stream = unwrapped(sys.stderr)
+    stream.write(f"\r\x1b[K{printable(text)}")
+    stream.flush()
 
 
 def value_text(value: Value) -> str:
@@ -67,9 +136,9 @@ class Progress:
         if self._is_shown and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
             self._has_written = True
-            click.echo(f"\r\x1b[K{count:,} {what}", nl=False, err=True)
+            redraw(f"{count:,} {what}")
 
     def end(self) -> None:
         """Remove the line."""
         if self._has_written:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            redraw("")

@@ -14,6 +14,7 @@ from agent.fact_store.log import (
     AcksRefused,
     ArtifactMismatch,
     ArtifactMissing,
+    ArtifactQuota,
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,
@@ -43,5 +44,5 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.producers import Producers
 from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified
-from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements
+from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements, private_files
 from agent.fact_store.store import FactStore

@@ -1,8 +1,9 @@
 """Shell around page.py: a small HTTP server on the node's own event loop.
 
 One request per connection, with limits on bytes, time and connections, so that a stuck or hostile client costs little
-and never delays the node. It listens on loopback by default and has no authentication: `listen_host` decides who can
-reach it.
+and never delays the node. An address that has its share of connections, or a page that has all of its, loses the oldest
+one to a new client, so half requests keep no client out. It listens on loopback by default and has no authentication:
+`listen_host` decides who can reach it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import logging
 from collections.abc import Callable
 
 from agent.errors import BsfgError
+from agent.health.address import OPEN_HINT, is_open_to_others
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.snapshot import NodeSnapshot
 
 CONNECTIONS_MAX = 16  # a scraper, a load balancer and a few operators
-REQUEST_TIMEOUT_S = 5.0
-BACKLOG_MAX = 16
+CONNECTIONS_OF_ADDRESS_MAX = 4  # so that one address cannot take the places of others
+REQUEST_TIMEOUT_S = 3.0
+BACKLOG_MAX = 128  # a full one costs a new client a second, until it repeats its first packet
 
 log = logging.getLogger(__name__)
 
@@ -31,17 +34,21 @@ async def serve(
 ) -> None:
     """Serve until cancelled. `ready` is called with the port once it listens (port 0 takes a free one). Raises
     HealthPageUnavailable."""
-    open_connections: set[asyncio.StreamWriter] = set()
+    open_connections: dict[asyncio.StreamWriter, str] = {}  # with their address, the oldest first
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(open_connections) >= CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
-        open_connections.add(writer)
+        address = str((writer.get_extra_info("peername") or ("",))[0])
+        # A request is answered as soon as it is whole: who is still here is silent, or does not read.
+        of_address = [one for one, theirs in open_connections.items() if theirs == address]
+        for oldest, limit in ((of_address, CONNECTIONS_OF_ADDRESS_MAX), (list(open_connections), CONNECTIONS_MAX)):
+            if len(oldest) >= limit:
+                oldest[0].transport.abort()
+                open_connections.pop(oldest[0], None)
+        open_connections[writer] = address
         try:
             await _exchange(reader, writer, snapshot)
         finally:
-            open_connections.discard(writer)
+            open_connections.pop(writer, None)
             writer.close()
 
     try:
@@ -52,6 +59,8 @@ async def serve(
         raise HealthPageUnavailable(f"health page: cannot listen on {listen_host} port {port}: {error}") from error
     listening = server.sockets[0].getsockname()[1]
     log.info("health_page_listening", extra={"host": listen_host, "port": listening})
+    if is_open_to_others(listen_host):
+        log.warning("health_page_open", extra={"host": listen_host, "hint": OPEN_HINT})
     try:
         if ready:
             ready(listening)

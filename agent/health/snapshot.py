@@ -361,6 +361,19 @@ class ServingStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreferencedStatus:
+    """What a zone brought that no fact refers to."""
+
+    zone: Annotated[str, Label("zone")]
+    bytes: Annotated[
+        int,
+        Gauge(
+            "bsfg_store_artifact_unreferenced_bytes", "Artifacts that no fact refers to, by the zone that sent them."
+        ),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStatus:
     """What the store took in, what its queue holds, and the size of its files."""
 
@@ -387,8 +400,14 @@ class StoreStatus:
         int | None, Gauge("bsfg_store_artifact_bytes_max", "Their limit, artifacts_total_bytes_max.")
     ] = None
     artifact_bytes_lacking: Annotated[
-        int, Gauge("bsfg_store_artifact_bytes_lacking", "Room missing for the artifact that the limit last refused.")
+        int, Gauge("bsfg_store_artifact_bytes_lacking", "Room missing for the artifact that a limit last refused.")
     ] = 0
+    artifact_limit: str = ""
+    """The setting that last refused an artifact which still waits."""
+    artifact_unreferenced_bytes_max: Annotated[
+        int, Gauge("bsfg_store_artifact_unreferenced_bytes_max", "What a zone may have; 0 is no limit.")
+    ] = 0
+    artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

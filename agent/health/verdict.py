@@ -34,6 +34,8 @@ class Level(Enum):
 
 
 _ROOM_HINT = "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
+QUOTA_PERCENT = 90
+"""Of what a zone may have of artifacts that no fact refers to: a producer that appends its facts stays far below."""
 RANK = {level: rank for rank, level in enumerate(Level)}
 
 
@@ -173,13 +175,23 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
-    """An artifact waits for room that only an operator or retention makes, and the facts behind it wait with it."""
-    if store.artifact_bytes_lacking and store.artifact_bytes_max is not None:
-        taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f} of {store.artifact_bytes_max / 1e6:,.1f} MB"
+    """An artifact waits for room that only an operator or retention makes, and the facts behind it wait with it; a zone
+    is at its quota."""
+    of = "" if store.artifact_bytes_max is None else f" of {store.artifact_bytes_max / 1e6:,.1f}"
+    taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f}{of} MB"
+    if store.artifact_bytes_lacking:
         lacking = f"{store.artifact_bytes_lacking / 1e6:,.1f} MB"
-        text = f"artifacts_total_bytes_max reached: {taken}, and one waits for {lacking} more"
+        text = f"{store.artifact_limit} reached: {taken}, and one waits for {lacking} more"
         hint = "raise artifacts_total_bytes_max in [store], or keep the facts that refer to artifacts for less time"
+        if store.artifact_limit != "artifacts_total_bytes_max":
+            hint = "free disk space; facts are still taken"
         yield Reason(Level.FULL, alert=True, subject="artifacts", text=text, hint=hint)
+    quota = store.artifact_unreferenced_bytes_max
+    for one in store.artifact_unreferenced:
+        if quota and 100 * one.bytes >= QUOTA_PERCENT * quota:
+            text = f"zone {one.zone} has {one.bytes / 1e6:,.1f} of {quota / 1e6:,.1f} MB here that no fact refers to"
+            hint = "find out what it sends; what no fact refers to goes after artifact_orphan_hours"
+            yield Reason(Level.LATE, alert=False, subject="artifacts", text=text, hint=hint)
 
 
 def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:

@@ -17,7 +17,15 @@ from typing import Any, Protocol
 from agent.append_contract import Precondition, check_from_zone
 from agent.config import NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError, UnknownConsumer, is_in_sync
+from agent.fact_store import (
+    ConsumerNotYours,
+    FactStore,
+    Producers,
+    StoreError,
+    UnknownConsumer,
+    is_in_sync,
+    private_files,
+)
 from agent.local_socket import messages
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
@@ -48,13 +56,22 @@ class Sources(Protocol):
 
 @contextlib.contextmanager
 def open_store(settings: NodeSettings) -> Iterator[FactStore]:
-    """The node's store, closed at the end; its folder is made if missing. Raises StateFolderUnusable and StoreError."""
-    try:
-        settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+    """The node's store, closed at the end; its folder is made if missing. Until then all files that this process makes
+    are readable by its user alone. Raises StateFolderUnusable and StoreError."""
+    with private_files():
+        try:
+            settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+        with _opened(settings) as store:
+            yield store
+
+
+@contextlib.contextmanager
+def _opened(settings: NodeSettings) -> Iterator[FactStore]:
+    """The store with the key of [signing]. A key or list that cannot be used ends nothing: facts are recorded, and the
+    next head covers them."""
     signer, problems = None, list[str]()
-    # A file that cannot be used ends nothing: facts are recorded, and the next head covers them.
     try:
         signer = load_identity(settings.signing, settings.node.zone)
     except SigningError as error:
@@ -109,7 +126,7 @@ class RequestHandler:
                 acquiring = store.appends.acquire_lease(request.stream, request.producer)
                 return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))
             case messages.PutObject(digest, size, offset, data):
-                held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
+                held = await asyncio.to_thread(store.artifacts.put_chunk, store.zone, digest, size, offset, data)
                 return messages.ObjectPut(held.received, held.is_complete)
             case messages.RegisterConsumer():
                 name, zone = request.consumer_name, request.zone or store.zone

@@ -1,12 +1,15 @@
 """Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
 
-At most CONNECTIONS_MAX clients at once. A client that is silent or leaves its answer unread for too long is
-disconnected and its answer dropped, so that such clients neither keep others out nor fill the memory.
+At most CONNECTIONS_MAX clients at once. When all places are taken, a new client gets the place of the one that has been
+silent, or has left its answer unread, the longest; a client whose request is being carried out keeps its place. Beyond
+IDLE_S such a client is disconnected in any case, so that its answer does not stay in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +19,8 @@ from agent.local_socket.messages import Answer, Refused, Request
 from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
 
 CONNECTIONS_MAX = 32
-# Below the client's ANSWER_S_MAX: when silent clients hold all places, the next is still answered in time.
+WAITING_MAX = 32
+"""Clients that wait while all places are taken by requests under way; any more are disconnected."""
 IDLE_S = 15.0
 _REQUEST = msgspec.json.Decoder(Request)
 
@@ -27,18 +31,19 @@ async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S
 
     A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
     """
-    free = asyncio.Semaphore(CONNECTIONS_MAX)
+    places = _Places()
     open_connections: set[asyncio.StreamWriter] = set()
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not server.is_serving():  # it connected while the server was closing
+        # It connected while the server was closing, or far too many wait.
+        if not server.is_serving() or len(open_connections) >= CONNECTIONS_MAX + WAITING_MAX:
             writer.transport.abort()
             return
         open_connections.add(writer)
         writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
-            async with free:
-                while await _answer_one(handler, reader, writer, idle_s):
+            async with places.one(writer):
+                while await _answer_one(handler, reader, writer, places, idle_s):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client left
@@ -62,8 +67,39 @@ async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S
         (state_dir / SOCKET).unlink(missing_ok=True)
 
 
+class _Places:
+    """Who has one of the CONNECTIONS_MAX places, and which of them are idle."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+
+    @contextlib.asynccontextmanager
+    async def one(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+        """A place, taken from the client that was idle the longest if none is free."""
+        if self._free.locked() and self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
+        async with self._free:
+            self._idle[writer] = None
+            try:
+                yield
+            finally:
+                self._idle.pop(writer, None)
+
+    @contextlib.contextmanager
+    def busy(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """The client's request is carried out; afterwards it is idle again."""
+        self._idle.pop(writer, None)
+        try:
+            yield
+        finally:
+            self._idle[writer] = None
+
+
 async def _answer_one(
-    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, idle_s: float
+    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, places: _Places, idle_s: float
 ) -> bool:
     """One request and its answer. False when the bytes that follow cannot be read as another request."""
     async with asyncio.timeout(idle_s):
@@ -80,7 +116,8 @@ async def _answer_one(
                 f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
             )
         else:
-            answer = await handler.answer(request)
+            with places.busy(writer):
+                answer = await handler.answer(request)
     writer.write(framed(answer))
     async with asyncio.timeout(idle_s):  # a client that sends requests and never reads holds a place too
         await writer.drain()

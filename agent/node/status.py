@@ -36,6 +36,7 @@ from agent.health.snapshot import (
     SpanStatus,
     StoreStatus,
     StreamStatus,
+    UnreferencedStatus,
 )
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
@@ -70,6 +71,8 @@ class _FromDisk:
     space: StoreSpace | None = None
     artifact_bytes: int = 0
     artifact_bytes_lacking: int = 0
+    artifact_limit: str = ""
+    artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
     certificate_days_left: float | None = None
     source_days_left: Mapping[str, float | None] = field(default_factory=dict)
 
@@ -241,15 +244,19 @@ class StatusCollector:
         return _status(
             *(StoreStatus, counted, self._from_disk),
             log_bytes=counted.wal_bytes,
-            artifact_bytes_max=self._store.artifacts.bytes_max,
+            artifact_bytes_max=self._store.artifacts.limits.total_max or None,
+            artifact_unreferenced_bytes_max=self._store.artifacts.limits.unreferenced_max,
         )
 
     # ------------------------------------------------------------------------------------------ in a thread, from disk
 
     def _read_from_disk(self) -> StoreSpace | None:
         try:
-            self._from_disk.artifact_bytes = self._store.artifacts.bytes_used()
-            self._from_disk.artifact_bytes_lacking = self._store.artifacts.bytes_lacking()
+            artifacts = self._store.artifacts
+            self._from_disk.artifact_bytes = artifacts.bytes_used()
+            self._from_disk.artifact_limit, self._from_disk.artifact_bytes_lacking = artifacts.lacking()
+            by_zone = sorted(artifacts.unreferenced().items())
+            self._from_disk.artifact_unreferenced = tuple(UnreferencedStatus(*one) for one in by_zone)
             space = self._store.space()
         except StoreError as error:
             self._note("space", error)

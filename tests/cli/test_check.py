@@ -1,12 +1,16 @@
 """`bsfg check` refuses what `bsfg run` refuses at its start, and tells everything at once."""
 
+import hashlib
 import json
+import os
 import socket
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from agent import local_socket
+from agent.config import load
 from agent.fact_store import FactStore
 from tests.cli.test_commands import Bsfg
 from tests.support import command
@@ -78,7 +82,7 @@ def test_the_store_of_another_zone(bsfg: Bsfg, tmp_path: Path) -> None:
 def test_a_file_that_is_no_store(bsfg: Bsfg, tmp_path: Path) -> None:
     """A damaged file is no problem, because the node sets it aside; the note says so."""
     (tmp_path / "node.toml").write_text(NODE)
-    (tmp_path / "state").mkdir()
+    (tmp_path / "state").mkdir(0o700)
     (tmp_path / "state" / "facts.db").write_text("no database" * 1000)
     notes = json.loads(bsfg("check", "--json").stdout)["notes"]
     assert len(notes) == 1
@@ -111,3 +115,39 @@ def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> No
         "node.toml: good; zone plant-a, 1 sources with 2 tags, peers: none",
         "note: m1.csv is not UTF-8 and was read as Windows-1252; check units such as °C, or save it as CSV UTF-8",
     ]
+
+
+def test_a_state_that_others_may_read_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A node makes its files for its user alone, whatever the umask and the mode of the folder; files that others may
+    read are named with what to do, in a folder that others may enter."""
+    node = tmp_path / "node.toml"
+    node.write_text(NODE)
+    state = tmp_path / "state"
+    state.mkdir()
+    before = os.umask(0)
+    try:
+        state.chmod(0o755)
+        with local_socket.open_store(load(node)) as store:
+            made = list(state.rglob("*"))
+            assert {path.name for path in made} >= {"facts.db", "facts.db-wal", "facts.db-shm"}
+            store.artifacts.put_chunk("plant-a", "sha256:" + hashlib.sha256(b"x").hexdigest(), 1, 0, b"x")
+            for path in state.rglob("*"):
+                assert path.stat().st_mode & 0o077 == 0, path
+    finally:
+        os.umask(before)
+    state.chmod(0o711)
+    assert bsfg("check").stdout.count("note: ") == 0
+    (state / "facts.db").chmod(0o644)
+    (note,) = [line for line in bsfg("check").stdout.splitlines() if line.startswith("note: ")]
+    assert note.endswith(f"{state}/facts.db: other users of this machine may read them; run: chmod -R o= {state}")
+    state.chmod(0o700)
+    assert bsfg("check").stdout.count("note: ") == 0
+
+
+def test_a_health_page_that_others_reach_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
+    """A page on all interfaces is told, with what to do; it is no problem, because a firewall may protect it."""
+    for host, notes in (("0.0.0.0", 1), ("127.0.0.1", 0)):  # noqa: S104
+        (tmp_path / "node.toml").write_text(NODE + f'listen_host = "{host}"\n')
+        found = bsfg("check")
+        assert found.returncode == 0
+        assert found.stdout.count("anyone who reaches this address") == notes

@@ -15,6 +15,7 @@ from agent.health.snapshot import (
     SourceStatus,
     StoreStatus,
     StreamStatus,
+    UnreferencedStatus,
 )
 from agent.health.verdict import Level, assess
 
@@ -110,7 +111,10 @@ def test_status_names_the_bandwidth_limit_of_a_pull() -> None:
 def test_status_names_artifacts_at_their_limit() -> None:
     """Artifacts, their limit, and what is lacking for one that waits, with the setting to change, as an alert; a page
     that waits for it says why. Where there are none and no limit, nothing is said."""
-    store = StoreStatus(artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000)
+    limit = "artifacts_total_bytes_max"
+    store = StoreStatus(
+        artifact_bytes=48_000_000, artifact_bytes_max=50_000_000, artifact_bytes_lacking=1_500_000, artifact_limit=limit
+    )
     why = "ArtifactsFull: artifacts_total_bytes_max reached"
     peer = PeerStatus("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
     full = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,), store=store)
@@ -126,4 +130,22 @@ def test_status_names_artifacts_at_their_limit() -> None:
     quiet = replace(full, peers=(), store=replace(store, artifact_bytes_lacking=0))
     assert assess(quiet).level is Level.GOOD
     assert told(quiet).splitlines()[1:] == ["  artifacts 48.0 MB of 50.0 MB"]
-    assert "artifacts" not in told(replace(quiet, store=StoreStatus()))
+    assert "artifacts" not in told(replace(quiet, store=StoreStatus(artifact_bytes_max=50_000_000)))
+    disk = replace(full, store=replace(store, artifact_limit="artifact_disk_spare_bytes"))
+    assert "artifact_disk_spare_bytes reached" in assess(disk).reasons[0].text
+    assert "free disk space" in assess(disk).reasons[0].hint
+
+
+def test_status_names_a_zone_at_its_quota_of_artifacts() -> None:
+    """What each zone has here that no fact refers to is shown; a zone near its quota is a warning that names it."""
+    brought = (UnreferencedStatus("evil", 9_500_000), UnreferencedStatus("plant-a", 1_000_000))
+    store = StoreStatus(
+        artifact_bytes=10_500_000, artifact_unreferenced=brought, artifact_unreferenced_bytes_max=10_000_000
+    )
+    node = NodeSnapshot("idmz", "00", 1, 0, None, store=store)
+    said = told(node)
+    assert "9.5 MB of 10.0 MB from evil, no fact refers to them" in said
+    assert "1.0 MB of 10.0 MB from plant-a" in said
+    (reason,) = assess(node).reasons
+    assert (reason.level, reason.alert) == (Level.LATE, False)
+    assert "zone evil has 9.5 of 10.0 MB" in reason.text

@@ -37,10 +37,10 @@ def main() -> None:
     for number in range(count):
         content = blob(seed, number)
         digest = name_of(content)
-        held = store.put_chunk(digest, len(content), 0, b"")
+        held = store.put_chunk("plant", digest, len(content), 0, b"")
         while not held.is_complete:
             start = held.received
-            held = store.put_chunk(digest, len(content), start, content[start : start + CHUNK])
+            held = store.put_chunk("plant", digest, len(content), start, content[start : start + CHUNK])
             os.write(1, f"{number} {held.received} {int(held.is_complete)}\n".encode())
 
 

@@ -22,7 +22,9 @@ from agent.health.snapshot import (
     ServingStatus,
     SourceStatus,
     SpanStatus,
+    StoreStatus,
     StreamStatus,
+    UnreferencedStatus,
 )
 from agent.telemetry import STEPS
 
@@ -57,6 +59,7 @@ def everything() -> NodeSnapshot:
             ),
             sources=(known(SourceStatus("o", "opcua", True, events=EventStatus(1, 1, 1))),),
             serving=ServingStatus({"FetchFacts": 1}, {"busy": 1}, {"bad_topic": 1}),
+            store=known(StoreStatus(artifact_unreferenced=(UnreferencedStatus("z", 1),))),
             spans=tuple(SpanStatus(span, side, "GetLatest") for span, side in STEPS),
         )
     )

@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,7 @@ from agent.errors import BsfgError
 from agent.health import server
 from agent.health.client import NodeSilent, ask_health
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
-from agent.health.server import CONNECTIONS_MAX, HealthPageUnavailable, serve
+from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, serve
 from agent.health.snapshot import NodeSnapshot
 
 HOST = "127.0.0.1"
@@ -120,15 +120,67 @@ def test_a_request_that_is_too_long_is_refused(healthy: NodeSnapshot) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 431 ")
 
 
-def test_silent_clients_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections above the limit are dropped, the silent ones end by themselves, and then there is room again."""
+def half_requests(port: int, count: int, source: str = HOST) -> list[socket.socket]:
+    """Connections that have sent the half of a request."""
+    clients = [socket.create_connection((HOST, port), LIMIT_S, (source, 0)) for _ in range(count)]
+    for client in clients:
+        with suppress(ConnectionError):  # it has lost its place already
+            client.sendall(b"GET /healthz HT")
+    return clients
+
+
+def test_half_requests_do_not_hold_the_page(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half requests, which may last for ever, from one address or from many: the page answers the next client at once;
+    by themselves they end after their time."""
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 1e6)
+    with serving(lambda: healthy) as port:
+        half = half_requests(port, CONNECTIONS_MAX)
+        assert get(port, "/healthz")[0] == 200
+        for number in range(2, 2 + CONNECTIONS_MAX):
+            half += half_requests(port, 2, f"127.0.0.{number}")
+        assert get(port, "/healthz")[0] == 200
+        for client in half:
+            client.close()
     monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 0.2)
     with serving(lambda: healthy) as port:
-        silent = [socket.create_connection((HOST, port), LIMIT_S) for _ in range(CONNECTIONS_MAX + 1)]
-        assert all(ended(client) for client in silent)
-        assert get(port, "/healthz")[0] == 200
-        for client in silent:
+        half = half_requests(port, CONNECTIONS_OF_ADDRESS_MAX)
+        assert all(ended(client) for client in half)
+        for client in half:
             client.close()
+
+
+def test_an_address_takes_its_own_places_only(healthy: NodeSnapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of connections from one address leaves another's open."""
+    monkeypatch.setattr(server, "REQUEST_TIMEOUT_S", 1e6)
+    with serving(lambda: healthy) as port:
+        (slow,) = half_requests(port, 1, "127.0.0.2")
+        half = half_requests(port, 3 * CONNECTIONS_MAX)
+        assert get(port, "/healthz")[0] == 200
+        slow.sendall(b"TP/1.1\r\n\r\n")
+        assert slow.recv(12) == b"HTTP/1.1 200"
+        for client in (slow, *half):
+            client.close()
+
+
+@pytest.mark.parametrize(
+    "host, is_open",
+    [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("192.0.2.1", True)],  # noqa: S104
+)
+def test_a_page_that_others_reach_is_logged(
+    healthy: NodeSnapshot,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    host: str,
+    is_open: bool,  # noqa: FBT001
+) -> None:
+    """A page that other machines reach is a warning with what to do, once at the start; one on loopback is none."""
+    assert server.is_open_to_others(host) == is_open
+    monkeypatch.setattr(server, "is_open_to_others", lambda _: is_open)
+    with serving(lambda: healthy):
+        pass
+    assert ["health_page_open" in one.message for one in caplog.records if one.levelname == "WARNING"] == [
+        True
+    ] * is_open
 
 
 def test_a_port_in_use_is_named(healthy: NodeSnapshot) -> None:

@@ -274,13 +274,13 @@ def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that send nothing or half a length: they are disconnected, and the next is
-    answered."""
+    """All places are taken by clients that send nothing or half a length, which may do so for ever: each new client gets
+    the place of the oldest one at once."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path, idle_s=0.2))
+                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path, idle_s=1e6))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
                 writers = []
                 for n in range(CONNECTIONS_MAX):
@@ -288,10 +288,50 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
                         reader, writer = await asyncio.open_unix_connection(address)
                     writer.write(struct.pack("<I", 100)[: n % 5])
                     writers.append((reader, writer))
-                assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
-                for reader, writer in writers:
-                    assert await reader.read() == b""
+                for n in range(3):
+                    assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
+                assert await writers[0][0].read() == b"", "the oldest has lost its place"
+                task.cancel()
+                for _, writer in writers:
                     writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+class SlowAnswers(local_socket.RequestHandler):
+    """Answers `ListConsumers` when it is told to, everything else at once."""
+
+    def __init__(self, store: FactStore) -> None:
+        super().__init__(store)
+        self.asked, self.go_on = 0, asyncio.Event()
+
+    async def answer(self, request: local_socket.Request) -> local_socket.Answer:
+        if isinstance(request, local_socket.ListConsumers):
+            self.asked += 1
+            await self.go_on.wait()
+        return await super().answer(request)
+
+
+def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
+    """Clients whose requests are being carried out are never disconnected for a new one, which waits for a place."""
+
+    async def scenario() -> None:
+        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+            async with asyncio.TaskGroup() as group:
+                handler = SlowAnswers(store)
+                task = group.create_task(local_socket.serve(handler, tmp_path))
+                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
+                asking = [
+                    group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
+                    for _ in range(CONNECTIONS_MAX)
+                ]
+                await wait_until_async(lambda: handler.asked == CONNECTIONS_MAX, "all places to be taken")
+                next_one = group.create_task(local_socket.ask(tmp_path, request()))
+                await asyncio.wait([next_one], timeout=0.2)
+                assert not next_one.done()
+                handler.go_on.set()
+                assert isinstance(await next_one, local_socket.Appended)
+                assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
                 task.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))

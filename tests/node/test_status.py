@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
-from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus
+from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus, UnreferencedStatus
 from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
@@ -189,16 +189,20 @@ def test_counts_of_a_source(tmp_path: Path) -> None:
 
 def test_artifacts_at_their_limit(tmp_path: Path) -> None:
     """Their size, their limit, and the room that is missing for the one that was refused."""
-    settings = StoreSettings(artifacts_total_bytes_max=100)
+    settings = StoreSettings(artifacts_total_bytes_max=100, artifact_bytes_max=100)
     with FactStore.open(tmp_path / "facts.db", "plant-a", settings=settings) as store:
         digests = ["sha256:" + hashlib.sha256(blob).hexdigest() for blob in (b"a" * 80, b"b" * 30)]
-        store.artifacts.put_chunk(digests[0], 80, 0, b"a" * 80)
+        store.artifacts.put_chunk("plant", digests[0], 80, 0, b"a" * 80)
         with pytest.raises(ArtifactsFull, match="artifacts_total_bytes_max reached"):
-            store.artifacts.put_chunk(digests[1], 30, 0, b"b" * 30)
+            store.artifacts.put_chunk("plant", digests[1], 30, 0, b"b" * 30)
         collector = collector_of(store, tmp_path)
         collector._read_from_disk()
         found = collector.snapshot().store
         assert (found.artifact_bytes, found.artifact_bytes_max, found.artifact_bytes_lacking) == (80, 100, 10)
+        assert (found.artifact_limit, found.artifact_unreferenced) == (
+            "artifacts_total_bytes_max",
+            (UnreferencedStatus("plant", 64 * 1024),),
+        )
 
 
 def test_refusals_of_a_full_disk_are_proof_of_work(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def _open_part(file: Path) -> BufferedWriter:
 def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """List every artifact that is complete here."""
     store = _files(load(config_file))
-    held = [(digest, found.size) for digest in store.digests() if (found := store.held(digest)) is not None]
+    held = [(digest, size) for digest in store.digests() if (size := store.size_of(digest)) is not None]
     if as_json:
         click.echo(json.dumps([{"digest": digest, "size": size} for digest, size in held]))
         return

@@ -16,6 +16,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.store.store_file import file_option, open_reader, report_holes
 from agent.cli.table import lines
+from agent.cli.terminal import echo_csv
 from agent.query.sql import SqlSession
 
 
@@ -34,5 +35,5 @@ def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool,
         with contextlib.closing(session):
             answer = session.ask(text)
             for line in lines(answer.columns, answer.rows, "json" if as_json else "csv" if as_csv else "table"):
-                click.echo(line)
+                (echo_csv if as_csv and not as_json else click.echo)(line)
             sys.exit(report_holes(session.scanner.counters))

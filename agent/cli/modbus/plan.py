@@ -16,8 +16,8 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.modbus.options import BASES
 from agent.cli.table import lines
-from agent.cli.terminal import printable
 from agent.config import load
+from agent.foreign_text import printable
 from agent.ingest import LEARNED, ModbusSourceSettings, SourceMemory, load_tag_map
 from agent.ingest.modbus.explore.place import register_text
 from agent.ingest.modbus.explore.request_plan import PlannedRead, RequestPlan, request_plan

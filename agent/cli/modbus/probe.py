@@ -16,8 +16,9 @@ import click
 from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
-from agent.cli.terminal import Progress, printable, value_text
+from agent.cli.terminal import Progress, value_text
 from agent.errors import BsfgError
+from agent.foreign_text import csv_cell, printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
@@ -238,7 +239,7 @@ def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
 
 def _csv(cells: Sequence[str]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(cells)
+    csv.writer(text, lineterminator="").writerow(map(csv_cell, cells))
     return text.getvalue()
 
 

@@ -14,7 +14,8 @@ import click
 from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
-from agent.cli.terminal import printable, value_text
+from agent.cli.terminal import value_text
+from agent.foreign_text import printable
 from agent.ingest.modbus.explore.device import open_device, read_registers
 from agent.ingest.modbus.explore.place import parse_registers, register_text
 from agent.message import json_value, time_text

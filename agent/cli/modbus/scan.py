@@ -12,7 +12,8 @@ import click
 
 from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
-from agent.cli.terminal import Progress, printable
+from agent.cli.terminal import Progress
+from agent.foreign_text import printable
 from agent.ingest import SourceError
 from agent.ingest.modbus.explore.device import FoundUnit, find_units, open_device, scan_registers
 from agent.ingest.modbus.explore.place import Place, parse_places, register_text

@@ -18,7 +18,8 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import Connection, connection_of, connection_options
-from agent.cli.terminal import Progress, printable
+from agent.cli.terminal import Progress
+from agent.foreign_text import printable
 from agent.ingest.opcua.explore.explorer import explore
 from agent.ingest.opcua.explore.tag_rows import tag_file
 from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_wanted

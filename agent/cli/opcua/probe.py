@@ -12,7 +12,8 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options
-from agent.cli.terminal import print_step, printable
+from agent.cli.terminal import print_step
+from agent.foreign_text import printable
 from agent.ingest import OpcuaSourceSettings
 from agent.ingest.opcua.explore.probe import Probe, section
 

@@ -13,7 +13,7 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import Connection, connection_of, connection_options
-from agent.cli.terminal import printable
+from agent.foreign_text import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
 
 if TYPE_CHECKING:

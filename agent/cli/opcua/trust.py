@@ -10,7 +10,7 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import pki_option
-from agent.cli.terminal import printable
+from agent.foreign_text import printable
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 
 

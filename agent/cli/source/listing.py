@@ -13,8 +13,8 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.table import lines
-from agent.cli.terminal import printable
 from agent.config import NodeSettings, load
+from agent.foreign_text import printable
 from agent.health.verdict import duration
 from agent.ingest import ModbusSourceSettings, SourceSettings, TagMapError, load_tag_map
 

@@ -14,7 +14,8 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.source.access import read_tags, source_of
 from agent.cli.table import lines
-from agent.cli.terminal import printable, value_text
+from agent.cli.terminal import value_text
+from agent.foreign_text import printable
 from agent.ingest import Tag, TagReading, load_tag_map
 from agent.message import json_value, time_text
 from agent.status_codes import status_name

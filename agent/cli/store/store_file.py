@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from agent.cli.terminal import redraw
 from agent.config import load
 from agent.fact_store import StoreReader
 from agent.query.scan import ScanCounters
@@ -36,11 +37,12 @@ class ProgressLine:
         """Show the text, unless the one before is too new."""
         if self._is_shown and (now_s := time.monotonic()) - self._last_s >= PROGRESS_S:
             self._last_s = now_s
-            click.echo(f"\r{text}", nl=False, err=True)
+            redraw(text)
 
     def clear(self) -> None:
         """Clear the line."""
-        click.echo("\r\033[K" if self._is_shown else "", nl=False, err=True)
+        if self._is_shown:
+            redraw("")
 
 
 @contextlib.contextmanager

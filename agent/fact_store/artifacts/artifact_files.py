@@ -1,5 +1,5 @@
-"""Artifact files: one file for each complete artifact below `artifacts/`, named by digest, and partial ones below
-`artifacts/partial/`.
+"""Artifact files: one file for each complete artifact below `artifacts/`, named by digest. `artifacts/partial/<zone>/`
+has what no fact refers to yet, by the zone that brought it: incomplete files, and a second link to complete ones.
 
 Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
 where they stopped, also in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver
@@ -34,9 +34,12 @@ from agent.fact_store.log import (
     SkipChunk,
     StoreFull,
     StoreUnavailable,
+    artifact_room_lacking,
+    check_artifact_quota,
     check_artifact_room,
     check_digest,
     decide_chunk,
+    quota_charge,
 )
 from agent.fact_store.retention import disk_free
 from agent.fact_store.sqlite import sync_folder
@@ -49,32 +52,44 @@ RUNNING_MAX = 16
 """Transfers whose running digest is kept; another one's bytes are read again with its next chunk."""
 REFUSED_S = 600
 """Seconds until a refused artifact counts as given up: a pull retries within seconds, a program within minutes."""
+SETTLE_S = 1.0
+"""Between two looks at which of a zone's files facts refer to now: thousands of look-ups, which a zone at its quota
+could cause with each chunk."""
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class ArtifactFiles:
-    """The artifacts of one node, within `limits`."""
+    """The artifacts of one node, within `limits`. `is_referenced`: whether a held fact refers to a digest."""
 
-    def __init__(self, folder: Path, limits: ArtifactLimits = ArtifactLimits()) -> None:  # noqa: B008 frozen
+    def __init__(
+        self,
+        folder: Path,
+        limits: ArtifactLimits = ArtifactLimits(),  # noqa: B008 frozen
+        is_referenced: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         self.folder = folder
         self.limits = limits
+        self._is_referenced = is_referenced
         self._writing = threading.Lock()
         # Excludes claim and removal from each other; taken inside `_writing`, held for a stat and one change.
         self._naming = threading.Lock()
         self._running: OrderedDict[Path, tuple[int, hashlib._Hash]] = OrderedDict()
         self._used: int | None = None
+        # By zone: when it was last settled, and the charge of each file that no fact referred to then.
+        self._charges: dict[str, tuple[float, dict[Path, int]]] = {}
         # The last artifact refused for the limit: its name, missing bytes, and when.
         self._refused: tuple[str, int, float] | None = None
         # Folders synced in this life: an earlier life may have ended before it synced them.
         self._durable = set[Path]()
 
-    def put_chunk(self, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
-        """Store a chunk; returns how much of the artifact is here. Raises ArtifactRefused, ArtifactTooLarge,
-        ArtifactMismatch, StoreFull, and StoreUnavailable when the disk fails."""
+    def put_chunk(self, zone: str, digest: str, size: int, offset: int, data: bytes) -> ArtifactProgress:
+        """Store a chunk that `zone` sends; returns how much of the artifact is here. Zones do not share incomplete
+        files, so none can spoil another's. Raises ArtifactRefused, ArtifactTooLarge, ArtifactMismatch, ArtifactQuota,
+        ArtifactsFull, StoreFull, and StoreUnavailable when the disk fails."""
         name = check_digest(digest)
-        partial = self._partial(name, size)
+        partial = self._partial(zone, name, size)
         with self._writing, self._disk():
-            held = self._held(name, size)
+            held = self._complete_one(name) or self._partial_one(partial, size)
             match decide_chunk(held, size, offset, len(data), self.limits.size_max):
                 case SkipChunk(_, is_complete=True):
                     is_here = self._is_claimed(name)
@@ -84,6 +99,7 @@ class ArtifactFiles:
                 case FinishArtifact():
                     self._complete(name, partial)
                     return ArtifactProgress(size, size, is_complete=True)
+            self._check_quota(zone, digest, partial, size)
             self._check_room(name, size, offset)
             self._append(partial, offset, data)
             if offset + len(data) < size:
@@ -91,12 +107,22 @@ class ArtifactFiles:
             self._complete(name, partial)
             return ArtifactProgress(size, size, is_complete=True)
 
-    def held(self, digest: str) -> ArtifactProgress | None:
-        """How much of an artifact is here; None for nothing."""
-        name = check_digest(digest)
-        for partial in self._partials(name):
-            return self._held(name, int(partial.suffix[1:]))
-        return self._held(name, None)
+    def unreferenced(self) -> dict[str, int]:
+        """By zone: bytes charged to it for what it brought and no fact refers to, as of SETTLE_S ago at most. Raises
+        StoreUnavailable."""
+        with self._disk():
+            zones = [folder.name for folder in (self.folder / PARTIAL).glob("*")]
+        found = dict[str, int]()
+        for zone in zones:
+            with self._writing, self._disk():
+                if charged := sum(self._settled(zone).values()):
+                    found[zone] = charged
+        return found
+
+    def size_of(self, digest: str) -> int | None:
+        """Bytes of a complete artifact; None where it is not here."""
+        held = self._complete_one(check_digest(digest))
+        return None if held is None else held.size
 
     def claim(self, reference: ArtifactReference) -> None:
         """A fact is about to refer to an artifact: reset its age, so that it is not swept meanwhile. Raises
@@ -160,47 +186,68 @@ class ArtifactFiles:
         used = self._used
         if used is None:
             with self._disk():
-                used = self._used = sum(_size(path) for path in self._files())
+                partial = (self.folder / PARTIAL).glob("*/*")
+                used = sum(map(_size, self._complete_files())) + sum(
+                    _size(path) for path in partial if not _is_named(path)
+                )
+                self._used = used
         return used
 
-    def bytes_lacking(self) -> int:
-        """Bytes to be removed before the artifact last refused for `total_max` has room; 0 where none waits. Raises
-        StoreUnavailable."""
+    def lacking(self) -> tuple[str, int]:
+        """The setting that last refused an artifact for want of room, and the bytes to be freed before it has room; 0
+        where none waits. Raises StoreUnavailable."""
         if self._refused is None or time.monotonic() - self._refused[2] > REFUSED_S:
-            return 0
-        return max(0, self.bytes_used() + self._refused[1] - self.limits.total_max)
+            return "", 0
+        return artifact_room_lacking(self.limits, self._refused[1], self.bytes_used(), disk_free(self.folder.parent))
 
-    def sweep(
-        self, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float | None = None
-    ) -> int:
-        """Remove orphans and abandoned transfers; returns how many. `is_referenced` is called for each complete one
-        that is old enough."""
+    def sweep(self, orphan_after_s: float, released_after_s: float, now_unix_s: float | None = None) -> int:
+        """Remove what no held fact refers to: incomplete artifacts and those to which none ever referred after
+        `orphan_after_s`, the others after `released_after_s`; returns how many."""
         now_unix_s = time.time() if now_unix_s is None else now_unix_s
         removed = 0
         for path in self._files():
-            with self._writing, self._disk():  # for each file alone, so that chunks can come between
-                removed += self._sweep_one(path, is_referenced, orphan_after_s, now_unix_s)
+            is_orphan = path.parent.parent != self.folder
+            before_unix_s = now_unix_s - (orphan_after_s if is_orphan else released_after_s)
+            with self._writing, self._disk(), suppress(FileNotFoundError):
+                # For each file alone, so that chunks can come between.
+                removed += (
+                    self._sweep_orphan(path, before_unix_s) if is_orphan else self._sweep_one(path, before_unix_s)
+                )
         return removed
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _sweep_one(
-        self, path: Path, is_referenced: Callable[[str], bool], orphan_after_s: float, now_unix_s: float
-    ) -> bool:
-        is_partial = path.parent.name == PARTIAL
+    def _sweep_orphan(self, partial: Path, before_unix_s: float) -> bool:
+        """One file of `partial/`: its second name goes once a fact refers to it."""
+        if not _is_named(partial):
+            with self._naming:
+                if partial.stat().st_mtime > before_unix_s:
+                    return False
+                self._remove(partial)
+            return True
+        name = _name_of(partial)
+        if self._is_referenced(f"sha256:{name}"):
+            self._uncharge(partial)
+            partial.unlink()
+            return False
+        return self._sweep_one(self._path(name), before_unix_s, partial)
+
+    def _sweep_one(self, path: Path, before_unix_s: float, second_name: Path | None = None) -> bool:
+        """A complete artifact; one with a second name is removed only together with it."""
         with self._naming:
-            try:
-                age_s = now_unix_s - path.stat().st_mtime
-            except FileNotFoundError:
-                return False
+            found = path.stat()
+            is_waiting = second_name is None and found.st_nlink > 1
             # Old enough that its producer has had time to append the fact, and no held fact refers to it.
-            if age_s < orphan_after_s or (not is_partial and is_referenced(f"sha256:{path.name}")):
+            if is_waiting or found.st_mtime > before_unix_s or self._is_referenced(f"sha256:{path.name}"):
                 return False
             self._remove(path)
+            if second_name is not None:
+                self._uncharge(second_name)
+                second_name.unlink()
         return True
 
     def _files(self) -> list[Path]:
-        return [*self._complete_files(), *(self.folder / PARTIAL).glob("*")]
+        return [*self._complete_files(), *(self.folder / PARTIAL).glob("*/*")]
 
     def _complete_files(self) -> Iterator[Path]:
         return self.folder.glob("[0-9a-f][0-9a-f]/*")
@@ -208,21 +255,51 @@ class ArtifactFiles:
     def _path(self, name: str) -> Path:
         return self.folder / name[:2] / name
 
-    def _partial(self, name: str, size: int) -> Path:
-        return self.folder / PARTIAL / f"{name}.{size}"
+    def _partial(self, zone: str, name: str, size: int) -> Path:
+        return self.folder / PARTIAL / zone / f"{name}.{size}"
 
-    def _partials(self, name: str) -> Iterator[Path]:
-        return (self.folder / PARTIAL).glob(f"{name}.*")
-
-    def _held(self, name: str, size: int | None) -> ArtifactProgress | None:
-        """The complete artifact, or the partial one announced with `size` bytes."""
+    def _complete_one(self, name: str) -> ArtifactProgress | None:
         with suppress(FileNotFoundError):
             found = self._path(name).stat().st_size
             return ArtifactProgress(found, found, is_complete=True)
-        if size is not None:
-            with suppress(FileNotFoundError):
-                return ArtifactProgress(size, self._partial(name, size).stat().st_size, is_complete=False)
         return None
+
+    def _partial_one(self, partial: Path, size: int) -> ArtifactProgress | None:
+        with suppress(FileNotFoundError):
+            return ArtifactProgress(size, partial.stat().st_size, is_complete=False)
+        return None
+
+    def _check_quota(self, zone: str, digest: str, partial: Path, size: int) -> None:
+        """Raise ArtifactQuota unless the zone may bring an artifact that no fact refers to yet."""
+        if not self.limits.unreferenced_max:
+            return
+        charges = self._charges.get(zone, (0.0, dict[Path, int]()))[1] or self._settled(zone)
+        if partial in charges:
+            return  # the whole of it was charged with its first chunk
+        coming = quota_charge(size)
+        if sum(charges.values()) + coming > self.limits.unreferenced_max:
+            if self._is_referenced(digest):
+                return  # a fact that is held waits for it, so it is no orphan
+            charges = self._settled(zone)
+            check_artifact_quota(self.limits, zone, sum(charges.values()), coming)
+
+    def _settled(self, zone: str) -> dict[Path, int]:
+        """The charges of a zone, at most SETTLE_S old: without files to which facts refer by now, and without those
+        that are gone."""
+        settled_s, charges = self._charges.get(zone, (-SETTLE_S, {}))
+        if time.monotonic() - settled_s < SETTLE_S:
+            return charges
+        charges = {
+            partial: quota_charge(int(partial.suffix[1:]))
+            for partial in (self.folder / PARTIAL / zone).glob("*")
+            if not self._is_referenced(f"sha256:{_name_of(partial)}")
+        }
+        self._charges[zone] = time.monotonic(), charges
+        return charges
+
+    def _uncharge(self, partial: Path) -> None:
+        if (known := self._charges.get(partial.parent.name)) is not None:
+            known[1].pop(partial, None)
 
     def _is_claimed(self, name: str) -> bool:
         """Reset the age of an artifact that was put again; False where it was just swept."""
@@ -251,15 +328,17 @@ class ArtifactFiles:
         end = offset + len(data)
         running = self._digest_of(partial, offset) if offset else hashlib.sha256()
         self._running.pop(partial, None)  # until the bytes are written: after a failed write the file is read again
-        self._make_folders(partial.parent)
+        self._make_folders(partial.parent.parent, partial.parent)
         used = self.bytes_used()
-        with partial.open("ab") as file:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
             self._used = None
             file.write(data)
             file.flush()
             if offset // SYNC_BYTES != end // SYNC_BYTES:
                 _sync(file.fileno(), partial)
         self._used = used + len(data)
+        if (known := self._charges.get(partial.parent.name)) is not None:
+            known[1][partial] = quota_charge(int(partial.suffix[1:]))
         running.update(data)
         self._running[partial] = end, running
         if len(self._running) > RUNNING_MAX:
@@ -284,14 +363,15 @@ class ArtifactFiles:
             _sync(file.fileno(), partial)
         path = self._path(name)
         self._make_folders(path.parent)
-        partial.rename(path)
+        os.link(partial, path)  # the other name stays until a fact refers to it: so long the zone is charged for it
         self._running.pop(partial, None)
-        for other in list(self._partials(name)):  # announced with a wrong size
-            self._remove(other)
+        for other in list((self.folder / PARTIAL).glob(f"*/{name}.*")):  # of another zone, or with a wrong size
+            if other != partial:
+                self._remove(other)
         try:
             sync_folder(path.parent)  # the name is durable before it is answered
         except OSError:
-            self._remove(path)
+            path.unlink()
             raise
         self._durable.add(path.parent)
 
@@ -299,12 +379,13 @@ class ArtifactFiles:
         size = _size(path)
         path.unlink()
         self._running.pop(path, None)
+        self._uncharge(path)
         if self._used is not None:
             self._used -= size
 
-    def _make_folders(self, folder: Path) -> None:
+    def _make_folders(self, *folders: Path) -> None:
         """Make the folders, each durable in its parent."""
-        for one in (self.folder, folder):
+        for one in (self.folder, *folders):
             if not one.is_dir():
                 one.mkdir(mode=0o700, exist_ok=True)
                 sync_folder(one.parent)
@@ -326,6 +407,17 @@ def _size(path: Path) -> int:
     with suppress(FileNotFoundError):
         return path.stat().st_size
     return 0
+
+
+def _is_named(partial: Path) -> bool:
+    """Whether a file of `partial/` is a complete artifact too."""
+    with suppress(FileNotFoundError):
+        return partial.stat().st_nlink > 1
+    return False
+
+
+def _name_of(partial: Path) -> str:
+    return partial.name.partition(".")[0]
 
 
 def _sync(descriptor: int, partial: Path) -> None:

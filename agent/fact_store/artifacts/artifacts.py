@@ -29,16 +29,19 @@ class Artifacts:
     """The artifacts of one store. Thread-safe; all methods wait for the disk in the calling thread."""
 
     def __init__(self, path: Path, settings: StoreSettings, reader: StoreReader, writer: Writer) -> None:
-        limits = ArtifactLimits(
-            settings.artifact_bytes_max, settings.artifacts_total_bytes_max, settings.disk_free_bytes_min
+        self.limits = ArtifactLimits(
+            settings.artifact_bytes_max,
+            settings.artifacts_total_bytes_max,
+            settings.disk_free_bytes_min + settings.artifact_disk_spare_bytes,
+            settings.artifact_unreferenced_bytes_max,
         )
-        self._files = files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), limits)
-        self.put_chunk, self.read_chunk = files.put_chunk, files.read_chunk
-        self.bytes_used, self.bytes_lacking = files.bytes_used, files.bytes_lacking
-        self.bytes_max = limits.total_max or None
-        """The limit of all artifacts together; None where only the disk limits them."""
-        self._orphan_after_s = settings.artifact_orphan_hours * 3600
         self._reader, self._writer = reader, writer
+        is_referenced = lambda digest: bool(self.streams(digest))  # noqa: E731
+        self._files = files = ArtifactFiles(path.with_name(ARTIFACTS_FOLDER), self.limits, is_referenced)
+        self.put_chunk, self.read_chunk = files.put_chunk, files.read_chunk
+        self.bytes_used, self.lacking, self.unreferenced = files.bytes_used, files.lacking, files.unreferenced
+        self._orphan_after_s = settings.artifact_orphan_hours * 3600
+        self._released_after_s = settings.artifact_released_hours * 3600
 
     def claim(self, message: Message) -> None:
         """Raise ArtifactMissing unless all artifacts of a message are here; they are kept until the message is
@@ -66,14 +69,14 @@ class Artifacts:
         self._writer.call(Call("artifact", 0, time.monotonic_ns(), run))
 
     def sweep(self) -> int:
-        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`; returns how
-        many. Raises StoreError."""
+        """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`, or
+        `artifact_released_hours` where a fact once did; returns how many. Raises StoreError."""
         if not self._files.folder.exists():
             return 0
         forgetting = Call("artifacts", 0, time.monotonic_ns(), Transaction.forget_artifacts)
         self._writer.call(forgetting)
         forgetting.future.result()
-        return self._files.sweep(lambda digest: bool(self.streams(digest)), self._orphan_after_s)
+        return self._files.sweep(self._orphan_after_s, self._released_after_s)
 
 
 def _record_unavailable(transaction: Transaction, *, peer: str, digest: str, why: str) -> None:

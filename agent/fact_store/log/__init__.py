@@ -9,12 +9,15 @@ from agent.fact_store.log.artifact_reference import (
     ArtifactLimits,
     FinishArtifact,
     SkipChunk,
+    artifact_room_lacking,
+    check_artifact_quota,
     check_artifact_room,
     check_digest,
     checked_references,
     decide_chunk,
     digests_in,
     messages_in,
+    quota_charge,
     references_in,
 )
 from agent.fact_store.log.catalog import Catalog, StreamState
@@ -22,6 +25,7 @@ from agent.fact_store.log.errors import (
     AcksRefused,
     ArtifactMismatch,
     ArtifactMissing,
+    ArtifactQuota,
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,

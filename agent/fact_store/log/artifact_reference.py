@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.batch import Batch, Kind, open_messages
-from agent.fact_store.log.errors import ArtifactRefused, ArtifactsFull, ArtifactTooLarge, StoreFull
+from agent.fact_store.log.errors import ArtifactQuota, ArtifactRefused, ArtifactsFull, ArtifactTooLarge
 from agent.message import JSON_INTEGER_MAX, Message, parse_json
 from agent.pages import ArtifactProgress, ArtifactReference
 
@@ -23,16 +23,19 @@ CHUNK_BYTES_MAX = 256 * 1024  # as much as a page: larger chunks would delay fac
 SIZE_MAX = 4 * 1024**3  # a day of camera images; not a disk image
 REFERENCES_MAX = 64  # of one fact; a longer list belongs into an artifact of its own
 DEPTH_MAX = 32
+CHARGE_BYTES_MIN = 64 * 1024
+"""A file costs the disk a block and an entry, and the store a look-up: with 512 MiB a zone has 8,192 files at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactLimits:
-    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), and what must stay free on
-    the disk."""
+    """Limits of artifacts in bytes: of one, of all together (0: only the disk limits them), what must stay free on the
+    disk, and what no fact refers to yet, of each zone (0: no limit)."""
 
     size_max: int = SIZE_MAX
     total_max: int = 0
     free_min: int = 0
+    unreferenced_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +90,46 @@ def decide_chunk(
     return WriteChunk()
 
 
+def quota_charge(size: int) -> int:
+    """What an artifact to which no fact refers counts for: all its bytes from the first one on, so that a zone's
+    transfers do not block one another halfway."""
+    return max(size, CHARGE_BYTES_MIN)
+
+
+def check_artifact_quota(limits: ArtifactLimits, zone: str, charged: int, coming: int) -> None:
+    """Raise ArtifactQuota unless a zone may bring `coming` more bytes to which no fact refers yet."""
+    if limits.unreferenced_max and charged + coming > limits.unreferenced_max:
+        taken = f"{charged:,} of {limits.unreferenced_max:,} bytes wait for a fact, {coming:,} more have no room"
+        raise ArtifactQuota(f"artifact_unreferenced_bytes_max reached by zone {zone}: {taken}")
+
+
+def artifact_room_lacking(limits: ArtifactLimits, coming: int, used: int, free: int | None) -> tuple[str, int]:
+    """The setting that refuses `coming` bytes more beside the `used` ones of all artifacts, on a disk with `free` bytes
+    left, and how many too many they are; ("", 0) where they have room."""
+    if limits.total_max and used + coming > limits.total_max:
+        return "artifacts_total_bytes_max", used + coming - limits.total_max
+    if free is not None and limits.free_min and free - coming < limits.free_min:
+        return "artifact_disk_spare_bytes", limits.free_min + coming - free
+    return "", 0
+
+
 def check_artifact_room(limits: ArtifactLimits, size: int, received: int, used: int, free: int | None) -> None:
     """Raise unless the rest of an artifact has room beside the `used` bytes of all artifacts, on a disk with `free`
     bytes left.
 
-    ArtifactTooLarge where it can never have room; ArtifactsFull or StoreFull where the release of facts may remove
-    other artifacts.
+    ArtifactTooLarge where it can never have room; ArtifactsFull where the release of facts may remove other artifacts.
     """
-    coming, more = size - received, "raise [store] artifacts_total_bytes_max"
+    more = "raise [store] artifacts_total_bytes_max"
     if limits.total_max and size > limits.total_max:
         raise ArtifactTooLarge(f"an artifact of {size:,} bytes, this node keeps {limits.total_max:,} in all", more)
-    if limits.total_max and used + coming > limits.total_max:
+    coming = size - received
+    setting, lacking = artifact_room_lacking(limits, coming, used, free)
+    if setting == "artifacts_total_bytes_max":
         taken = f"artifacts take {used:,} of {limits.total_max:,} bytes, {coming:,} more have no room"
-        raise ArtifactsFull(f"artifacts_total_bytes_max reached: {taken}")
-    if free is not None and limits.free_min and free - coming < limits.free_min:
-        why = f"the disk is full: {free:,} bytes are left, {coming:,} come, {limits.free_min:,} stay free"
-        raise StoreFull(why, "free space, then put it again: it goes on")
+        raise ArtifactsFull(f"{setting} reached: {taken}")
+    if lacking:
+        why = f"{free:,} bytes of the disk are left, {coming:,} come, {limits.free_min:,} stay free"
+        raise ArtifactsFull(f"{setting} reached: {why}", "free disk space, then put it again: it goes on")
 
 
 def references_in(message: Message) -> tuple[ArtifactReference, ...]:

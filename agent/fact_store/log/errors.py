@@ -10,7 +10,8 @@
         StoreUnavailable            the store is open but cannot take this now (try again where `retryable`)
             StoreBusy               too much is waiting for the disk; slow the source
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
-                ArtifactsFull       all artifacts together are at their limit
+                ArtifactsFull       all artifacts together are at their limit, or the disk has too little space for one
+                ArtifactQuota       a zone has brought too much that no fact refers to
             StoreFailed             the disk failed a commit; this process must be restarted
             EpochChanging           it begins a new epoch at this moment
             StoreClosed             closed by its owner
@@ -114,9 +115,20 @@ class StoreFull(StoreUnavailable):
 
 
 class ArtifactsFull(StoreFull):
-    """All artifacts together are at their limit; nothing was written."""
+    """All artifacts together are at their limit, or the disk has too little space for one; facts are still taken."""
 
     hint = "raise [store] artifacts_total_bytes_max, or keep the facts that refer to artifacts for less time"
+
+
+class ArtifactQuota(StoreFull):
+    """A zone has brought as many bytes that no fact refers to as it may; nothing was written."""
+
+    waits_for_facts = True
+    """For a pull: store the facts first, then fetch what they refer to."""
+    hint = (
+        "append the facts that refer to them; others go after artifact_orphan_hours; or raise [store] "
+        "artifact_unreferenced_bytes_max"
+    )
 
 
 class StoreFailed(StoreUnavailable):

@@ -39,11 +39,18 @@ class StoreSettings:
     # A file that is deleted when the disk is full all the same, so that the store can be opened, served from and
     # emptied.
     ballast_bytes: int = 16 * 1024 * 1024
-    # The largest artifact, and how long one is kept to which no held fact refers: a producer puts the artifact before
-    # the fact, and an operator who restores a quarantined file needs its artifacts.
-    artifact_bytes_max: int = 1024 * 1024 * 1024
-    artifacts_total_bytes_max: int = 0  # all together; 0: only the disk limits them
-    artifact_orphan_hours: float = 168.0
+    # The largest artifact, and all together (0: only the disk limits them): a gateway's disk has 16 to 64 GB.
+    artifact_bytes_max: int = 256 * 1024 * 1024
+    artifacts_total_bytes_max: int = 4 * 1024 * 1024 * 1024
+    # What artifacts leave free of the disk beyond disk_free_bytes_min: they are refused long before facts are.
+    artifact_disk_spare_bytes: int = 768 * 1024 * 1024
+    # What one zone (a peer that puts or that is pulled from, or this one) may have here of incomplete artifacts and of
+    # those that no fact refers to yet.
+    artifact_unreferenced_bytes_max: int = 512 * 1024 * 1024
+    # How long those are kept: a producer appends the fact within seconds, or after a restart on the next shift.
+    artifact_orphan_hours: float = 4.0
+    # How long an artifact is kept whose facts were released: an operator who restores a quarantined file needs it.
+    artifact_released_hours: float = 168.0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """(field, why) for each rule that does not hold."""
@@ -57,11 +64,19 @@ class StoreSettings:
             yield "queue_bytes_max", "at least 1048576: one page of a peer must fit"
         if self.bytes_max and self.bytes_max < 1024 * 1024:
             yield "bytes_max", "0 (as much as the disk allows) or at least 1048576"
-        if not 0 < self.artifact_orphan_hours <= HOURS_MAX:
-            yield "artifact_orphan_hours", f"above 0, to {HOURS_MAX}"
-        for name in ("disk_free_bytes_min", "ballast_bytes", "artifact_bytes_max", "artifacts_total_bytes_max"):
+        for name in ("artifact_orphan_hours", "artifact_released_hours"):
+            if not 0 < getattr(self, name) <= HOURS_MAX:
+                yield name, f"above 0, to {HOURS_MAX}"
+        quota, total = "artifact_unreferenced_bytes_max", "artifacts_total_bytes_max"
+        for name in (
+            *("disk_free_bytes_min", "ballast_bytes"),
+            *("artifact_bytes_max", total, "artifact_disk_spare_bytes", quota),
+        ):
             if getattr(self, name) < 0:
                 yield name, "must not be negative; 0 does without it"
+        for name in (quota, total):
+            if 0 < getattr(self, name) < self.artifact_bytes_max:
+                yield name, f"below artifact_bytes_max ({self.artifact_bytes_max}), so the largest artifact has no room"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from agent.fact_store.sqlite.connection import (
     is_damage,
     lock,
     opening_error,
+    private_files,
     reading_error,
     reading_tables,
     running_error,

@@ -79,9 +79,10 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
     StoreUnusable."""
     connection = None
     try:
-        connection = connect_to(_uri(path, "rwc"))
-        if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
-            _set(connection, _NEW_FILE)  # also after a power cut in the middle: SQLite commits each of these by itself
+        with private_files():  # SQLite gives its log and its shared memory the mode of the file
+            connection = connect_to(_uri(path, "rwc"))
+            if not _pragma(connection, "application_id") and not connection.execute(QUERIES["tables"]).fetchone()[0]:
+                _set(connection, _NEW_FILE)  # also after a power cut in the middle: SQLite commits each by itself
         found = _pragma(connection, "application_id")
         if found != APPLICATION_ID:
             raise StoreForeign(f"{path} is a SQLite file of another program (application id {found})", "name another")
@@ -130,6 +131,16 @@ def connect_reader(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
             raise StoreForeign(f"{path} is no fact store (application id {found})", "correct the path")
         on_error.pop_all()
     return connection
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files and folders made meanwhile by any thread of this process are readable by its user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def lock(path: Path) -> int:

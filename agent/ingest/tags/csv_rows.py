@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
+from agent.foreign_text import cell_text, csv_cell
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 
@@ -32,7 +33,9 @@ def read_csv(file: str, data: bytes, known: Sequence[str], required: Sequence[st
             why = f"has {len(cells)} cells under {len(columns)} columns; quote cells that hold the delimiter"
             problems.append(Problem(file, line, "", extra, why))
             continue
-        texts = {column: text for column, cell in zip(columns, cells, strict=False) if (text := cell.strip())}
+        texts = {
+            column: text for column, cell in zip(columns, cells, strict=False) if (text := cell_text(cell.strip()))
+        }
         if texts:
             rows.append(Row(line, texts))
     return Sheet(tuple(rows), tuple(problems), decimal_comma=delimiter == ";", notes=notes)
@@ -61,14 +64,8 @@ def write_csv(columns: Sequence[str], rows: Iterable[Sequence[str]], comments: I
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_cell(cell) for cell in row[: len(columns)]])
+        writer.writerow(map(csv_cell, row[: len(columns)]))
     return text.getvalue().encode("utf-8-sig", "replace")
-
-
-def _cell(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula, whatever a server calls its nodes; the space is passed over when
-    the file is read."""
-    return f" {text}" if text[:1] in {"=", "+", "-", "@"} else text
 
 
 def _delimiter(text: str) -> str:

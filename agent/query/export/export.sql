@@ -20,6 +20,7 @@ CREATE TABLE facts (
     source_time_ns INTEGER NOT NULL,
     object_json TEXT,
     message_id TEXT,
+    from_zone TEXT,
     to_zone TEXT,
     correlation_id TEXT,
     causation_id TEXT,
@@ -27,7 +28,7 @@ CREATE TABLE facts (
 );
 
 -- insert_fact: one of them
-INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- index_offset: made at the end, when it costs a sort and not a search for each row
 CREATE UNIQUE INDEX facts_by_offset ON facts (stream, "offset");

@@ -16,11 +16,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from agent.fact_store import named_statements
+from agent.foreign_text import csv_cell
 from agent.message import JSON_INTEGER_MAX, Value
 from agent.query.scan import COLUMNS, ExtraMissing, Facts, exact_text, value_type
 
 _SQL = dict(named_statements(Path(__file__).with_name("export.sql").read_text("utf-8")))
 _TEXT_COLUMNS = tuple(name for name in COLUMNS if name != "value_text")  # `value` is exact where everything is text
+_FOREIGN = frozenset(
+    _TEXT_COLUMNS.index(name) for name in ("message_id", "value", "unit", "to_zone", "correlation_id", "causation_id")
+)
 PARQUET_GROUP_FACTS = 65_536
 
 
@@ -68,7 +72,7 @@ class CsvForm(_TextForm):
         self._csv.writerow(_TEXT_COLUMNS)
 
     def write(self, facts: Facts) -> None:
-        self._csv.writerows(_text_rows(facts, exact_text))
+        self._csv.writerows(map(_safe_cells, _text_rows(facts, exact_text)))
 
 
 class JsonLinesForm(_TextForm):
@@ -161,6 +165,12 @@ def _text_rows(facts: Facts, of_value: Callable[[Value], Any]) -> Any:
         list(map(of_value, facts.values())) if name == "value" else flat_column(facts, name) for name in _TEXT_COLUMNS
     ]
     return zip(*columns, strict=True)
+
+
+def _safe_cells(row: Sequence[Any]) -> Sequence[Any]:
+    """No text of another zone is a formula for a spreadsheet; the names of zones, streams, subjects and predicates, and
+    JSON, begin with other characters."""
+    return [csv_cell(cell) if at in _FOREIGN and cell else cell for at, cell in enumerate(row)]
 
 
 def json_exact(value: Value) -> Any:

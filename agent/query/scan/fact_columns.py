@@ -14,7 +14,7 @@
     source_time source_time_ns   source time, ISO 8601 in UTC and in ns since 1970; of a message when it was produced
     object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
     message_id                   the producer's own, or computed for a sample
-    to_zone correlation_id causation_id labels_json     of a message's envelope
+    from_zone to_zone correlation_id causation_id labels_json     of a message's envelope; NULL for a sample
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from agent.query.scan.bounds import INT64_MAX
 
 COLUMNS = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
-    "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "to_zone",
-    "correlation_id", "causation_id", "labels_json",
+    "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "from_zone",
+    "to_zone", "correlation_id", "causation_id", "labels_json",
 )  # fmt: skip
 _QUIET_NAN = struct.pack("<d", math.nan)
 _TYPE_NAMES: dict[type, str] = {
@@ -117,6 +117,7 @@ _OF_MESSAGE: dict[str, Callable[[Message], Any]] = {
     "source_time_ns": lambda one: one.envelope.produced_at_unix_ms * 1_000_000,
     "object_json": lambda one: one.fact.object_json.decode(),
     "message_id": lambda one: one.envelope.message_id,
+    "from_zone": lambda one: one.envelope.from_zone,
     "to_zone": lambda one: one.envelope.to_zone,
     "correlation_id": lambda one: one.envelope.correlation_id,
     "causation_id": lambda one: one.envelope.causation_id,

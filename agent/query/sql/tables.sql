@@ -20,6 +20,7 @@ CREATE TABLE facts (
     source_time_ns INTEGER,
     object_json TEXT,
     message_id TEXT HIDDEN,
+    from_zone TEXT HIDDEN,
     to_zone TEXT HIDDEN,
     correlation_id TEXT HIDDEN,
     causation_id TEXT HIDDEN,

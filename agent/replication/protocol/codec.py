@@ -17,7 +17,9 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from agent.foreign_text import printable
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
 
@@ -76,7 +78,7 @@ def decode_request(payload: bytes) -> Request:
     head = _decode_head(_REQUEST_HEAD, payload)
     decoder = _REQUESTS.get(head.operation)
     if decoder is None:
-        raise MalformedMessage(f"operation {head.operation!r} is unknown", "unknown_operation", head.operation)
+        raise MalformedMessage(f"operation {head.operation[:64]!r} is unknown", "unknown_operation", head.operation)
     request: Request = _decode(decoder, payload, head.operation)
     request.check()
     return request
@@ -109,11 +111,14 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     header = memoryview(payload)[_LENGTH.size : attachment_at]
     head = _decode_head(_ANSWER_HEAD, header)
     if head.status == "error":
-        return _decode(_ERROR, header, head.operation), []
+        refused = _decode(_ERROR, header, head.operation)
+        # It goes into incidents, logs and the status as one line.
+        error = replace(refused.error, message=printable(refused.error.message), hint=printable(refused.error.hint))
+        return replace(refused, error=error), []
     decoder = _ANSWERS.get(head.operation)
     if decoder is None:
         raise MalformedMessage(
-            f"answer to an unknown operation {head.operation!r}", "unknown_operation", head.operation
+            f"answer to an unknown operation {head.operation[:64]!r}", "unknown_operation", head.operation
         )
     answer: Answer = _decode(decoder, header, head.operation)
     answer.check()
@@ -157,6 +162,6 @@ def _check_version(head: _Version, operation: str) -> None:
     """Raise MalformedMessage for another protocol or major version; a higher minor version is accepted."""
     version = _VERSION.fullmatch(head.version)
     if head.protocol != PROTOCOL or version is None or int(version[1]) != MAJOR:
-        why = f"the peer speaks {head.protocol!r} {head.version!r}, this node {PROTOCOL!r} {VERSION!r}"
+        why = f"the peer speaks {head.protocol[:64]!r} {head.version[:64]!r}, this node {PROTOCOL!r} {VERSION!r}"
         code = "unsupported_version"
         raise MalformedMessage(why, code, operation, hint=ERRORS[code].hint)

@@ -98,6 +98,14 @@ _ROWS = (
     ErrorRow("artifact_too_large", Fault.OPERATOR, False,
              "The artifact is larger than the serving node accepts.",
              "Raise artifact_bytes_max in [store] of the serving node's node.toml."),
+    ErrorRow("artifact_quota", Fault.REQUESTER, True,
+             "The requesting zone has put as many bytes to which no fact refers as it may; nothing was stored.",
+             "Append the facts that refer to them; what no fact refers to is removed after some hours. If that is too "
+             "little, raise artifact_unreferenced_bytes_max in [store] of the serving node's node.toml."),
+    ErrorRow("artifacts_full", Fault.SERVER, True,
+             "The serving node has no room for the artifact: all of them are at their limit, or its disk has too "
+             "little free space. Facts are still appended.",
+             "Put it again later; bsfg status of the serving node names the limit."),
     ErrorRow("confirm_beyond_log", Fault.OPERATOR, False,
              "The confirmed offset is beyond the end of the log.",
              "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "

@@ -361,7 +361,7 @@ class AntiEntropy:
         if position is None:
             return  # nothing was pulled yet: everything will come with the pull
         async for _, definitions, judged in self._pages(found, origin, span):
-            await self._artifacts.fetch(judged.batches)
+            is_whole = await self._artifacts.fetch(judged.batches)
             putting = self._store.inbound.put_batches(
                 *(peer, found.stream, judged.batches, definitions, position),
                 is_backlog=True,
@@ -373,6 +373,8 @@ class AntiEntropy:
             for one in judged.declined:
                 span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
                 found.refused.append(f"{origin}: {span_text} declined: {one.reason}")
+            if not is_whole:
+                await self._artifacts.fetch(judged.batches)
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
 

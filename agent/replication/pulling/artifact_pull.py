@@ -46,15 +46,26 @@ class ArtifactPull:
         self._chunk_bytes = requester.page_bytes(CHUNK_BYTES_MAX)
         self._chunks_ahead = requester.pages_ahead(self._chunk_bytes, CHUNKS_AHEAD_MAX)
 
-    async def fetch(self, batches: Sequence[Batch]) -> None:
-        """Return when everything to which the facts refer is here, or known to be unavailable. Raises TransportError
-        and the retryable errors of the store."""
-        lost = set[ArtifactReference]()
-        while missing := [one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost]:
+    async def fetch(self, batches: Sequence[Batch]) -> bool:
+        """Return when everything to which the facts refer is here, or known to be unavailable. False where the peer's
+        quota of unreferenced bytes left some out: they have room once the facts are stored. Raises TransportError and
+        the retryable errors of the store."""
+        lost, left = set[ArtifactReference](), set[ArtifactReference]()
+        while missing := [
+            one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost | left
+        ]:
             for reference in missing:  # then all are looked at again: a large one may have taken days
-                if (why := await self._fetch_or_why(reference)) is not None:
-                    lost.add(reference)
-                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, why)
+                try:
+                    why = await self._fetch_or_why(reference)
+                except self._store_errors as error:
+                    if not getattr(error, "waits_for_facts", False):
+                        raise
+                    left.add(reference)
+                else:
+                    if why is not None:
+                        lost.add(reference)
+                        self._artifacts.unavailable(self._requester.peer_zone, reference.digest, why)
+        return not left
 
     async def fetch_absent(self, stream: str) -> tuple[int, int]:
         """Fetch the artifacts to which held facts of a stream refer and that are not here, as far as the peer has them
@@ -156,7 +167,8 @@ class ArtifactPull:
 
     async def _put(self, reference: ArtifactReference, offset: int, data: bytes) -> ArtifactProgress:
         put = self._artifacts.put_chunk
-        return await asyncio.to_thread(put, reference.digest, reference.size, offset, data)
+        peer = self._requester.peer_zone
+        return await asyncio.to_thread(put, peer, reference.digest, reference.size, offset, data)
 
 
 def _cancel(ahead: deque[tuple[int, asyncio.Task[bytes | Exception]]]) -> None:

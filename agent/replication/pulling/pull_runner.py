@@ -90,9 +90,9 @@ class PullIO(Protocol):
         """Await a future of the store."""
         ...
 
-    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
-        """Await the artifacts to which facts refer; raises TransportError or an error of the store for what may
-        pass."""
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
+        """Await the artifacts to which facts refer; False where some are to be fetched once the facts are stored.
+        Raises TransportError or an error of the store for what may pass."""
         ...
 
     def happened(self, event: PullEvent) -> None:
@@ -230,11 +230,15 @@ class PullRunner:
             self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=False))
             return
         try:
+            is_whole = True
             if any(batch.header.kind is Kind.MESSAGES for batch in judged.batches):
-                await self._io.fetch_artifacts(judged.batches)  # no fact is stored before what it refers to (0039)
+                # No fact is stored before what it refers to (0039), except what passes the peer's quota.
+                is_whole = await self._io.fetch_artifacts(judged.batches)
             is_backlog = self.catch_up.takes_backlog
             putting = put_page(self._store, self._settings, effect, judged, is_backlog=is_backlog)
             result = await self._io.durable(putting)
+            if not is_whole:  # an error here offers the page again: its facts are duplicates then
+                await self._io.fetch_artifacts(judged.batches)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
             self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable))

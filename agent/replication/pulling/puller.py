@@ -244,7 +244,7 @@ class Puller:
     def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
         return asyncio.wrap_future(future)
 
-    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
         return self._artifacts.fetch(batches)
 
     def note(self, note: Note) -> None:

@@ -47,7 +47,7 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
         for message in (report("a"), report("b", "sha256:" + "0" * 64)):
             with pytest.raises(ArtifactMissing):
                 store.appends.append_message(OPERATIONAL, message)
-        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB).is_complete
+        assert store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB).is_complete
         with pytest.raises(ArtifactMissing, match="8000 bytes, the fact says 8"):
             store.appends.append_message(OPERATIONAL, report("a", size=8))
         assert store.end_offset(OPERATIONAL) == 0
@@ -56,8 +56,8 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
         grow_old(tmp_path)
         assert store.artifacts.sweep() == 0
         with pytest.raises(ArtifactRefused):
-            store.artifacts.put_chunk(DIGEST, len(BLOB) + 1, 0, BLOB + b"!")
-        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"x").is_complete
+            store.artifacts.put_chunk("plant", DIGEST, len(BLOB) + 1, 0, BLOB + b"!")
+        assert store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, b"x").is_complete
     with opened(tmp_path) as store:
         assert store.artifacts.read_chunk(DIGEST, 0, 10_000) == (len(BLOB), BLOB)
 
@@ -65,7 +65,7 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
 def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
     """An artifact is removed when all facts that refer to it are released and its hours are over, not before."""
     with opened(tmp_path) as store:
-        store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         done(store.consumers.register("idmz.a", "idmz", OPERATIONAL))
         for name in ("a", "b"):
             done(store.appends.append_message(OPERATIONAL, report(name)))
@@ -76,7 +76,7 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
         done(store.consumers.confirm("idmz.a", 2))
         wait_until(lambda: store.streams()[0].first_offset == 3, "the second message to go")
         assert store.artifacts.streams(DIGEST) == []
-        assert store.artifacts.put_chunk(DIGEST, len(BLOB), 0, b"").is_complete
+        assert store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, b"").is_complete
         assert store.artifacts.sweep() == 0, "who has just put it is about to refer to it"
         grow_old(tmp_path)
         assert store.artifacts.sweep() == 1
@@ -87,7 +87,7 @@ def test_an_artifact_goes_after_its_last_fact(tmp_path: Path) -> None:
 def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:
     """An artifact without a fact stays for its hours; a fact that is about to refer to it resets its age."""
     with opened(tmp_path) as store:
-        store.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         assert store.artifacts.sweep() == 0
         grow_old(tmp_path)
         store.artifacts.claim(report("a"))
@@ -99,12 +99,12 @@ def test_a_young_artifact_waits_for_its_fact(tmp_path: Path) -> None:
 def test_received_facts_keep_their_artifacts(tmp_path: Path) -> None:
     """Artifacts of a peer's facts are listed while they are missing, and kept once they are stored."""
     with opened(tmp_path / "plant") as plant, opened(tmp_path / "idmz", "idmz") as idmz:
-        plant.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        plant.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         done(plant.appends.append_message(OPERATIONAL, report("a")))
         batches = [batch.parse(one.sealed) for one in plant.read(OPERATIONAL, 0, 100, 2**30).batches]
         (missing,) = idmz.artifacts.missing(batches)
         assert (missing.digest, missing.size) == (DIGEST, len(BLOB))
-        idmz.artifacts.put_chunk(DIGEST, len(BLOB), 0, BLOB)
+        idmz.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, BLOB)
         assert idmz.artifacts.missing(batches) == []
         done(idmz.inbound.put_batches("plant", OPERATIONAL, batches, [], PeerPosition(EPOCH, 1)))
         assert idmz.artifacts.streams(DIGEST) == [OPERATIONAL]

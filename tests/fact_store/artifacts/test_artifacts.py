@@ -3,7 +3,8 @@
 import hashlib
 import os
 import random
-from contextlib import nullcontext
+import time
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from agent.fact_store.artifacts import artifact_files
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.log.artifact_reference import (
+    CHARGE_BYTES_MIN,
     CHUNK_BYTES_MAX,
     REFERENCES_MAX,
     ArtifactLimits,
@@ -27,11 +29,11 @@ from agent.fact_store.log.artifact_reference import (
 from agent.fact_store.log.errors import (
     ArtifactMismatch,
     ArtifactMissing,
+    ArtifactQuota,
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,
     StoreError,
-    StoreFull,
 )
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import ArtifactProgress, ArtifactReference
@@ -46,16 +48,16 @@ def digest_of(blob: bytes) -> str:
 
 def put(store: ArtifactFiles, blob: bytes, digest: str, chunk: int = CHUNK_BYTES_MAX) -> ArtifactProgress:
     """Send bytes as a sender without state does: from 0, then from wherever the answer says."""
-    held = store.put_chunk(digest, len(blob), 0, b"")
+    held = store.put_chunk("plant", digest, len(blob), 0, b"")
     while not held.is_complete:
-        held = store.put_chunk(digest, len(blob), held.received, blob[held.received : held.received + chunk])
+        held = store.put_chunk("plant", digest, len(blob), held.received, blob[held.received : held.received + chunk])
     return held
 
 
-def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object) -> None:
+def refused(error: type[StoreError], store: ArtifactFiles, *arguments: object, zone: str = "plant") -> None:
     """The chunk is refused with exactly this error."""
     with pytest.raises(error) as caught:
-        store.put_chunk(*arguments)  # type: ignore[arg-type]
+        store.put_chunk(zone, *arguments)  # type: ignore[arg-type]
     assert type(caught.value) is error
 
 
@@ -123,8 +125,8 @@ def test_a_transfer_goes_on_where_it_stopped(
     for number, cut in enumerate(cuts):
         if number == stops:
             store = ArtifactFiles(folder)
-            assert store.put_chunk(digest, len(blob), 0, b"").received == offset
-        held = store.put_chunk(digest, len(blob), offset, blob[offset : offset + cut])
+            assert store.put_chunk("plant", digest, len(blob), 0, b"").received == offset
+        held = store.put_chunk("plant", digest, len(blob), offset, blob[offset : offset + cut])
         offset += cut
         assert (held.received, held.is_complete) == (offset, offset == len(blob))
     assert store.verify(digest)
@@ -134,7 +136,7 @@ def test_wrong_bytes_never_become_an_artifact(tmp_path: Path) -> None:
     """Bytes without the announced digest are refused with the last chunk, and removed."""
     store, digest = ArtifactFiles(tmp_path), digest_of(b"right")
     refused(ArtifactMismatch, store, digest, 5, 0, b"wrong")
-    assert store.held(digest) is None
+    assert store.size_of(digest) is None
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
     assert put(store, b"right", digest).is_complete
 
@@ -149,7 +151,7 @@ def test_bad_names_sizes_and_full_disks_are_refused(tmp_path: Path) -> None:
     put(store, b"right", digest_of(b"right"))
     refused(ArtifactRefused, store, digest_of(b"right"), 6, 0, b"right!")
     full = ArtifactFiles(tmp_path / "full", ArtifactLimits(free_min=2**62))
-    refused(StoreFull, full, digest_of(b"right"), 5, 0, b"right")
+    refused(ArtifactsFull, full, digest_of(b"right"), 5, 0, b"right")
     with pytest.raises(ArtifactMissing, match="not here"):
         store.read_chunk(digest_of(b"left"), 0, 10)
 
@@ -166,19 +168,19 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         (len(BLOB), False),
         (len(BLOB), True),
     ):
-        put_some = store.put_chunk(digest, len(BLOB), 0, BLOB[:1])
-        (partial,) = (tmp_path / "partial").iterdir()
+        put_some = store.put_chunk("plant", digest, len(BLOB), 0, BLOB[:1])
+        (partial,) = (tmp_path / "partial").glob("*/*")
         partial.write_bytes(BLOB[: length - 1] + b"?" if is_spoilt else BLOB[:length])
         again = ArtifactFiles(tmp_path)
         if is_spoilt:
             with pytest.raises(ArtifactMismatch):
                 put(again, BLOB, digest)
-            assert again.held(digest) is None
+            assert again.size_of(digest) is None
         assert put_some.received <= 1
         assert put(again, BLOB, digest).is_complete
         assert again.verify(digest)
-        (stored,) = tmp_path.glob("??/*")
-        stored.unlink()
+        for path in (*tmp_path.glob("??/*"), *tmp_path.glob("partial/*/*")):
+            path.unlink()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_a_power_cut_in_the_middle_costs_the_transfer_at_most(tmp_path: Path) ->
         (ArtifactLimits(total_max=100), 10, 0, 91, None, ArtifactsFull),
         (ArtifactLimits(total_max=100), 101, 100, 0, None, ArtifactTooLarge),
         (ArtifactLimits(free_min=50), 10, 0, 0, 60, None),
-        (ArtifactLimits(free_min=50), 10, 0, 0, 59, StoreFull),
+        (ArtifactLimits(free_min=50), 10, 0, 0, 59, ArtifactsFull),
         (ArtifactLimits(free_min=50), 10, 1, 0, 59, None),
         (ArtifactLimits(free_min=0), 10, 0, 0, 5, None),
     ],
@@ -211,9 +213,9 @@ def test_all_artifacts_together_have_a_limit(tmp_path: Path) -> None:
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
     put(store, b"c" * 300, digest_of(b"c" * 300))
-    store.put_chunk(digest_of(b"d" * 100), 100, 0, b"d" * 50)
+    store.put_chunk("plant", digest_of(b"d" * 100), 100, 0, b"d" * 50)
     assert store.bytes_used() == 950
-    assert store.sweep(lambda _: False, -1) == 3
+    assert store.sweep(-1, 3600) == 3
     assert store.bytes_used() == 0
     put(store, b"b" * 401, digest_of(b"b" * 401))
     refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
@@ -226,22 +228,22 @@ def test_bytes_lacking_for_a_refused_artifact(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
     store = ArtifactFiles(tmp_path, ArtifactLimits(total_max=1000))
     put(store, b"a" * 700, digest_of(b"a" * 700))
-    assert store.bytes_lacking() == 0
+    assert store.lacking() == ("", 0)
     refused(ArtifactTooLarge, store, digest_of(b"e" * 1001), 1001, 0, b"e")
-    assert store.bytes_lacking() == 0
+    assert store.lacking() == ("", 0)
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
-    assert store.bytes_lacking() == 101
+    assert store.lacking() == ("artifacts_total_bytes_max", 101)
     now_s += artifact_files.REFUSED_S + 1
-    assert store.bytes_lacking() == 0
+    assert store.lacking() == ("", 0)
     refused(ArtifactsFull, store, digest_of(b"b" * 401), 401, 0, b"b" * 100)
-    assert store.bytes_lacking() == 101
-    assert store.sweep(lambda _: False, -(10**10)) == 1
-    assert store.bytes_lacking() == 0
+    assert store.lacking() == ("artifacts_total_bytes_max", 101)
+    assert store.sweep(-(10**10), -(10**10)) == 1
+    assert store.lacking() == ("", 0)
     refused(ArtifactsFull, put_beside(store, 700), digest_of(b"b" * 401), 401, 0, b"b" * 100)
-    assert store.sweep(lambda _: False, -(10**10)) == 1
+    assert store.sweep(-(10**10), -(10**10)) == 1
     put(store, b"b" * 401, digest_of(b"b" * 401))
     put(store, b"c" * 599, digest_of(b"c" * 599))
-    assert store.bytes_lacking() == 0, "it is full of what had waited"
+    assert store.lacking() == ("", 0), "it is full of what had waited"
 
 
 def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
@@ -253,24 +255,24 @@ def put_beside(store: ArtifactFiles, size: int) -> ArtifactFiles:
 def test_another_size_starts_another_transfer(tmp_path: Path) -> None:
     """A sender that announces another size starts its own transfer; the digest decides which size is right."""
     store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
-    store.put_chunk(digest, len(BLOB) + 5, 0, BLOB[:10])
+    store.put_chunk("plant", digest, len(BLOB) + 5, 0, BLOB[:10])
     assert put(store, BLOB, digest).is_complete
 
 
 def test_orphans_go_and_what_is_referenced_stays(tmp_path: Path) -> None:
     """Old unreferenced artifacts and abandoned transfers are swept; young ones and referenced ones stay."""
-    store = ArtifactFiles(tmp_path)
     kept, orphan, young = (digest_of(one) for one in (b"kept", b"orphan", b"young"))
+    store = ArtifactFiles(tmp_path, is_referenced=lambda digest: digest == kept)
     for blob in (b"kept", b"orphan", b"young"):
         put(store, blob, digest_of(blob))
-    store.put_chunk(digest_of(b"half"), 4, 0, b"ha")
+    store.put_chunk("plant", digest_of(b"half"), 4, 0, b"ha")
     for path in tmp_path.rglob("*"):
-        if path.is_file() and path.name != young.removeprefix("sha256:"):
+        if path.is_file() and not path.name.startswith(young.removeprefix("sha256:")):
             os.utime(path, (1000, 1000))
-    assert store.sweep(lambda digest: digest == kept, 3600) == 2
+    assert store.sweep(3600, 10**10) == 2
     assert set(store.digests()) == {kept, young}
-    assert store.held(orphan) is None
-    assert store.held(digest_of(b"half")) is None
+    assert store.size_of(orphan) is None
+    assert store.put_chunk("plant", digest_of(b"half"), 4, 0, b"").received == 0
 
 
 def message(content: object, media_type: str | None = "application/pdf") -> Message:
@@ -302,3 +304,89 @@ def test_too_many_references_are_refused_where_they_are_appended() -> None:
     with pytest.raises(ArtifactRefused, match="65 artifacts, 64 at most"):
         checked_references(many)
     assert len(references_in(many)) == 65
+
+
+def flood(store: ArtifactFiles, zone: str, size: int, count: int) -> list[str]:
+    """Put `count` artifacts from a zone; the digests of those that were taken."""
+    taken = []
+    for number in range(count):
+        blob = f"{zone} {number}".encode().ljust(size)
+        with suppress(ArtifactQuota):
+            store.put_chunk(zone, digest_of(blob), size, 0, blob)
+            taken.append(digest_of(blob))
+    return taken
+
+
+def test_a_zone_that_floods_reaches_its_own_quota_only(tmp_path: Path) -> None:
+    """Whole and unfinished artifacts, large and tiny ones: what no fact refers to is limited for each zone, also after
+    a restart, and other zones put theirs."""
+    limits = ArtifactLimits(unreferenced_max=10 * CHUNK_BYTES_MAX)
+    store = ArtifactFiles(tmp_path, limits)
+    assert len(flood(store, "evil", CHUNK_BYTES_MAX, 20)) == 10
+    assert store.unreferenced() == {"evil": 10 * CHUNK_BYTES_MAX}
+    again = ArtifactFiles(tmp_path, limits)
+    refused(ArtifactQuota, again, digest_of(b"x"), 1, 0, b"x", zone="evil")
+    assert put(again, BLOB, digest_of(BLOB)).is_complete
+    tiny = ArtifactFiles(tmp_path / "tiny", limits)
+    assert len(flood(tiny, "evil", 10, 1000)) == 10 * CHUNK_BYTES_MAX // CHARGE_BYTES_MIN
+    begun = ArtifactFiles(tmp_path / "begun", limits)
+    for number in range(20):
+        with suppress(ArtifactQuota):
+            begun.put_chunk("evil", digest_of(b"%d" % number), 3 * CHUNK_BYTES_MAX, 0, b"x")
+    assert len(list((tmp_path / "begun/partial/evil").iterdir())) == 3, "the whole is charged with its first byte"
+
+
+def test_what_a_fact_refers_to_is_no_longer_charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that appends its facts passes any amount through its quota. A fact that is held already lets its
+    artifact in whatever the quota."""
+    now_s, referenced = 1000.0, set[str]()
+    monkeypatch.setattr(artifact_files.time, "monotonic", lambda: now_s)
+    limits = ArtifactLimits(unreferenced_max=2 * CHUNK_BYTES_MAX)
+    store = ArtifactFiles(tmp_path, limits, referenced.__contains__)
+    for number in range(20):
+        now_s += artifact_files.SETTLE_S
+        assert flood(store, f"plant{number % 2}", CHUNK_BYTES_MAX, number + 1)[-1:], number
+        referenced.update(store.digests())
+    flood(store, "evil", CHUNK_BYTES_MAX, 2)
+    refused(ArtifactQuota, store, digest_of(b"x"), 1, 0, b"x", zone="evil")
+    referenced.add(digest_of(b"x"))
+    assert store.put_chunk("evil", digest_of(b"x"), 1, 0, b"x").is_complete
+
+
+def test_a_zone_cannot_spoil_what_another_sends(tmp_path: Path) -> None:
+    """Wrong bytes under a digest that another zone is sending stay with the zone that sent them; once the artifact is
+    complete they are gone."""
+    store, digest = ArtifactFiles(tmp_path), digest_of(BLOB)
+    store.put_chunk("plant", digest, len(BLOB), 0, BLOB[:1000])
+    store.put_chunk("evil", digest, len(BLOB), 0, b"?" * 5000)
+    assert put(store, BLOB, digest).is_complete
+    assert [path.parent.name for path in tmp_path.glob("partial/*/*")] == ["plant"]
+    assert store.put_chunk("evil", digest, len(BLOB), 5000, b"?").is_complete
+
+
+def test_orphans_go_sooner_than_what_a_fact_once_referred_to(tmp_path: Path) -> None:
+    """What no fact ever referred to goes after the orphans' hours, what facts referred to until they were released
+    after its own."""
+    referenced = {digest_of(b"released")}
+    store = ArtifactFiles(tmp_path, is_referenced=referenced.__contains__)
+    for blob in (b"released", b"orphan"):
+        put(store, blob, digest_of(blob))
+    assert store.sweep(3600, 7200) == 0
+    referenced.clear()
+    now_s = time.time()
+    assert store.sweep(3600, 7200, now_s + 4000) == 1
+    assert list(store.digests()) == [digest_of(b"released")]
+    assert store.sweep(3600, 7200, now_s + 8000) == 1
+    assert store.bytes_used() == 0
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_artifacts_are_private(tmp_path: Path) -> None:
+    """Files and folders are the owner's alone, whatever the folder above and the umask allow."""
+    before = os.umask(0)
+    try:
+        put(ArtifactFiles(tmp_path / "artifacts"), BLOB, digest_of(BLOB))
+    finally:
+        os.umask(before)
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "artifacts").rglob("*")}
+    assert modes == {0o700, 0o600}

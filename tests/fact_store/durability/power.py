@@ -23,9 +23,7 @@ from pathlib import Path
 import pytest
 
 SECTOR = 512
-CALLS = (
-    "openat,creat,pwrite64,pwritev,write,ftruncate,fallocate,fdatasync,fsync,unlink,unlinkat,rename,renameat,renameat2"
-)
+CALLS = "openat,creat,pwrite64,pwritev,write,ftruncate,fallocate,fdatasync,fsync,unlink,unlinkat,link,linkat,rename,renameat,renameat2"
 ENDINGS = ("", "-wal", "-journal", ".witness", ".witness.new")
 """The files a store is recovered from, by what follows the database's name."""
 
@@ -34,7 +32,7 @@ _UNFINISHED = " <unfinished ...>"
 _RESULT = re.compile(r"(.*)\) += (-?\d+)[^)]*$", re.DOTALL)
 _DESCRIPTOR = re.compile(r"\d+<((?:\\x[0-9a-f]{2})+)>(?!\(deleted\))")
 _STRING = re.compile(r'"([^"]*)"')
-_NAMING = {"openat", "creat", "unlink", "unlinkat", "rename", "renameat", "renameat2"}
+_NAMING = {"openat", "creat", "unlink", "unlinkat", "link", "linkat", "rename", "renameat", "renameat2"}
 
 
 def require_strace(folder: Path) -> None:

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agent.fact_store import FactStore, StoreReader
-from agent.message import Json, Sample, Value
+from agent.foreign_text import cell_text
+from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value
 from agent.query.export.exporter import FormatName, export
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.errors import ExportRefused, ExtraMissing
@@ -64,7 +65,8 @@ def from_sqlite(path: Path) -> Iterator[Row]:
 def from_csv(path: Path) -> Iterator[Row]:
     """A CSV file's rows, texts back to what they were."""
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
+        for cells in csv.DictReader(file):
+            row = {name: cell_text(text) for name, text in cells.items()}
             found: Row = {name: text or None for name, text in row.items()}
             for name in ("offset", "sequence", "tag", "quality", "source_time_ns"):
                 found[name] = int(row[name]) if row[name] else None
@@ -136,6 +138,8 @@ def test_every_format_keeps_each_value_to_the_bit(
         assert [row[name] for name in names] == [fact[name] for name in names]
         if fact["kind"] == "message" or form == "parquet":
             assert row["message_id"] == fact["message_id"]
+        if form != "parquet":
+            assert row.get("from_zone") == ("plant" if fact["kind"] == "message" else None)
     assert [path.name for path in tmp_path.iterdir()] == ["facts.out"]
 
 
@@ -336,3 +340,33 @@ def test_an_export_beside_a_writer_is_what_was_there_when_it_began(tmp_path: Pat
         exported = export(Scanner(reader), Bounds(), tmp_path / "f.csv", "csv", progress=meanwhile)
         assert store.end_offset(TELEMETRY) > before
     assert exported.facts == before == len(list(from_csv(tmp_path / "f.csv")))
+
+
+def test_no_cell_of_a_csv_export_is_a_formula(tmp_path: Path) -> None:
+    """What devices and other zones wrote is no formula for a spreadsheet, numbers stay numbers, and a reader that
+    removes the apostrophe has every text."""
+    texts = ["=HYPERLINK(1)", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "'plain", "-5", "plain", ""]
+    tag = TagDefinition("tag:line1/t", unit="=cmd()")
+    path = tmp_path / "facts.db"
+    with FactStore.open(path, "plant", settings=AT_ONCE) as store:
+        done(store.appends.define([tag]))
+        values: list[Value] = [*texts, -5, -2.5, float("-inf"), b"\xfb\xef"]
+        done(store.appends.append_samples(TELEMETRY, [Sample(1, n, value) for n, value in enumerate(values)]))
+        envelope = Envelope("=m", "plant", "=z", 1, correlation_id="@c", causation_id="-d")
+        done(store.appends.append_message(OPERATIONAL, Message(envelope, Fact("a:b", "c", b"1"))))
+    target = tmp_path / "facts.csv"
+    written(path, target, "csv")
+    with target.open(encoding="utf-8", newline="") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert not [cell for cell in cells if cell[:1] in set("=+@\t\r")]
+    assert {cell for cell in cells if cell.startswith("-")} == {"-5", "-2.5", "-Infinity"}
+    rows = list(from_csv(target))
+    assert [bits(row["exact"]) for row in rows if row["kind"] == "sample"] == list(map(bits, values))
+    assert {row["unit"] for row in rows if row["kind"] == "sample"} == {"=cmd()"}
+    (row,) = [row for row in rows if row["kind"] == "message"]
+    assert [row[name] for name in ("message_id", "to_zone", "correlation_id", "causation_id")] == [
+        "=m",
+        "=z",
+        "@c",
+        "-d",
+    ]

@@ -56,7 +56,7 @@ def test_select_star_leaves_out_hidden_columns(session: SqlSession) -> None:
     """`select *` leaves out the hidden columns."""
     shown = session.ask("select * from facts limit 1").columns
     assert set(COLUMNS) - set(shown) == {
-        "epoch", "value_text", "message_id", "to_zone", "correlation_id", "causation_id", "labels_json",
+        "epoch", "value_text", "message_id", "from_zone", "to_zone", "correlation_id", "causation_id", "labels_json",
     }  # fmt: skip
 
 
@@ -64,10 +64,10 @@ def test_messages_have_their_envelope(session: SqlSession) -> None:
     """What an application said in an envelope can be asked for by name, and its object by json functions."""
     (row,) = ask(
         session,
-        "select to_zone, correlation_id, causation_id, labels_json, object_json ->> 'n', value_type from facts "
+        "select from_zone, to_zone, correlation_id, causation_id, labels_json, object_json ->> 'n', value_type from facts "
         "where message_id = 'm1'",
     )
-    assert row == ("*", "c", "d", '{"a": "1", "b": "2"}', 1, None)
+    assert row == ("plant", "*", "c", "d", '{"a": "1", "b": "2"}', 1, None)
 
 
 TIMES = ("2026-09-21T14:13:20Z", "2026-09-21 14:14", "2026-09-21T16:16:00+02:00", "2026")

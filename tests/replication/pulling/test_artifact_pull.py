@@ -43,7 +43,7 @@ class Files:
     def absent(self, _: str) -> list[str]:
         return [one.digest for one in self.missing(None)]
 
-    def put_chunk(self, _: str, size: int, offset: int, data: bytes):  # noqa: ANN201
+    def put_chunk(self, _zone: str, _: str, size: int, offset: int, data: bytes):  # noqa: ANN201
         if self.error is not None:
             raise self.error
         assert offset in {0, len(self.bytes)}

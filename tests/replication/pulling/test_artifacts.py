@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 import random
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -43,13 +44,13 @@ def name_of(blob: bytes) -> str:
 def put(node: Node, blob: bytes) -> None:
     """An artifact at a node, as its own programs put it."""
     for offset in range(0, len(blob), CHUNK):
-        node.store.artifacts.put_chunk(name_of(blob), len(blob), offset, blob[offset : offset + CHUNK])
+        node.store.artifacts.put_chunk(node.store.zone, name_of(blob), len(blob), offset, blob[offset : offset + CHUNK])
 
 
 async def file_report(node: Node, blob: bytes, stream: str = STREAM) -> None:
     """A fact that refers to an artifact."""
     content = canonical_json({"key": "report.pdf", "digest": name_of(blob), "size": len(blob)})
-    envelope = Envelope(f"report-{len(blob)}", node.zone, "*", 1, object_media_type="application/pdf")
+    envelope = Envelope(f"report-{name_of(blob)[7:]}", node.zone, "*", 1, object_media_type="application/pdf")
     message = Message(envelope, Fact("batch:B1", "report_filed", content))
     await asyncio.wrap_future(node.store.appends.append_message(stream, message))
 
@@ -68,7 +69,11 @@ def held(node: Node, blob: bytes) -> bool:
 
 def coming(node: Node) -> int:
     """Bytes that have come of what is not whole yet."""
-    return sum(one.stat().st_size for one in (node.store.path.parent / "artifacts" / "partial").glob("*"))
+    return sum(
+        one.stat().st_size
+        for one in (node.store.path.parent / "artifacts" / "partial").glob("*/*")
+        if one.stat().st_nlink == 1
+    )
 
 
 def has_come(node: Node, size: int) -> bool:
@@ -217,13 +222,13 @@ def test_a_store_without_room_waits_and_loses_nothing(
             await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
             assert idmz.store.end_offset(STREAM) == 0
             assert "artifacts_total_bytes_max" in puller.statistics().page_waits
-            assert idmz.store.artifacts.bytes_lacking() == len(SMALL) - 1
+            assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)
             (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
             os.utime(file, (1000, 1000))
             assert idmz.store.artifacts.sweep() == 1
             await idmz.wait_end(1)
             await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
-            assert idmz.store.artifacts.bytes_lacking() == 0
+            assert idmz.store.artifacts.lacking() == ("", 0)
         assert held(idmz, SMALL)
         assert idmz.store.incidents() == []
         for node in (plant, idmz):
@@ -294,6 +299,84 @@ def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
             assert await code(PutObject(digest=name_of(b"x"), size=1001)) == "artifact_too_large"
             assert await code(PutObject(digest=name_of(b"x"), size=5, offset=4, data=b"yy")) == "bad_request"
             assert await code(GetObject(digest=digest, bytes_max=10)) == "limit_out_of_range"
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_puts_and_never_appends_is_stopped_by_name(broker: Mosquitto, tmp_path: Path) -> None:
+    """A zone that floods a node with artifacts gets `artifact_quota` when as much of it waits for facts as may; the
+    node's own program puts and appends meanwhile. A fact about one gives its room back."""
+
+    async def scenario() -> None:
+        settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+        asker = idmz.requester("plant-a")
+
+        async def outcome(blob: bytes) -> str:
+            try:
+                await asker.ask(PutObject(digest=name_of(blob), size=len(blob), data=blob), 5)
+            except PeerRefused as error:
+                return f"{error.code}{', retry' if error.retryable else ''}"
+            return "put"
+
+        async with plant.running(), idmz.running():
+            outcomes = [await outcome(b"flood %d" % number) for number in range(20)]
+            assert outcomes == ["put"] * 2 + ["artifact_quota, retry"] * 18
+            assert plant.store.artifacts.unreferenced() == {"idmz": 128 * 1024}
+            put(plant, SMALL)
+            await file_report(plant, SMALL)
+            await file_report(plant, b"flood 0")
+            ended_s = time.monotonic() + 30
+            while await outcome(b"flood 3") != "put":
+                assert time.monotonic() < ended_s, "the room of a fact's artifact did not come back"
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_path: Path) -> None:
+    """On a disk with less free space than artifacts leave, a put is `artifacts_full`, and facts are appended."""
+
+    async def scenario() -> None:
+        settings = StoreSettings(artifact_disk_spare_bytes=2**60)
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+        asker = idmz.requester("plant-a")
+        async with plant.running(), idmz.running():
+            with pytest.raises(PeerRefused, match="artifact_disk_spare_bytes") as caught:
+                await asker.ask(PutObject(digest=name_of(SMALL), size=len(SMALL), data=SMALL), 5)
+            assert (caught.value.code, caught.value.retryable) == ("artifacts_full", True)
+            assert plant.store.artifacts.lacking()[0] == "artifact_disk_spare_bytes"
+            await plant.append(0, 100)
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: Path) -> None:
+    """A page whose artifacts pass the peer's quota is stored, and the rest of them comes at once behind it."""
+
+    async def scenario() -> None:
+        settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
+        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz", settings)
+        serve(plant, {"idmz": [STREAM]})
+        idmz.pull("plant-a")
+        blobs = [b"page %d" % number for number in range(10)]
+        for blob in blobs:
+            put(plant, blob)
+            await file_report(plant, blob)
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(10)
+            await wait_until_async(lambda: all(held(idmz, blob) for blob in blobs), "all of them")
+        assert idmz.store.incidents() == []
         for node in (plant, idmz):
             node.store.close()
 

@@ -140,9 +140,10 @@ def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
         brought = list[int]()
         async with comparing(plant, idmz) as (comparer, _):
 
-            async def bring(batches: Sequence[object]) -> None:
+            async def bring(batches: Sequence[object]) -> bool:
                 assert idmz.end_offset(STREAM) == 10
                 brought.append(len(batches))
+                return True
 
             comparer._artifacts.fetch = bring  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)

@@ -199,7 +199,7 @@ class Pull:
     def durable(self, future: Future[PutResult]) -> Awaitable[PutResult]:
         return Waiting(future)
 
-    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[None]:
+    def fetch_artifacts(self, batches: list[Batch]) -> Awaitable[bool]:
         requester: Any = PeerRequester(self)
         return ArtifactPull(requester, self.node.running.artifacts, STORE_ERRORS).fetch(batches)
 

@@ -14,6 +14,7 @@ from asyncua import ua
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIdNames
 
+from agent.foreign_text import csv_cell
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
@@ -227,7 +228,7 @@ def row_text(one: NodeReading, scope: str) -> str:
     """The row that reads a node, for a tag file with the columns tag, address, data_type."""
     (name,) = tag_names([(one.name or "value",)], [one.address], scope)
     text = io.StringIO()
-    csv.writer(text).writerow([name, one.address, one.data_type])
+    csv.writer(text).writerow(map(csv_cell, (name, one.address, one.data_type)))
     return text.getvalue().strip()
 
 

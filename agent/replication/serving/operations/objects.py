@@ -36,5 +36,7 @@ async def put_object(context: Context, caller: Caller, request: PutObject) -> Ou
             "append_not_allowed", f"{caller.zone} may not append here, so it has nothing to refer to artifacts"
         )
     put = context.store.artifacts.put_chunk
-    held = await context.in_thread(caller.zone, put, request.digest, request.size, request.offset, request.data)
+    held = await context.in_thread(
+        caller.zone, put, caller.zone, request.digest, request.size, request.offset, request.data
+    )
     return Reply(PutAnswer(**context.own, received=held.received, is_complete=held.is_complete), [])
