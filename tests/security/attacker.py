@@ -85,7 +85,9 @@ class Attacker(ServerProcess):
         return dict(self.command("counts", name=name))
 
 
-def message(number: int | str, content: bytes | str = b'{"ok":true}', zone: str = "evil", **fields: Any) -> dict[str, Any]:
+def message(
+    number: int | str, content: bytes | str = b'{"ok":true}', zone: str = "evil", **fields: Any
+) -> dict[str, Any]:
     """A message for a batch; `content` is the object's bytes as they are to stand there."""
     return {
         "message_id": f"{zone}-{number}",

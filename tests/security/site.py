@@ -12,21 +12,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import re
+import shutil
 import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from agent import batch, local_socket
 from agent.demo.mosquitto import Mosquitto
 from agent.demo.processes import Child, free_port
-from agent.fact_store import StoreReader
+from agent.fact_store import ConsumerState, StoreReader
 from agent.health.client import NodeSilent, ask_health
 from agent.message import Envelope, Fact
 from tests.security.attacker import Attacker
+from tests.sim import IS_LONG
 from tests.waiting import wait_until
 
 PLANT, IDMZ, ENTERPRISE, EVIL = "plant-a", "idmz", "enterprise", "evil"
@@ -34,7 +38,7 @@ HONEST = (PLANT, IDMZ, ENTERPRISE)
 LINKS = (f"{PLANT}:{IDMZ}", f"{IDMZ}:{ENTERPRISE}", f"{IDMZ}:{EVIL}", f"{EVIL}:{IDMZ}")
 STREAM = "facts.operational"
 TELEMETRY = "facts.telemetry"
-LIMIT_S = 30.0
+LIMIT_S = 6.0
 
 
 def both(name: str) -> str:
@@ -63,6 +67,7 @@ class Site:
     nodes: dict[str, Child] = field(default_factory=dict)
     _health_ports: dict[str, int] = field(default_factory=dict)
     _numbers: int = 0
+    _incidents_before: list[str] = field(default_factory=list)
 
     # --- life ------------------------------------------------------------------------------------------------------
 
@@ -93,6 +98,23 @@ class Site:
             if not node.running:
                 node.start()
         self.wait_ready()
+
+    def fresh_evil(self) -> int:
+        """Let evil serve an empty log under a new epoch, to an idmz that asks for it; where idmz's stream ends now."""
+        self.attacker.command("begin", zone=EVIL)
+        self.attacker.serve(EVIL, IDMZ)
+        peers = self.status(IDMZ)["peers"]
+        if any(one["blocked"] for one in peers if one["zone"] == EVIL):  # by an earlier attack; it asks once a minute
+            self.nodes[IDMZ].kill()
+            self.revive()
+        self._incidents_before = self.incidents(IDMZ)
+        return self.end(IDMZ)
+
+    def renew(self, zone: str) -> None:
+        """Give a zone an empty store: what an earlier attack has used up is there again."""
+        self.nodes[zone].kill()
+        shutil.rmtree(self.folder / zone / "state")
+        self.revive()
 
     # --- what is seen ----------------------------------------------------------------------------------------------
 
@@ -132,18 +154,27 @@ class Site:
         with contextlib.closing(StoreReader(self.store(zone))) as reader:
             return [str(one) for one in reader.incidents()]
 
+    def consumers(self, zone: str) -> list[ConsumerState]:
+        """The consumers of a zone's store."""
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            return reader.consumers()
+
+    def new_incidents(self, zone: str) -> list[str]:
+        """Those that were added or have counted on since `fresh_evil`."""
+        return [one for one in self.incidents(zone) if one not in self._incidents_before]
+
     def log(self, zone: str) -> str:
         """What a node has logged, over all its lives."""
         return (self.folder / zone / "log").read_text("utf-8", errors="replace")
 
     # --- honest work -----------------------------------------------------------------------------------------------
 
-    def append(self, zone: str = PLANT, stream: str = STREAM) -> str:
+    def append(self, zone: str = PLANT, stream: str = STREAM, content: bytes = b'{"honest":true}') -> str:
         """Append a message as an application of the zone would; its id."""
         self._numbers += 1
         message_id = f"{zone}-{self._numbers}"
         envelope = Envelope(message_id, zone, "*", 1_700_000_000_000 + self._numbers)
-        fact = Fact("order:line1/1", "step_completed", b'{"honest":true}')
+        fact = Fact("order:line1/1", "step_completed", content)
         request = local_socket.AppendFact(stream, envelope, fact)
         answer = asyncio.run(local_socket.ask(self.folder / zone / "state", request))
         assert isinstance(answer, local_socket.Appended), answer
@@ -161,9 +192,11 @@ class Site:
                 after = page[-1].last_offset
         return found
 
-    def wait_fact(self, message_id: str, zone: str = ENTERPRISE, limit_s: float = LIMIT_S) -> None:
+    def wait_fact(
+        self, message_id: str, zone: str = ENTERPRISE, *, stream: str = STREAM, limit_s: float = LIMIT_S
+    ) -> None:
         """A message has arrived in a zone's store."""
-        wait_until(lambda: message_id in self.ids(zone), f"{message_id} at {zone}", limit_s)
+        wait_until(lambda: message_id in self.ids(zone, stream), f"{message_id} at {zone}", limit_s)
 
     def assert_honest_flow(self, limit_s: float = LIMIT_S) -> None:
         """A fact of the plant appended now reaches the enterprise."""
@@ -191,10 +224,14 @@ def identities(broker: Mosquitto, *zones: str) -> dict[str, dict[str, str | int]
 
 @contextlib.contextmanager
 def running_site(
-    folder: Path, *, honest: tuple[str, ...] = HONEST, taken: tuple[str, ...] = (EVIL,), more: Mapping[str, str] = {}
+    folder: Path,
+    *,
+    honest: tuple[str, ...] = HONEST,
+    taken: tuple[str, ...] = (EVIL, ENTERPRISE),
+    more: Mapping[str, str] = {},
 ) -> Iterator[Site]:
     """A site for the length of a block: nodes of the honest zones, and an attacker with the identities of the taken
-    ones."""
+    ones (of the enterprise's only to see what another zone is answered)."""
     with contextlib.ExitStack() as stack:
         broker = stack.enter_context(Mosquitto.started(folder / "site", (*HONEST, EVIL), LINKS))
         attacker = Attacker(folder / "attacker", broker.host, broker.port, identities(broker, *taken))
@@ -214,3 +251,11 @@ _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 def control_characters(text: str) -> list[str]:
     """Characters that act on a terminal or change the order in which a line is shown."""
     return [json.dumps(one) for one in _CONTROL.findall(text)]
+
+
+def some(cases: Mapping[str, object], short: int = 8) -> list[str]:
+    """The names of all cases in `make sim`; of `short` in `make test`, the first and others drawn from the day, so that
+    a week of runs meets them all."""
+    names = list(cases)
+    drawn = random.Random(datetime.now(UTC).toordinal()).sample(names[1:], min(short, len(names)) - 1)
+    return names if IS_LONG else [names[0], *(name for name in names if name in drawn)]

@@ -45,6 +45,11 @@ const COMMANDS = {
         await peer.serve(asking);
         return peer.epoch;
     },
+    // Forget what was served, and serve under a new epoch.
+    async begin({ zone }) {
+        (await peerOf(zone)).begin();
+        return null;
+    },
     async append({ zone, stream, batch }) {
         const peer = await peerOf(zone);
         return peer.log(stream).append(stream, { zone, epoch: peer.epoch, ...batch });

@@ -153,6 +153,15 @@ class Peer {
         await this.client.subscribeAsync(`bsfg/1/${this.zone}/${asking}/req`, { qos: 1 });
     }
 
+    begin() {
+        const before = [...this.logs.values()];
+        this.epoch = crypto.randomBytes(16).toString('hex');
+        this.logs.clear();
+        this.frontiers.clear();
+        this.patches = [];
+        before.forEach((log) => log.waiting.forEach((wake) => wake()));
+    }
+
     log(stream) {
         if (!this.logs.has(stream)) this.logs.set(stream, new Log());
         return this.logs.get(stream);
@@ -218,6 +227,9 @@ class Peer {
         const frontier = this.frontiers.get(request.consumer_name) || 0;
         const after = request.after_offset === undefined || request.after_offset === null ? frontier : request.after_offset;
         if (log.end <= after && request.wait_ms) await log.grown(request.wait_ms);
+        if (header.epoch !== this.epoch) { // begun anew meanwhile
+            return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
+        }
         const page = log.page(after, request.bytes_max || 262144);
         const known = request.definitions_known || {};
         const last = page.length ? page[page.length - 1].last : after;
