@@ -52,7 +52,7 @@ def test_a_claim_moves_nothing_but_its_own_peer(site: Site, case: str) -> None:
     with site.unharmed():
         answer = attacker.ask(EVIL, IDMZ, "FetchFacts", **fetch, epoch=epoch, **CLAIMS[name])
         assert answer["status"] == "error", answer
-        wait_until(lambda: any(EVIL in one for one in site.new_incidents(IDMZ)), "an incident names evil", LIMIT_S)
+    wait_until(lambda: any(EVIL in one for one in site.new_incidents(IDMZ)), "an incident names evil", LIMIT_S)
 
 
 def test_a_claim_that_is_repeated_wears_nothing_out(site: Site) -> None:
