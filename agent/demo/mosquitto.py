@@ -76,9 +76,7 @@ class Mosquitto(Child):
     def beside(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
         """A second process with the same authority and zones, on a port of its own, for other links."""
         plan = replace(self._plan, links=tuple(parse_link(link) for link in links))
-        other = self._start_on_a_free_port(
-            self.files.folder.with_name(name), self.pki_folder, plan, self._identities
-        )
+        other = self._start_on_a_free_port(self.files.folder.with_name(name), self.pki_folder, plan, self._identities)
         try:
             yield other
         finally:

@@ -96,9 +96,7 @@ def _artifact(number: int) -> Mapping[str, Any]:
     return {"operation": "PutObject", "digest": digest, "size": len(content), "offset": 0, "data": data}
 
 
-def _requests(
-    broker: BrokerAccess, counts: Counter[str], stopped: threading.Event, make_request: MakeRequest
-) -> None:
+def _requests(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event, make_request: MakeRequest) -> None:
     """OPEN requests at once in each of SESSIONS; each answer brings the next. What got no answer for RETRY_S is sent
     again."""
     lock, sessions = threading.Lock(), list[Session]()

@@ -122,7 +122,9 @@ def _report(
         "peak_rss_mib": {"node": rss_mib},
         "seconds": seconds,
     }
-    lines = [f"hostile    quiet: {calm}, a message every {INTERVAL_S * 1000:.0f} ms, append to durable in the next zone"]
+    lines = [
+        f"hostile    quiet: {calm}, a message every {INTERVAL_S * 1000:.0f} ms, append to durable in the next zone"
+    ]
     for kind, latency in each.items():
         became = ", ".join(f"{what} {count:,}" for what, count in counts[kind].items())
         lines.append(f"{kind:<10} {latency}, p99 {told[kind]['p99_ratio']} of quiet; {became}")

@@ -294,9 +294,7 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
         await asyncio.wait([running])
 
 
-async def _round(
-    peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, is_over: Callable[[], bool]
-) -> None:
+async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, is_over: Callable[[], bool]) -> None:
     """Forged answers, a comparison among them, then honest ones under a new epoch until one of them is stored."""
     before = sum(peer.forged.values())
     peer.forging = True

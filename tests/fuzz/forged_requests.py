@@ -51,7 +51,7 @@ class Served:
             return
         assert topic.startswith(f"bsfg/1/{OWN}/{EVIL}/rsp/"), topic
         answer, _ = decode_answer(payload)
-        self.outcomes[getattr(answer, "error", None) and answer.error.code or "ok"] += 1  # type: ignore[union-attr]
+        self.outcomes[(getattr(answer, "error", None) and answer.error.code) or "ok"] += 1  # type: ignore[union-attr]
 
 
 class Forger:
@@ -126,7 +126,10 @@ class Forger:
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         lies: dict[str, Any] = {
             "epoch": chance.choice((self.store.epoch.hex(), chance.randbytes(16).hex())),
-            "last_batch": {"last_offset": chance.choice((1, abs(edge) + 1)), "digest": chance.choice(("00", "ab")) * 16},
+            "last_batch": {
+                "last_offset": chance.choice((1, abs(edge) + 1)),
+                "digest": chance.choice(("00", "ab")) * 16,
+            },
             "origin_head": {"last_sequence": chance.choice((1, abs(edge) + 1)), "digest": "ab" * 16},
             "high_water_offset": edge,
             "after_offset": edge,

@@ -1,6 +1,6 @@
 """The whole path under forged answers and requests, from the command line; and what holds after each run.
 
-    python -m tests.fuzz.paths [CASES] [SEED]
+python -m tests.fuzz.paths [CASES] [SEED]
 """
 
 import asyncio

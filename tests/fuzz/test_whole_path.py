@@ -16,7 +16,7 @@ CASES = scaled(1_500, 100_000)
 
 @pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
 @patient
-def test_forged_answers_end_no_puller(memory: Path, quiet: None) -> None:
+def test_forged_answers_end_no_puller(memory: Path) -> None:
     """Every answer of a peer may be forged: the puller lives, and the next honest page is stored."""
     with bounded_memory():
         print(dict(asyncio.run(pull_forged(memory, CASES, first_seed()))))
@@ -24,7 +24,7 @@ def test_forged_answers_end_no_puller(memory: Path, quiet: None) -> None:
 
 
 @patient
-def test_forged_requests_end_no_server(memory: Path, quiet: None) -> None:
+def test_forged_requests_end_no_server(memory: Path) -> None:
     """Every request of a peer may be forged: the server lives, the epoch stays, and another zone is served."""
     with bounded_memory():
         print(dict(asyncio.run(serve_forged(memory, CASES, first_seed()))))
