@@ -48,8 +48,8 @@ class HostilePeer:
 
     packet_bytes_max = 1_048_576
 
-    def __init__(self, chance: random.Random) -> None:
-        self.chance = chance
+    def __init__(self, chance: random.Random, stream: str = STREAM) -> None:
+        self.chance, self.stream = chance, stream
         self.link: Link | None = None
         self.forging = False
         self.forged = Counter[str]()
@@ -58,7 +58,7 @@ class HostilePeer:
     def begin(self) -> None:
         """Serve an empty log under a new epoch, whose facts have not been seen."""
         self.epoch = self.chance.randbytes(16)
-        self.chains = {zone: batch.Link(STREAM, batch.Origin(zone, self.epoch)) for zone in (PEER, OTHER)}
+        self.chains = {zone: batch.Link(self.stream, batch.Origin(zone, self.epoch)) for zone in (PEER, OTHER)}
         self.definitions = batch.Definitions()
         self.served = 0
         self.artifacts = dict[str, bytes]()
@@ -68,7 +68,7 @@ class HostilePeer:
     ) -> asyncio.Future[None]:
         """As the product's connection: answered as soon as the event loop comes to it."""
         assert topic == f"bsfg/1/{PEER}/{OWN}/req"
-        answer = self._answer(json.loads(payload))
+        answer = self.answer(json.loads(payload))
         loop = asyncio.get_running_loop()
         assert self.link is not None
         loop.call_soon(self.link._dispatch, Incoming(response_topic, answer, None, correlation, None, False))
@@ -78,7 +78,8 @@ class HostilePeer:
 
     # ----------------------------------------------------------------------------------------------------- honest
 
-    def _answer(self, request: dict[str, Any]) -> bytes:
+    def answer(self, request: dict[str, Any]) -> bytes:
+        """The bytes of an answer, honest or forged."""
         header, attached = self._honest(request)
         if not self.forging:
             return packed(header, b"".join(attached))
@@ -113,7 +114,7 @@ class HostilePeer:
             definitions += defined
             at += count
         self.served = at
-        page = {"stream": STREAM, "frontier": 0, "end_offset": at, "batches": entries, "definitions": definitions}
+        page = {"stream": self.stream, "frontier": 0, "end_offset": at, "batches": entries, "definitions": definitions}
         if request.get("lease") is not None:
             page["lease"] = max(1, request["lease"])
         return header | page, sealed
@@ -162,15 +163,19 @@ class HostilePeer:
         link, digest = self.chains[PEER], self.chance.randbytes(16).hex()
         if request.get("origin"):
             ends = [[n, digest] for n in range(request["first_sequence"], request["first_sequence"] + 3)]
-            return {"stream": STREAM, "end_offset": self.served, "ends": ends}
+            return {"stream": self.stream, "end_offset": self.served, "ends": ends}
         ranges = [[f"{PEER}/{self.epoch.hex()}", 1, max(1, link.next_sequence - 1), "00" * 16, digest]]
-        return {"stream": STREAM, "end_offset": self.served, "ranges": [] if request.get("after_origin") else ranges}
+        return {
+            "stream": self.stream,
+            "end_offset": self.served,
+            "ranges": [] if request.get("after_origin") else ranges,
+        }
 
     def _sequences(self, request: dict[str, Any], header: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         sealed = self._messages(PEER)
         first = batch.parse(sealed).header.first_sequence
         entries = [[first, first + batch.parse(sealed).header.count - 1, len(sealed)]]
-        return header | {"stream": STREAM, "origin": request["origin"], "batches": entries}, [sealed]
+        return header | {"stream": self.stream, "origin": request["origin"], "batches": entries}, [sealed]
 
     # ----------------------------------------------------------------------------------------------------- forged
 

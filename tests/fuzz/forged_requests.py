@@ -11,6 +11,7 @@ import asyncio
 import json
 import random
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,23 +59,27 @@ class Served:
 class Forger:
     """Makes the requests of evil."""
 
-    def __init__(self, chance: random.Random, store: FactStore) -> None:
-        self.chance, self.store = chance, store
+    def __init__(self, chance: random.Random, zone: str, epoch: str, end_offset: Callable[[str], int]) -> None:
+        """For the store of `zone`, with its epoch and the ends of its streams."""
+        self.chance, self._zone, self._epoch, self._end_offset = chance, zone, epoch, end_offset
         self._seeds = [json.loads(one) for one in seeds.requests()]
 
     def incoming(self) -> Incoming:
         """A forged request as the broker delivers it."""
         chance = self.chance
-        topic, answer_to = f"bsfg/1/{OWN}/{EVIL}/req", f"bsfg/1/{OWN}/{EVIL}/rsp/{chance.choice('ab')}"
+        topic, answer_to = f"bsfg/1/{self._zone}/{EVIL}/req", f"bsfg/1/{self._zone}/{EVIL}/rsp/{chance.choice('ab')}"
         correlation: bytes | None = chance.randbytes(16)
         expiry: int | None = 10
         if chance.random() < 0.03:
-            answer_to = chance.choice((f"bsfg/1/{OWN}/{HONEST}/rsp/a", "", "#", "x" * 60_000, answer_to + "/../x"))
+            answer_to = chance.choice(
+                (f"bsfg/1/{self._zone}/{HONEST}/rsp/a", "", "#", "x" * 60_000, answer_to + "/../x")
+            )
             correlation = chance.choice((None, b"", bytes(7), bytes(33), bytes(60_000)))
             expiry = chance.choice((None, 0, 2**32 - 1))
-        return Incoming(topic, self._payload(), answer_to, correlation, expiry, chance.random() < 0.005)
+        return Incoming(topic, self.payload(), answer_to, correlation, expiry, chance.random() < 0.005)
 
-    def _payload(self) -> bytes:
+    def payload(self) -> bytes:
+        """The bytes of a forged request."""
         chance = self.chance
         request = self._fitting(chance.choice(self._seeds))
         how = chance.random()
@@ -90,12 +95,12 @@ class Forger:
         """The request with names, epochs and offsets that exist here, mostly."""
         chance, fitting = self.chance, dict(request)
         stream = chance.choice((OPERATIONAL, TELEMETRY))
-        end = self.store.end_offset(stream)
+        end = self._end_offset(stream)
         names = {
             "stream": stream,
             "consumer_name": f"{EVIL}.{chance.choice(('a', 'b', stream))}",
-            "epoch": self.store.epoch.hex(),
-            "origin": f"{OWN}/{self.store.epoch.hex()}",
+            "epoch": self._epoch,
+            "origin": f"{self._zone}/{self._epoch}",
             "after_offset": chance.randint(0, end),
             "offset": chance.randint(0, end + 1),
             "first_offset": chance.randint(1, end + 1),
@@ -126,7 +131,7 @@ class Forger:
         """Change a field to a well-formed untruth, or add one."""
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         lies: dict[str, Any] = {
-            "epoch": chance.choice((self.store.epoch.hex(), chance.randbytes(16).hex())),
+            "epoch": chance.choice((self._epoch, chance.randbytes(16).hex())),
             "last_batch": {
                 "last_offset": chance.choice((1, abs(edge) + 1)),
                 "digest": chance.choice(("00", "ab")) * 16,
@@ -141,10 +146,13 @@ class Forger:
             "bytes_max": edge,
             "start": chance.choice((edge, "end", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z")),
             "consumer_name": chance.choice((f"{HONEST}.c", "local", f"{EVIL}.{edge}", f"{EVIL}.{chance.random()}")),
-            "definitions_known": {f"{OWN}/{chance.randbytes(16).hex()}": edge, f"{OWN}/{self.store.epoch.hex()}": edge},
+            "definitions_known": {
+                f"{self._zone}/{chance.randbytes(16).hex()}": edge,
+                f"{self._zone}/{self._epoch}": edge,
+            },
             "first_sequence": edge,
             "last_sequence": edge,
-            "origin": f"{chance.choice((OWN, EVIL, 'x'))}/{chance.randbytes(16).hex()}",
+            "origin": f"{chance.choice((self._zone, EVIL, 'x'))}/{chance.randbytes(16).hex()}",
             "acks": chance.choice(("none", "local", "quorum", "all")),
             "size": edge,
             "offset": edge,
@@ -173,7 +181,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
         )
         link.connection = served  # type: ignore[assignment]
         running, epoch = asyncio.create_task(server.run()), store.epoch
-        forger, sent = Forger(random.Random(seed), store), 0
+        forger, sent = Forger(random.Random(seed), OWN, epoch.hex(), store.end_offset), 0
         await asyncio.wrap_future(store.appends.define([TagDefinition("tag:line1/t1")]))
         try:
             while sent < cases:

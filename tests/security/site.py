@@ -56,7 +56,7 @@ PEERS: Mapping[str, Mapping[str, str]] = {
     IDMZ: {
         PLANT: both("pulls"),
         ENTERPRISE: both("exports"),
-        EVIL: both("exports") + both("pulls") + both("appends"),
+        EVIL: both("exports") + both("appends"),
     },
     ENTERPRISE: {IDMZ: both("pulls") + f'relays = ["{PLANT}", "{EVIL}"]\n'},
 }
@@ -76,8 +76,8 @@ class Site:
 
     # --- life ------------------------------------------------------------------------------------------------------
 
-    def add(self, zone: str, more: str = "") -> None:
-        """Start the node of a zone; `more` are further sections of its node.toml."""
+    def add(self, zone: str, more: str = "", pulled_of_evil: Iterable[str] = ()) -> None:
+        """Start the node of a zone; `more` are further sections of its node.toml, `pulled_of_evil` further streams."""
         folder = self.folder / zone
         folder.mkdir(exist_ok=True)
         self._health_ports[zone] = free_port()
@@ -88,6 +88,8 @@ class Site:
             text += f'[[broker]]\nname = "{peer}"\nhost = "{broker.host}"\nport = {broker.port}\n'
             text += "".join(f'{name} = "{getattr(mine, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
             text += f'[[peer]]\nzone = "{peer}"\nbroker = "{peer}"\n{lines}'
+            if peer == EVIL:
+                text += f"pulls = {json.dumps([STREAM, TELEMETRY, *pulled_of_evil])}\n"
         config = folder / "node.toml"
         config.write_text(text, encoding="utf-8")
         command = [sys.executable, "-m", "agent.cli", "run", "--config", config]
@@ -245,6 +247,7 @@ def running_site(
     honest: tuple[str, ...] = HONEST,
     taken: tuple[str, ...] = (EVIL, ENTERPRISE),
     more: Mapping[str, str] = {},
+    pulled_of_evil: Iterable[str] = (),
 ) -> Iterator[Site]:
     """A site for the length of a block: nodes of the honest zones, and an attacker with the identities of the taken
     ones (of the enterprise's only to see what another zone is answered)."""
@@ -258,7 +261,7 @@ def running_site(
         stack.callback(attacker.close)
         site = Site(folder, brokers, attacker)
         for zone in honest:
-            site.add(zone, more.get(zone, ""))
+            site.add(zone, more.get(zone, ""), pulled_of_evil)
             stack.callback(site.nodes[zone].kill)
         site.wait_ready()
         yield site
