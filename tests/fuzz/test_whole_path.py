@@ -2,10 +2,13 @@
 memory stays bounded, and the store verifies afterwards. `make fuzz NAME=paths` runs 200,000 cases."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.fuzz.endless import compare_without_end, seed_without_end
 from tests.fuzz.forged_pages import pull_forged
 from tests.fuzz.forged_requests import serve_forged
 from tests.fuzz.paths import bounded_memory, verified
@@ -29,3 +32,11 @@ def test_forged_requests_end_no_server(memory: Path) -> None:
     with bounded_memory():
         print(dict(asyncio.run(serve_forged(memory, CASES, first_seed()))))
     verified(memory)
+
+
+@pytest.mark.parametrize("run", [compare_without_end, seed_without_end])
+def test_an_answer_that_never_ends_is_refused(memory: Path, run: Callable[[Path], Coroutine[Any, Any, int]]) -> None:
+    """A peer that says `more` for ever, with names that follow each other as they should: refused after a bounded number
+    of answers, before memory fills."""
+    with bounded_memory():
+        assert asyncio.run(run(memory)) < 1_000
