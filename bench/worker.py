@@ -17,6 +17,8 @@ ROLES = {
     "serve": "bench.replication.endpoints:serve",
     "pull": "bench.replication.endpoints:pull",
     "lag": "bench.replication.endpoints:lag",
+    "hostile-pull": "bench.replication.hostile:pull",
+    "flood": "bench.replication.floods:flood",
     "drain": "bench.replication.drain:drain",
     "echo": "bench.replication.bare_loop:echo",
     "blobs-out": "bench.replication.bare_loop:send_blobs",

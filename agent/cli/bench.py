@@ -86,6 +86,11 @@ _benchmark(
     [_seconds(10.0), _SEED],
 )
 _benchmark(
+    "replication.hostile",
+    "The lag of an honest zone while another zone floods the node that serves both, beside its lag while nothing does.",
+    [_seconds(5.0)],
+)
+_benchmark(
     "replication.fetch",
     "FetchFacts of 1000 facts at random offsets, beside bare round trips of equal bytes.",
     [_facts(1_000_000), _seconds(5.0), _SEED],

@@ -33,14 +33,17 @@ class Mosquitto(Child):
 
     host = HOST
 
-    def __init__(self, pki_folder: Path, files: BrokerFolder, port: int, identities: dict[str, pki.Issued]) -> None:
+    def __init__(
+        self, pki_folder: Path, files: BrokerFolder, plan: BrokerPlan, identities: dict[str, pki.Issued]
+    ) -> None:
         program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if program is None:
             raise ProcessFailed("mosquitto is not installed; apt-get install mosquitto")
         super().__init__("mosquitto", [program, "-c", files.config_file], files.folder / "log")
         self.pki_folder = pki_folder
         self.files = files
-        self.port = port
+        self.port = plan.port
+        self._plan = plan
         self._identities = identities
 
     @classmethod
@@ -69,14 +72,24 @@ class Mosquitto(Child):
         finally:
             broker.kill()
 
+    @contextlib.contextmanager
+    def beside(self, name: str, links: Sequence[str]) -> Iterator[Mosquitto]:
+        """A second process with the same authority and zones, on a port of its own, for other links."""
+        plan = replace(self._plan, links=tuple(parse_link(link) for link in links))
+        other = self._start_on_a_free_port(self.files.folder.with_name(name), self.pki_folder, plan, self._identities)
+        try:
+            yield other
+        finally:
+            other.kill()
+
     @classmethod
     def _start_on_a_free_port(
         cls, folder: Path, pki_folder: Path, plan: BrokerPlan, identities: dict[str, pki.Issued]
     ) -> Mosquitto:
         for attempt in range(1, START_ATTEMPTS + 1):
-            port = free_port()
-            files = write_broker_folder(folder, pki_folder, "private", replace(plan, port=port))
-            broker = cls(pki_folder, files, port, identities)
+            here = replace(plan, port=free_port())
+            files = write_broker_folder(folder, pki_folder, "private", here)
+            broker = cls(pki_folder, files, here, identities)
             try:
                 broker.start()
             except ProcessFailed as error:

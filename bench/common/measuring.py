@@ -156,9 +156,9 @@ def process_cpu_ns(pid: int) -> int:
     return sum(int(stat.read_text("ascii").split()[0]) for stat in stats)
 
 
-def peak_rss_mib() -> float:
-    """Peak resident memory of this process, in MiB."""
-    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+def peak_rss_mib(pid: int | str = "self") -> float:
+    """Peak resident memory of a process, in MiB."""
+    for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines():
         if line.startswith("VmHWM:"):
             return round(int(line.split()[1]) / 1024, 1)
     raise AssertionError("/proc/self/status without VmHWM")

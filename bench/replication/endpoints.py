@@ -162,7 +162,7 @@ async def serve_while(
     link = Link(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
     server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
-    async with _running(link.run(), server.run()) as stopped:
+    async with running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)
 
@@ -187,10 +187,10 @@ async def _pull(options: Options, store: FactStore) -> None:
     asker = Requester(link, SERVING)
     streams = options.get("streams", [STREAM])
     pullers = [Puller(asker, store, pull_settings(stream), STORE_ERRORS) for stream in streams]
-    async with _running(link.run()):
+    async with running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()
-        async with _running(*(puller.run() for puller in pullers)) as stopped:
+        async with running(*(puller.run() for puller in pullers)) as stopped:
             emit("READY")
             await asyncio.to_thread(stopped.wait)
         found = [puller.statistics() for puller in pullers]
@@ -290,7 +290,7 @@ def opened(file: Path, zone: str) -> Iterator[FactStore]:
 
 
 @asynccontextmanager
-async def _running(*coroutines: Any) -> AsyncIterator[threading.Event]:
+async def running(*coroutines: Any) -> AsyncIterator[threading.Event]:
     """The coroutines run during the block and are cancelled after it; the event is set when the process is to stop."""
     stopped = threading.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

@@ -149,7 +149,7 @@ def written(value: Any) -> bytes:
             return b"{" + b",".join(_key(key) + b":" + written(entry) for key, entry in value.items()) + b"}"
         case list():
             return b"[" + b",".join(map(written, value)) + b"]"
-    return json.dumps(value).encode()
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def _key(key: Any) -> bytes:

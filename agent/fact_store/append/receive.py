@@ -18,9 +18,22 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in
+from agent.fact_store.log import (
+    Duplicate,
+    FactsRefused,
+    Fork,
+    ForkError,
+    Insert,
+    decide_insert,
+    digests_in,
+    messages_in,
+)
 from agent.fact_store.sqlite import Transaction
 from agent.pages import Declined, HeldRange, KeptHead, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+
+EPOCHS_OF_ZONE_MAX = 1_000
+"""Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
+batch under an epoch of its own would otherwise end this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing, FactsRefused; then
     nothing is stored."""
+    _check_epochs(transaction, page)
     plan = _plan_page(transaction, page)
     try:
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
@@ -101,6 +115,17 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     end_offset = transaction.catalog.streams[page.stream].end_offset
     refused, uncompared = tuple(plan.refused), tuple(plan.uncompared)
     return PutResult(stored_facts, plan.duplicate_facts, end_offset, tuple(plan.gaps), refused, uncompared)
+
+
+def _check_epochs(transaction: Transaction, page: ReceivedPage) -> None:
+    """Raise FactsRefused if a zone would have more epochs here than one that begins a new one each day for years."""
+    known = transaction.catalog.origins
+    new = {batch.header.origin for batch in page.batches} - known.keys()
+    for zone in {origin.zone for origin in new}:
+        count = sum(origin.zone == zone for origin in (*known, *new))
+        if count > EPOCHS_OF_ZONE_MAX:
+            hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
+            raise FactsRefused(f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}", hint)
 
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:

@@ -46,6 +46,8 @@ ANSWER_S = 10.0
 LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
+RANGES_MAX = 100_000
+"""Of a peer's stream, all origins together: a peer that names more would fill the memory."""
 NARROWINGS_MAX = 64
 """Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more invents batches."""
 
@@ -233,11 +235,14 @@ class AntiEntropy:
     async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
         """The ranges that the peer holds of each origin, and whether everything it had then was pulled."""
         ranges, after, more = dict[Origin, list[DigestRange]](), None, True
-        end_offset, epoch = 0, ""
+        end_offset, epoch, count = 0, "", 0
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
             if answer.ranges and answer.ranges[0][0] <= (after or ""):
                 raise PageRefused(f"{self._settings.peer_zone} named origins again")
+            count += len(answer.ranges)
+            if count > RANGES_MAX:
+                raise PageRefused(f"{self._settings.peer_zone} names more than {RANGES_MAX} ranges of {found.stream}")
             for name, first, last, _, digest in answer.ranges:
                 ranges.setdefault(origin_named(name), []).append(DigestRange(first, last, bytes.fromhex(digest)))
             end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch

@@ -79,6 +79,7 @@ class LatestSeed:
     async def _ask(self) -> PeerLatest:
         """All pages. Values of zones whose facts this peer may not bring are left out."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
+        received = 0
         while True:
             request = GetLatest(
                 stream=self._stream,
@@ -91,7 +92,8 @@ class LatestSeed:
             if not isinstance(answer, LatestAnswer):
                 raise MalformedMessage("an answer to another operation than GetLatest", operation="GetLatest")
             values += [each for each in answer.values if each.zone in self._zones]
-            if len(values) > VALUES_KEPT_MAX:
+            received += len(answer.values)
+            if received > VALUES_KEPT_MAX:  # those left out count too: a peer could send them without end
                 raise MalformedMessage(f"more than {VALUES_KEPT_MAX} last values", operation="GetLatest")
             if not answer.more:
                 return PeerLatest(self._requester.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)

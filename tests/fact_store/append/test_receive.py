@@ -14,6 +14,7 @@ from agent import batch
 from agent.batch import Kind
 from agent.columns import BatchError
 from agent.fact_store import FactStore
+from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import MessageError, Sample
@@ -494,3 +495,19 @@ def test_released_facts_of_one_history_are_duplicates(full: tuple[FactStore, Els
         store.inbound.put_batches("dmz2", TELEMETRY, parsed(copy.sealed[:2]), copy.received(), PeerPosition(EPOCH, 60))
     )
     assert put.uncompared == named
+
+
+def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
+    """A peer that sends each batch under an epoch of its own is refused beyond the limit, for good; other zones are
+    stored as before, and so is what continues a known epoch."""
+    invented = [Elsewhere("evil", epoch=number.to_bytes(16)) for number in range(1, EPOCHS_OF_ZONE_MAX + 1)]
+    first = [one.seal(1) for one in invented]
+    definitions = [each for one in invented for each in one.received()]
+    position = PeerPosition(EPOCH, len(first))
+    done(store.inbound.put_batches("evil", TELEMETRY, parsed(first), definitions, position))
+    one_more = Elsewhere("evil", epoch=b"\xff" * 16)
+    refused = store.inbound.put_batches("evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
+    assert isinstance(failed(refused), FactsRefused)
+    assert invented[0].put(store, [invented[0].seal(1)], len(first) + 1, first_definition=3).stored_facts == 1
+    honest = Elsewhere()
+    assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5

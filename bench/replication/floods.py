@@ -1,0 +1,177 @@
+"""What a hostile zone does in `bench hostile`: floods of requests, parked fetches, artifacts, sessions that do not read, and
+bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not the node's.
+
+It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers come;
+what is refused or dropped is sent again.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from paho.mqtt.client import MQTTMessage
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from agent.replication.protocol.topics import request_topic, response_topic
+from bench.common.testbed import SERVING, BrokerAccess
+from bench.common.worker_io import Options, broker_access, emit, stop_event
+from bench.replication.bare_loop import BareClient
+
+SESSIONS, OPEN = 4, 32
+SILENT_SESSIONS, SILENT_INTERVAL_S = 30, 0.02
+SOCKETS = 100
+CHUNK_BYTES = 45_000
+RETRY_S = 0.05
+LOWEST_PRIORITY = 19
+COMMON = {"protocol": "bsfg.replication", "version": "1.0"}
+
+MakeRequest = Callable[[int], Mapping[str, Any]]
+
+
+class Session:
+    """A session of the hostile zone with a response topic of its own."""
+
+    def __init__(self, broker: BrokerAccess, on_message: Callable[[MQTTMessage], None]) -> None:
+        self._broker, self._back = broker, response_topic(SERVING, broker.zone, secrets.token_hex(8))
+        self.bare = BareClient.connected(broker, self._back, on_message)
+
+    def send(self, request: Mapping[str, Any]) -> None:
+        """Send a request at QoS 0: no acknowledgement paces the flood."""
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.ResponseTopic = self._back
+        properties.CorrelationData = secrets.token_bytes(16)
+        properties.MessageExpiryInterval = 10
+        topic = request_topic(SERVING, self._broker.zone)
+        self.bare.client.publish(topic, json.dumps({**COMMON, **request}), properties=properties)
+
+
+def flood(options: Options) -> None:
+    """Flood until stopped; ENDED has the counts."""
+    os.nice(LOWEST_PRIORITY)
+    counts, stopped = Counter[str](), stop_event()
+    broker, stream = broker_access(options), options["stream"]
+    floods: dict[str, Callable[[], None]] = {
+        "requests": partial(_requests, broker, counts, stopped, partial(_latest, stream)),
+        "ranges": partial(_requests, broker, counts, stopped, partial(_range, stream)),
+        "parked": partial(_requests, broker, counts, stopped, partial(_parked, stream)),
+        "artifacts": partial(_requests, broker, counts, stopped, _artifact),
+        "silent": partial(_silent, broker, counts, stopped, stream),
+        "sockets": partial(_sockets, broker, counts, stopped),
+    }
+    floods[options["kind"]]()
+    emit("ENDED", counts)
+
+
+def _latest(stream: str, _number: int) -> Mapping[str, Any]:
+    return {"operation": "GetLatest", "stream": stream}
+
+
+def _range(stream: str, _number: int) -> Mapping[str, Any]:
+    asked = {"first_offset": 1, "last_offset": 2**40, "limit": 1_000_000, "bytes_max": 8_388_608}
+    return {"operation": "FetchRange", "stream": stream, **asked}
+
+
+def _parked(stream: str, number: int) -> Mapping[str, Any]:
+    name = f"hostile.{number % (SESSIONS * OPEN)}"
+    asked = {"consumer_name": name, "stream": stream, "limit": 1, "wait_ms": 60_000, "start": "end"}
+    return {"operation": "FetchFacts", **asked}
+
+
+def _artifact(number: int) -> Mapping[str, Any]:
+    content = number.to_bytes(8) + os.urandom(CHUNK_BYTES - 8)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    data = base64.b64encode(content).decode()
+    return {"operation": "PutObject", "digest": digest, "size": len(content), "offset": 0, "data": data}
+
+
+def _requests(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event, make_request: MakeRequest) -> None:
+    """OPEN requests at once in each of SESSIONS; each answer brings the next. What got no answer for RETRY_S is sent
+    again."""
+    lock, sessions = threading.Lock(), list[Session]()
+
+    def next_of(index: int, message: MQTTMessage | None = None) -> None:
+        if stopped.is_set():
+            return
+        with lock:
+            counts["sent"] += 1
+            number = counts["sent"]
+            if message is not None:
+                counts[_outcome(bytes(message.payload))] += 1
+        sessions[index].send(make_request(number))
+
+    for index in range(SESSIONS):
+        sessions.append(Session(broker, partial(next_of, index)))
+        for _ in range(OPEN):
+            next_of(index)
+    emit("READY")
+    before = -1
+    while not stopped.wait(RETRY_S):
+        if counts["sent"] == before:  # everything open was dropped, or is parked
+            for index in range(SESSIONS):
+                next_of(index)
+        before = counts["sent"]
+    for session in sessions:
+        session.bare.close()
+
+
+def _outcome(answer: bytes) -> str:
+    (length,) = struct.unpack_from("<I", answer)
+    header = json.loads(answer[4 : 4 + length])
+    return str(header["error"]["code"]) if "error" in header else "ok"
+
+
+def _silent(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event, stream: str) -> None:
+    """Sessions that ask for large pages and never read an answer."""
+    sessions = list[Session]()
+    for _ in range(SILENT_SESSIONS):
+        try:
+            sessions.append(Session(broker, lambda _: None))
+        except (OSError, TimeoutError):
+            counts["refused"] += 1
+            continue
+        sessions[-1].bare.client.loop_stop()
+    counts["sessions"] = len(sessions)
+    emit("READY")
+    while not stopped.wait(SILENT_INTERVAL_S):
+        for session in sessions:
+            session.send(_range(stream, 0))
+            counts["sent"] += 1
+
+
+def _sockets(broker: BrokerAccess, counts: Counter[str], stopped: threading.Event) -> None:
+    """Connections without a word, opened again when they are closed."""
+    opened = list[socket.socket]()
+    emit("READY")
+    while not stopped.wait(RETRY_S):
+        alive = [one for one in opened if _is_open(one)]
+        counts["closed"] += len(opened) - len(alive)
+        opened = alive
+        while len(opened) < SOCKETS and not stopped.is_set():
+            try:
+                opened.append(socket.create_connection((broker.host, broker.port), 1.0))
+            except OSError:
+                counts["refused"] += 1
+                break
+            counts["connected"] += 1
+
+
+def _is_open(one: socket.socket) -> bool:
+    one.setblocking(False)
+    try:
+        return one.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,213 @@
+"""`hostile`: the lag of an honest zone while another zone floods the node that both are served by.
+
+The serving node is `bsfg run`, with Mosquitto processes as `bsfg broker config` writes them: one for each pair of
+zones. An application appends a message every 20 ms through the node's socket; the honest zone pulls and stores it. The
+lag is the time from the start of the append until the message is durable in the honest zone's store. It is measured
+quiet, then under each flood (floods.py), quiet again after each. The limit is the quiet lag of the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent import local_socket
+from agent.demo.mosquitto import Mosquitto
+from agent.demo.processes import Child, ProcessFailed, free_port
+from agent.fact_store import FactStore, StoreReader
+from agent.health.client import NodeSilent, ask_health
+from agent.message import Envelope, Fact
+from agent.replication.mqtt import Link, Requester
+from agent.replication.pulling import Puller
+from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, rounded
+from bench.common.testbed import ASKING, SERVING, Testbed, scratch_folder
+from bench.common.worker_io import Options, broker_access, emit
+from bench.replication.endpoints import STORE_ERRORS, access, opened, pull_settings, running
+
+HOSTILE = "hostile"
+STREAM = "facts.operational"
+FLOODS = ("requests", "ranges", "parked", "artifacts", "silent", "sockets")
+INTERVAL_S = 0.020
+BACKLOG_MESSAGES, BACKLOG_BYTES = 60, 40_000  # what a range of the flood brings: some pages
+RATIO_MAX, P99_MS_MAX = 2.0, 50.0
+SETTLE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attacked:
+    """The test bed: a node, the broker of its honest zone, and that of the hostile one."""
+
+    honest: Testbed
+    hostile: Testbed
+    node: Child
+    state_dir: Path
+
+
+def run(seconds: float, below: Path | None) -> Report:
+    """Measure for `seconds` quiet, and as long under each flood."""
+    with scratch_folder(below) as folder, _attacked(folder) as attacked:
+        described = machine(folder)
+        target = folder / "honest"
+        target.mkdir()
+        file = target / "facts.db"
+        with attacked.honest.worker("honest", "hostile-pull", ASKING, file=file) as pulling:
+            begun = {"quiet-0": _append_for(attacked, file, seconds)}
+            _append_for(attacked, file, min(1.0, seconds))  # definitions, caches
+            counts = dict[str, dict[str, int]]()
+            for kind in FLOODS:
+                with attacked.hostile.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
+                    begun[kind] = _append_for(attacked, file, seconds)
+                    counts[kind] = flooding.ended()
+                begun[f"quiet-{kind}"] = _append_for(attacked, file, seconds)
+            durable_ns = pulling.ended()["durable_ns"]
+        rss_mib = peak_rss_mib(attacked.node.pid)
+        assert attacked.node.running, attacked.node.log_tail()
+        kept = files_bytes(target) / len(durable_ns)
+    lags_ns = {part: [durable_ns[offset - 1] - at for offset, at in one.items()] for part, one in begun.items()}
+    return _report(lags_ns, counts, described, kept, rss_mib, seconds)
+
+
+def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int]:
+    """Append for so long, and wait until all is in the honest zone's store; when the append of each offset began."""
+    begun_ns, due_ns = dict[int, int](), time.monotonic_ns()
+    for _ in range(max(20, int(seconds / INTERVAL_S))):
+        due_ns += int(INTERVAL_S * 1e9)
+        time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
+        started_ns = time.monotonic_ns()
+        begun_ns[asyncio.run(_append(attacked.state_dir, secrets.token_hex(8), b"1"))] = started_ns
+    deadline = time.monotonic() + SETTLE_S
+    with closing(StoreReader(file)) as reader:
+        while reader.end_offset(STREAM) < max(begun_ns):
+            if time.monotonic() > deadline:
+                raise ProcessFailed(f"the honest zone is not level {SETTLE_S:.0f} s later:\n{attacked.node.log_tail()}")
+            time.sleep(0.05)
+    return begun_ns
+
+
+def _report(
+    lags_ns: Mapping[str, list[int]],
+    counts: Mapping[str, Mapping[str, int]],
+    described: Mapping[str, Any],
+    bytes_per_fact: float,
+    rss_mib: float,
+    seconds: float,
+) -> Report:
+    calm = Latency.of([lag for part, some in lags_ns.items() if part.startswith("quiet") for lag in some])
+    each = {kind: Latency.of(lags_ns[kind]) for kind in FLOODS}
+    told = {
+        kind: {
+            **latency.to_dict(),
+            "p99_ratio": rounded(latency.p99_ms / calm.p99_ms),
+            "is_reached": latency.p99_ms <= max(RATIO_MAX * calm.p99_ms, P99_MS_MAX),
+            "counts": counts[kind],
+        }
+        for kind, latency in each.items()
+    }
+    worst = max(each.values(), key=lambda one: one.p99_ms)
+    values = {
+        **worst.to_dict(),
+        "limit": {"what": "the lag of the same zone while nothing floods", **calm.to_dict()},
+        "ratio": rounded(worst.p50_ms / calm.p50_ms),
+        "p99_ratio": rounded(worst.p99_ms / calm.p99_ms),
+        "floods": told,
+        "bytes_per_fact": rounded(bytes_per_fact),
+        "peak_rss_mib": {"node": rss_mib},
+        "seconds": seconds,
+    }
+    lines = [
+        f"hostile    quiet: {calm}, a message every {INTERVAL_S * 1000:.0f} ms, append to durable in the next zone"
+    ]
+    for kind, latency in each.items():
+        became = ", ".join(f"{what} {count:,}" for what, count in counts[kind].items())
+        lines.append(f"{kind:<10} {latency}, p99 {told[kind]['p99_ratio']} of quiet; {became}")
+    lines.append(f"memory     node {rss_mib:.0f} MiB at most")
+    return Report("hostile", values, lines, described)
+
+
+# ---------------------------------------------------------------------------------------------------------- the test bed
+
+
+@contextlib.contextmanager
+def _attacked(folder: Path) -> Iterator[Attacked]:
+    zones = (SERVING, ASKING, HOSTILE)
+    with contextlib.ExitStack() as stack:
+        honest = stack.enter_context(Mosquitto.started(folder / "site", zones, (f"{SERVING}:{ASKING}",)))
+        hostile = stack.enter_context(honest.beside("hostile", (f"{SERVING}:{HOSTILE}",)))
+        node_folder, health_port = folder / SERVING, free_port()
+        node_folder.mkdir()
+        config = node_folder / "node.toml"
+        config.write_text(_node_toml(honest, hostile, health_port), encoding="utf-8")
+        node = Child("node", [sys.executable, "-m", "agent.cli", "run", "--config", config], node_folder / "log")
+        stack.callback(node.stop)
+        node.start()
+        node.wait_ready(lambda: _is_connected(health_port))
+        asyncio.run(_append_backlog(node_folder / "state"))
+        yield Attacked(Testbed(folder, honest), Testbed(folder, hostile), node, node_folder / "state")
+
+
+def _node_toml(honest: Mosquitto, hostile: Mosquitto, health_port: int) -> str:
+    text = f'[node]\nzone = "{SERVING}"\n[health]\nlisten_port = {health_port}\n'
+    for name, zone, broker, rights in (
+        ("honest", ASKING, honest, ""),
+        ("hostile", HOSTILE, hostile, f'appends = ["{STREAM}"]\n'),
+    ):
+        mine = broker.identity(SERVING)
+        text += f'[[broker]]\nname = "{name}"\nhost = "{broker.host}"\nport = {broker.port}\n'
+        text += f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
+        text += f'[[peer]]\nzone = "{zone}"\nbroker = "{name}"\nexports = ["{STREAM}"]\n{rights}'
+    return text
+
+
+def _is_connected(health_port: int) -> bool:
+    try:
+        return all(one["connected"] for one in ask_health("127.0.0.1", health_port)["brokers"])
+    except NodeSilent:
+        return False
+
+
+async def _append_backlog(state_dir: Path) -> None:
+    content = b'"' + b"x" * BACKLOG_BYTES + b'"'
+    for number in range(BACKLOG_MESSAGES):
+        await _append(state_dir, f"backlog-{number}", content)
+
+
+async def _append(state_dir: Path, message_id: str, content: bytes) -> int:
+    """The offset of a message that is durable at the node."""
+    envelope = Envelope(message_id, SERVING, "*", time.time_ns() // 1_000_000)
+    request = local_socket.AppendFact(STREAM, envelope, Fact("order:line1/77", "step_completed", content))
+    answer = await local_socket.ask(state_dir, request)
+    assert isinstance(answer, local_socket.Appended), answer
+    return answer.offset
+
+
+# ------------------------------------------------------------------------------------------------------- the honest zone
+
+
+def pull(options: Options) -> None:
+    """The honest zone: pulls until stopped; ENDED has the time at which each offset was durable here."""
+    with opened(Path(options["file"]), ASKING) as store:
+        asyncio.run(_pull(options, store))
+
+
+async def _pull(options: Options, store: FactStore) -> None:
+    link = Link(access(broker_access(options)))
+    puller = Puller(Requester(link, SERVING), store, pull_settings(STREAM), STORE_ERRORS)
+    durable_ns = list[int]()
+
+    def committed(ends: Mapping[str, int]) -> None:
+        durable_ns.extend([time.monotonic_ns()] * (ends.get(STREAM, 0) - len(durable_ns)))
+
+    store.on_commit(committed)
+    async with running(link.run(), puller.run()) as stopped:
+        await link.wait_up()
+        emit("READY")
+        await asyncio.to_thread(stopped.wait)
+    emit("ENDED", {"durable_ns": durable_ns})

@@ -1,0 +1,106 @@
+"""The attacker: a second implementation of the protocol in JavaScript, as a process that a test controls line by line.
+
+`attacker/` is written from docs/reference/protocol.md, batch-format.md and messages.md alone and shares no code with the
+product. It has the certificates that a test gives it, asks and serves as these zones, and floods.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.foreign.process import INSTALLED, ServerProcess, Stack
+
+HERE = Path(__file__).resolve().parent
+STACK = Stack(
+    "attacker", ("node", str(HERE / "attacker" / "attacker.js")), "NODE_PATH", INSTALLED / "attacker" / "node_modules"
+)
+MS_1970 = 1_700_000_000_000
+
+
+class Attacker(ServerProcess):
+    """One process with the identities of some zones."""
+
+    def __init__(self, folder: Path, host: str, port: int, zones: Mapping[str, Mapping[str, str | int]]) -> None:
+        super().__init__(folder, STACK)
+        self._options = {"host": host, "port": port, "zones": zones}
+
+    def start(self) -> None:
+        """Start it; connections are opened when they are needed."""
+        self._begin([json.dumps(self._options)])
+
+    def command(self, what: str, **fields: Any) -> Any:
+        """One command of attacker.js and its answer."""
+        return self._exchange(json.dumps({"do": what, **fields}), what)
+
+    # ------------------------------------------------------------------------------------------------------ asking
+
+    def ask(
+        self, zone: str, serving: str, operation: str, *, limit_ms: int = 10_000, raw: str | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """The header of the answer to a request, `{}` where none comes in time. `raw`: the request's text, as it is."""
+        sent = {"raw": raw} if raw is not None else {"fields": fields}
+        found = self.command("ask", zone=zone, serving=serving, operation=operation, limit_ms=limit_ms, **sent)
+        return dict(found.get("header", {}))
+
+    def ask_at_once(self, zone: str, serving: str, operation: str, count: int, **fields: Any) -> Counter[str]:
+        """How `count` requests sent together were answered: `ok`, an error's code, or `silent`. `{n}` in a field is the
+        number of the request."""
+        answers = self.command("ask_many", zone=zone, serving=serving, operation=operation, count=count, fields=fields)
+        return Counter(answers)
+
+    # ----------------------------------------------------------------------------------------------------- serving
+
+    def serve(self, zone: str, asking: str, epoch: str | None = None) -> str:
+        """Answer the requests of a zone from a log of our own; the epoch it is served under."""
+        return str(self.command("serve", zone=zone, asking=asking, epoch=epoch))
+
+    def append(self, zone: str, stream: str, messages: Sequence[Mapping[str, Any]], **batch: Any) -> dict[str, Any]:
+        """Add a batch of messages to that log; `origin` and `epoch` as the batch is to claim them."""
+        return dict(self.command("append", zone=zone, stream=stream, batch={"messages": messages, **batch}))
+
+    def append_sample(self, zone: str, stream: str, sample: Mapping[str, Any], definitions: Sequence[str]) -> None:
+        """Add a batch of one sample, with the texts of the definitions that its origin has made."""
+        self.command("append", zone=zone, stream=stream, batch={"sample": sample, "definitions": definitions})
+
+    # ---------------------------------------------------------------------------------------------------- flooding
+
+    @contextmanager
+    def flooding(self, kind: str, **fields: Any) -> Iterator[str]:
+        """A flood of floods.js for the length of a block; its name, for `counts`."""
+        name = f"{kind}-{id(fields)}"
+        self.command("flood", name=name, kind=kind, **fields)
+        try:
+            yield name
+        finally:
+            self.command("stop_flood", name=name)
+
+    def counts(self, name: str) -> dict[str, int]:
+        """What has become of what a flood sent."""
+        return dict(self.command("counts", name=name))
+
+
+def message(
+    number: int | str, content: bytes | str = b'{"ok":true}', zone: str = "evil", **fields: Any
+) -> dict[str, Any]:
+    """A message for a batch; `content` is the object's bytes as they are to stand there."""
+    return {
+        "message_id": f"{zone}-{number}",
+        "from_zone": zone,
+        "to_zone": "*",
+        "produced_at_unix_ms": MS_1970,
+        "subject": "order:line1/77",
+        "predicate": "step_completed",
+        "object": {"bin": b64(content)},
+        **fields,
+    }
+
+
+def b64(content: bytes | str) -> str:
+    """Bytes as they travel to the attacker."""
+    return base64.b64encode(content.encode() if isinstance(content, str) else content).decode()

@@ -1,0 +1,104 @@
+'use strict';
+// The attacker as a process: one command, a JSON object, on a line of standard input; one answer on standard output.
+//
+//     node attacker.js '{"host": "127.0.0.1", "port": 8883, "zones": {"evil": {"ca": FILE, "cert": FILE, "key": FILE}}}'
+
+const readline = require('readline');
+const { COMMON, Peer } = require('./peer.js');
+const floods = require('./floods.js');
+
+const options = JSON.parse(process.argv[2]);
+const peers = new Map();
+const running = new Map();
+
+// The session of a zone, opened at its first use and again when it was lost.
+async function peerOf(zone) {
+    const before = peers.get(zone);
+    if (before && !before.closed) return before;
+    const peer = await new Peer(options, zone).connect();
+    if (before) Object.assign(peer, { logs: before.logs, patches: before.patches, epoch: before.epoch, lost: before.closed });
+    peers.set(zone, peer);
+    return peer;
+}
+
+const told = (answer) => (answer === null ? { silent: true } : { header: answer.header, text: answer.text, attached: answer.attached });
+
+const COMMANDS = {
+    // A request built from its fields, or `raw`, its text as given.
+    async ask({ zone, serving, operation, fields, raw, limit_ms: limitMs, properties }) {
+        const peer = await peerOf(zone);
+        await peer.listen(serving);
+        const text = raw === undefined ? JSON.stringify({ ...COMMON, operation, ...fields }) : raw;
+        return told(await peer.ask(serving, text, limitMs || 10000, properties));
+    },
+    // Many requests at once, each with its number in the place of {n}.
+    async ask_many({ zone, serving, operation, fields, count, limit_ms: limitMs }) {
+        const peer = await peerOf(zone);
+        await peer.listen(serving);
+        const text = JSON.stringify({ ...COMMON, operation, ...fields });
+        const asked = Array.from({ length: count }, (_, n) => peer.ask(serving, text.replaceAll('{n}', n), limitMs || 10000));
+        return (await Promise.all(asked)).map((answer) => (answer === null ? 'silent' : (answer.header.error || { code: 'ok' }).code));
+    },
+    async serve({ zone, asking, epoch }) {
+        const peer = await peerOf(zone);
+        if (epoch) peer.epoch = epoch;
+        await peer.serve(asking);
+        return peer.epoch;
+    },
+    // Forget what was served, and serve under a new epoch.
+    async begin({ zone }) {
+        (await peerOf(zone)).begin();
+        return null;
+    },
+    async append({ zone, stream, batch }) {
+        const peer = await peerOf(zone);
+        return peer.log(stream).append(stream, { zone, epoch: peer.epoch, ...batch });
+    },
+    // The next `times` answers to an operation get these fields, this attachment, or are these bytes.
+    async patch({ zone, ...patch }) {
+        (await peerOf(zone)).patches.push({ times: 1, ...patch });
+        return null;
+    },
+    async unpatch({ zone }) {
+        (await peerOf(zone)).patches = [];
+        return null;
+    },
+    async offer_artifact({ zone, digest, size }) {
+        (await peerOf(zone)).artifacts.set(digest, size);
+        return null;
+    },
+    async requests({ zone, operation }) {
+        return (await peerOf(zone)).requests.filter((one) => !operation || one.operation === operation);
+    },
+    async flood({ name, ...spec }) {
+        running.set(name, await floods.start(options, spec));
+        return null;
+    },
+    async counts({ name }) {
+        return running.get(name).count;
+    },
+    async stop_flood({ name }) {
+        const flood = running.get(name);
+        running.delete(name);
+        return flood.stop();
+    },
+    async hang_up({ zone }) {
+        if (peers.has(zone)) peers.get(zone).end();
+        peers.delete(zone);
+        return null;
+    },
+};
+
+process.on('unhandledRejection', (error) => { process.stderr.write(`${error && error.stack}\n`); });
+const say = (answer) => process.stdout.write(`${JSON.stringify(answer)}\n`);
+
+readline.createInterface({ input: process.stdin, crlfDelay: Infinity }).on('line', async (line) => {
+    const { do: name, ...command } = JSON.parse(line);
+    try {
+        say({ ok: await COMMANDS[name](command) });
+    } catch (error) {
+        say({ error: String((error && error.message) || error) });
+    }
+}).on('close', () => process.exit(0));
+
+say({ ready: {} });

@@ -1,0 +1,261 @@
+'use strict';
+// One zone at the broker, from docs/reference/protocol.md alone: asks other zones, and serves a log of its own.
+
+const crypto = require('crypto');
+const fs = require('fs');
+const mqtt = require('mqtt');
+const { ZEROS, definitionsDigest, sealMessages, sealSample } = require('./batch.js');
+
+const CONNECT_MS = 10000;
+const EXPIRY_S = 30;
+const COMMON = { protocol: 'bsfg.replication', version: '1.0' };
+
+// A log that a peer serves: batches end to end, each continuing the chain of its origin unless told otherwise.
+class Log {
+    constructor() {
+        this.batches = [];
+        this.definitions = [];
+        this.end = 0;
+        this.chains = new Map();
+        this.waiting = new Set();
+    }
+
+    // A batch of messages or of one sample; `forged` replaces fields of the chain. Returns its offsets.
+    append(stream, { zone, epoch, messages, sample, definitions, forged }) {
+        const origin = `${zone}/${epoch}`;
+        const chain = this.chains.get(origin) || { sequence: 1, digest: ZEROS };
+        const link = { stream, zone, epoch, ...chain };
+        if (forged && forged.sequence) link.sequence = forged.sequence;
+        if (forged && forged.digest) link.digest = Buffer.from(forged.digest, 'hex');
+        let sealed;
+        if (sample) {
+            const texts = definitions || [];
+            texts.forEach((text, index) => {
+                if (!this.definitions.some((one) => one.origin === origin && one.number === index + 1)) {
+                    this.definitions.push({ origin, zone, epoch, number: index + 1, text });
+                }
+            });
+            sealed = sealSample(link, sample, definitionsDigest(texts));
+        } else {
+            sealed = sealMessages(link, messages);
+        }
+        const count = sample ? 1 : messages.length;
+        this.chains.set(origin, { sequence: Number(link.sequence) + count, digest: sealed.subarray(-16) });
+        this.batches.push({ first: this.end + 1, last: this.end + count, sealed });
+        this.end += count;
+        this.waiting.forEach((wake) => wake());
+        return { first_offset: this.end - count + 1, last_offset: this.end, digest: sealed.subarray(-16).toString('hex') };
+    }
+
+    page(after, bytesMax) {
+        const found = [];
+        let bytes = 0;
+        for (const one of this.batches) {
+            if (one.first <= after) continue;
+            if (found.length && bytes + one.sealed.length > bytesMax) break;
+            found.push(one);
+            bytes += one.sealed.length;
+        }
+        return found;
+    }
+
+    grown(limitMs) {
+        return new Promise((resolve) => {
+            const wake = () => {
+                clearTimeout(timer);
+                this.waiting.delete(wake);
+                resolve();
+            };
+            const timer = setTimeout(wake, limitMs);
+            this.waiting.add(wake);
+        });
+    }
+}
+
+class Peer {
+    constructor(options, zone, port) {
+        const own = options.zones[zone];
+        this.zone = zone;
+        this.target = { host: options.host, port: port || own.port || options.port };
+        this.files = { ca: fs.readFileSync(own.ca), cert: fs.readFileSync(own.cert), key: fs.readFileSync(own.key) };
+        this.instance = crypto.randomBytes(8).toString('hex');
+        this.open = new Map();
+        this.logs = new Map();
+        this.patches = [];
+        this.artifacts = new Map();
+        this.requests = [];
+        this.frontiers = new Map();
+        this.closed = null;
+        this.epoch = crypto.randomBytes(16).toString('hex');
+    }
+
+    async connect() {
+        this.client = mqtt.connect({
+            ...this.target, ...this.files, protocol: 'mqtts', protocolVersion: 5, clean: true, reconnectPeriod: 0,
+            connectTimeout: CONNECT_MS, clientId: crypto.randomBytes(16).toString('hex'), minVersion: 'TLSv1.3',
+            properties: { sessionExpiryInterval: 0 },
+        });
+        await new Promise((resolve, reject) => {
+            this.client.once('connect', resolve);
+            this.client.once('error', reject);
+            this.client.once('close', () => reject(new Error('the broker closed the connection')));
+        });
+        this.client.on('error', (error) => { this.closed = this.closed || String(error); });
+        this.client.on('close', () => { this.closed = this.closed || 'closed by the broker'; });
+        this.client.stream.setNoDelay(true);
+        this.client.on('message', (topic, payload, packet) => this.arrived(topic, payload, packet));
+        return this;
+    }
+
+    end() {
+        this.client.end(true);
+    }
+
+    // ------------------------------------------------------------------------------------------------------ asking
+
+    async listen(serving) {
+        await this.client.subscribeAsync(`bsfg/1/${serving}/${this.zone}/rsp/${this.instance}`, { qos: 0 });
+    }
+
+    // Send a request as it is given; the answer, or null after `limitMs`. `limitMs` 0: do not wait for one.
+    ask(serving, payload, limitMs, more) {
+        const correlation = crypto.randomBytes(16);
+        const properties = {
+            responseTopic: `bsfg/1/${serving}/${this.zone}/rsp/${this.instance}`, correlationData: correlation,
+            messageExpiryInterval: EXPIRY_S, ...(more || {}),
+        };
+        const key = correlation.toString('hex');
+        const answered = new Promise((resolve) => {
+            if (!limitMs) { resolve(null); return; }
+            const timer = setTimeout(() => { this.open.delete(key); resolve(null); }, limitMs);
+            this.open.set(key, (answer) => { clearTimeout(timer); resolve(answer); });
+        });
+        this.client.publish(`bsfg/1/${serving}/${this.zone}/req`, payload, { qos: limitMs ? 1 : 0, properties });
+        return answered;
+    }
+
+    arrived(topic, payload, packet) {
+        const properties = packet.properties || {};
+        const parts = topic.split('/');
+        if (parts[4] === 'req') { this.requested(parts[3], payload, properties); return; }
+        const key = Buffer.from(properties.correlationData || []).toString('hex');
+        const resolve = this.open.get(key);
+        if (!resolve) return;
+        this.open.delete(key);
+        const length = payload.readUInt32LE(0);
+        const text = payload.subarray(4, 4 + length).toString('utf8');
+        resolve({ header: JSON.parse(text), text, attached: payload.length - 4 - length });
+    }
+
+    // ----------------------------------------------------------------------------------------------------- serving
+
+    async serve(asking) {
+        await this.client.subscribeAsync(`bsfg/1/${this.zone}/${asking}/req`, { qos: 1 });
+    }
+
+    begin() {
+        const before = [...this.logs.values()];
+        this.epoch = crypto.randomBytes(16).toString('hex');
+        this.logs.clear();
+        this.frontiers.clear();
+        this.patches = [];
+        before.forEach((log) => log.waiting.forEach((wake) => wake()));
+    }
+
+    log(stream) {
+        if (!this.logs.has(stream)) this.logs.set(stream, new Log());
+        return this.logs.get(stream);
+    }
+
+    async requested(asking, payload, properties) {
+        const request = JSON.parse(payload.toString('utf8'));
+        this.requests.push({ asking, ...request });
+        if (this.requests.length > 1000) this.requests.shift();
+        const [header, attachment] = await this.answer(request);
+        const patch = this.patches.find((one) => one.operation === request.operation && one.times !== 0);
+        let data = attachment;
+        if (patch) {
+            patch.times -= 1;
+            Object.assign(header, patch.header || {});
+            if (patch.attachment !== undefined) data = Buffer.from(patch.attachment, 'base64');
+            if (patch.payload !== undefined) { this.publish(properties, Buffer.from(patch.payload, 'base64')); return; }
+        }
+        const text = Buffer.from(headerText(header));
+        const length = Buffer.alloc(4);
+        length.writeUInt32LE(text.length);
+        this.publish(properties, Buffer.concat([length, text, data]));
+    }
+
+    publish(properties, payload) {
+        if (this.closed) return;
+        this.client.publish(properties.responseTopic, payload, {
+            qos: 0, properties: { correlationData: properties.correlationData, messageExpiryInterval: EXPIRY_S },
+        });
+    }
+
+    async answer(request) {
+        const header = { ...COMMON, operation: request.operation, status: 'ok', store_zone: this.zone, epoch: this.epoch };
+        const nothing = Buffer.alloc(0);
+        const log = this.log(request.stream || '');
+        switch (request.operation) {
+        case 'FetchFacts': return this.fetched(request, header);
+        case 'ConfirmReceipt':
+            this.frontiers.set(request.consumer_name, request.offset);
+            return [{ ...header, cursor_advanced_to: request.offset }, nothing];
+        case 'GetCursor': {
+            const frontier = this.frontiers.get(request.consumer_name) || 0;
+            return [{ ...header, consumer_name: request.consumer_name, stream: '', frontier, end_offset: 0 }, nothing];
+        }
+        case 'ListStreams': return [{ ...header, streams: [], unix_ms: Date.now() }, nothing];
+        case 'GetDigests': return [{ ...header, stream: request.stream, end_offset: log.end, ranges: [] }, nothing];
+        case 'GetObject': {
+            const size = this.artifacts.get(request.digest);
+            if (size !== undefined) {
+                const data = Buffer.alloc(Math.min(request.bytes_max || 262144, 262144), 0x41);
+                return [{ ...header, size, offset: request.offset || 0, bytes: data.length }, data];
+            }
+            return [refusal(header, 'unknown_artifact'), nothing];
+        }
+        default: return [refusal(header, 'unknown_operation'), nothing];
+        }
+    }
+
+    async fetched(request, header) {
+        const log = this.log(request.stream);
+        if (request.epoch && request.epoch !== this.epoch) return [refusal(header, 'epoch_changed', true), Buffer.alloc(0)];
+        if (request.confirm) this.frontiers.set(request.consumer_name, request.confirm.last_offset);
+        const frontier = this.frontiers.get(request.consumer_name) || 0;
+        const after = request.after_offset === undefined || request.after_offset === null ? frontier : request.after_offset;
+        if (log.end <= after && request.wait_ms) await log.grown(request.wait_ms);
+        if (header.epoch !== this.epoch) { // begun anew meanwhile
+            return [refusal({ ...header, epoch: this.epoch }, 'epoch_changed', true), Buffer.alloc(0)];
+        }
+        const page = log.page(after, request.bytes_max || 262144);
+        const known = request.definitions_known || {};
+        const last = page.length ? page[page.length - 1].last : after;
+        return [{
+            ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
+            batches: page.map((one) => [one.first, one.last, one.sealed.length]),
+            definitions: log.definitions.filter((one) => one.number > (known[one.origin] || 0)),
+            ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
+        }, Buffer.concat(page.map((one) => one.sealed))];
+    }
+}
+
+const refusal = (header, code, retryable = false) => ({
+    ...header, status: 'error', error: { code, message: code, retryable, hint: '' },
+});
+
+// A definition stands in the header as the text that its origin wrote.
+function headerText(header) {
+    const texts = [];
+    const replaced = (header.definitions || []).map((one) => {
+        if (one.text === undefined) return one;
+        texts.push(one.text);
+        return { zone: one.zone, epoch: one.epoch, number: one.number, definition: `@@${texts.length - 1}@@` };
+    });
+    const text = JSON.stringify(header.definitions ? { ...header, definitions: replaced } : header);
+    return text.replace(/"@@(\d+)@@"/g, (_, number) => texts[Number(number)]);
+}
+
+module.exports = { COMMON, Peer };

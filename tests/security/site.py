@@ -1,0 +1,283 @@
+"""The site under attack: plant-a, idmz and enterprise as `bsfg run` processes, Mosquitto with generated configuration,
+and a zone `evil` with a valid certificate and rights of its own.
+
+    enterprise <- idmz <- plant-a        honest: messages of plant-a travel to the enterprise
+                  idmz <- evil           idmz pulls from evil, serves it and accepts its appends
+
+evil is a peer of idmz as the site's configuration says; nothing else was given to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import re
+import shutil
+import sqlite3
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from agent import batch, local_socket
+from agent.demo.mosquitto import Mosquitto
+from agent.demo.processes import Child, free_port
+from agent.fact_store import ConsumerState, StoreReader
+from agent.health.client import NodeSilent, ask_health
+from agent.message import Envelope, Fact
+from tests.security.attacker import Attacker
+from tests.sim import IS_LONG
+from tests.waiting import wait_until
+
+PLANT, IDMZ, ENTERPRISE, EVIL = "plant-a", "idmz", "enterprise", "evil"
+HONEST = (PLANT, IDMZ, ENTERPRISE)
+LINKS = {
+    PLANT: (f"{PLANT}:{IDMZ}",),
+    ENTERPRISE: (f"{IDMZ}:{ENTERPRISE}",),
+    EVIL: (f"{IDMZ}:{EVIL}", f"{EVIL}:{IDMZ}"),
+}
+"""Each zone meets idmz at a Mosquitto process of their own, as `bsfg broker config` sets them up."""
+STREAM = "facts.operational"
+TELEMETRY = "facts.telemetry"
+LIMIT_S = 20.0
+
+
+def both(name: str) -> str:
+    """A line of node.toml with both streams."""
+    return f'{name} = ["{STREAM}", "{TELEMETRY}"]\n'
+
+
+PEERS: Mapping[str, Mapping[str, str]] = {
+    PLANT: {IDMZ: both("exports")},
+    IDMZ: {
+        PLANT: both("pulls"),
+        ENTERPRISE: both("exports"),
+        EVIL: both("exports") + both("appends"),
+    },
+    ENTERPRISE: {IDMZ: both("pulls") + f'relays = ["{PLANT}", "{EVIL}"]\n'},
+}
+
+
+@dataclass
+class Site:
+    """The processes, and what they say of themselves."""
+
+    folder: Path
+    brokers: dict[str, Mosquitto]
+    attacker: Attacker
+    nodes: dict[str, Child] = field(default_factory=dict)
+    _health_ports: dict[str, int] = field(default_factory=dict)
+    _numbers: int = 0
+    _incidents_before: list[str] = field(default_factory=list)
+
+    # --- life ------------------------------------------------------------------------------------------------------
+
+    def add(self, zone: str, more: str = "", pulled_of_evil: Iterable[str] = ()) -> None:
+        """Start the node of a zone; `more` are further sections of its node.toml, `pulled_of_evil` further streams."""
+        folder = self.folder / zone
+        folder.mkdir(exist_ok=True)
+        self._health_ports[zone] = free_port()
+        text = f'[node]\nzone = "{zone}"\n[health]\nlisten_port = {self._health_ports[zone]}\n{more}'
+        for peer, lines in PEERS[zone].items():
+            broker = self.brokers[peer if zone == IDMZ else zone]
+            mine = broker.identity(zone)
+            text += f'[[broker]]\nname = "{peer}"\nhost = "{broker.host}"\nport = {broker.port}\n'
+            text += "".join(f'{name} = "{getattr(mine, name)}"\n' for name in ("ca_file", "cert_file", "key_file"))
+            text += f'[[peer]]\nzone = "{peer}"\nbroker = "{peer}"\n{lines}'
+            if peer == EVIL:
+                text += f"pulls = {json.dumps([STREAM, TELEMETRY, *pulled_of_evil])}\n"
+        config = folder / "node.toml"
+        config.write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", "agent.cli", "run", "--config", config]
+        self.nodes[zone] = Child(f"node {zone}", command, folder / "log", {"PYTHONASYNCIODEBUG": ""})
+        self.nodes[zone].start()
+
+    def wait_ready(self) -> None:
+        """Every node answers and is connected."""
+        for zone, node in self.nodes.items():
+            node.wait_ready(lambda zone=zone: self.is_connected(zone))  # type: ignore[misc]
+
+    def revive(self) -> None:
+        """Start again what an earlier attack has ended, so that a test fails by its own attack only."""
+        for node in self.nodes.values():
+            if not node.running:
+                node.start()
+        self.wait_ready()
+
+    def fresh_evil(self) -> int:
+        """Let evil serve an empty log under a new epoch, to an idmz that asks for it; where idmz's stream ends now."""
+        self.attacker.command("begin", zone=EVIL)
+        self.attacker.serve(EVIL, IDMZ)
+        peers = self.status(IDMZ)["peers"]
+        if any(one["blocked"] for one in peers if one["zone"] == EVIL):  # by an earlier attack; it asks once a minute
+            self.nodes[IDMZ].kill()
+            self.revive()
+        self._incidents_before = self.incidents(IDMZ)
+        return self.end(IDMZ)
+
+    def renew(self, zone: str) -> None:
+        """Give a zone an empty store: what an earlier attack has used up is there again."""
+        self.nodes[zone].kill()
+        shutil.rmtree(self.folder / zone / "state")
+        self.revive()
+
+    # --- what is seen ----------------------------------------------------------------------------------------------
+
+    def status(self, zone: str) -> dict[str, Any]:
+        """The health page of a node; empty when it does not answer."""
+        try:
+            return ask_health("127.0.0.1", self._health_ports[zone])
+        except NodeSilent:
+            return {}
+
+    def is_connected(self, zone: str) -> bool:
+        """Whether a node is connected to all its brokers."""
+        brokers = self.status(zone).get("brokers", [])
+        return bool(brokers) and all(each["connected"] for each in brokers)
+
+    def connects(self) -> dict[tuple[str, str], int]:
+        """How often each node has connected to each broker at which only honest zones meet."""
+        found = {zone: self.status(zone)["brokers"] for zone in self.nodes}
+        return {
+            (zone, one["name"]): one["connects_total"]
+            for zone, some in found.items()
+            for one in some
+            if one["name"] != EVIL
+        }
+
+    def store(self, zone: str) -> Path:
+        """The store file of a zone."""
+        return self.folder / zone / "state" / "facts.db"
+
+    def end(self, zone: str, stream: str = STREAM) -> int:
+        """Where a stream of a zone's store ends."""
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            return reader.end_offset(stream)
+
+    def epoch(self, zone: str) -> str:
+        """The epoch of a zone's store, hex."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.store(zone)}?mode=ro", uri=True)) as connection:
+            (epoch,) = connection.execute("select epoch from store").fetchone()
+        return bytes(epoch).hex()
+
+    def incidents(self, zone: str) -> list[str]:
+        """What a zone's store keeps of what was lost, refused or quarantined, newest first, as texts."""
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            return [str(one) for one in reader.incidents()]
+
+    def consumers(self, zone: str) -> list[ConsumerState]:
+        """The consumers of a zone's store."""
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            return reader.consumers()
+
+    def new_incidents(self, zone: str) -> list[str]:
+        """Those that were added or have counted on since `fresh_evil`."""
+        return [one for one in self.incidents(zone) if one not in self._incidents_before]
+
+    def log(self, zone: str) -> str:
+        """What a node has logged, over all its lives."""
+        return (self.folder / zone / "log").read_text("utf-8", errors="replace")
+
+    # --- honest work -----------------------------------------------------------------------------------------------
+
+    def append(self, zone: str = PLANT, stream: str = STREAM, content: bytes = b'{"honest":true}') -> str:
+        """Append a message as an application of the zone would; its id."""
+        self._numbers += 1
+        message_id = f"{zone}-{self._numbers}"
+        envelope = Envelope(message_id, zone, "*", 1_700_000_000_000 + self._numbers)
+        fact = Fact("order:line1/1", "step_completed", content)
+        request = local_socket.AppendFact(stream, envelope, fact)
+        answer = asyncio.run(local_socket.ask(self.folder / zone / "state", request))
+        assert isinstance(answer, local_socket.Appended), answer
+        return message_id
+
+    def ids(self, zone: str, stream: str = STREAM, after: int = 0) -> list[str]:
+        """The ids of the messages in a zone's store."""
+        found = list[str]()
+        with contextlib.closing(StoreReader(self.store(zone))) as reader:
+            while page := reader.read(stream, after, 100_000, 8_000_000).batches:
+                for stored in page:
+                    parsed = batch.parse(stored.sealed)
+                    if parsed.header.kind is batch.Kind.MESSAGES:
+                        found += [one.envelope.message_id for one in batch.open_messages(parsed)]
+                after = page[-1].last_offset
+        return found
+
+    def wait_fact(
+        self, message_id: str, zone: str = ENTERPRISE, *, stream: str = STREAM, limit_s: float = LIMIT_S
+    ) -> None:
+        """A message has arrived in a zone's store."""
+        wait_until(lambda: message_id in self.ids(zone, stream), f"{message_id} at {zone}", limit_s)
+
+    def assert_honest_flow(self, limit_s: float = LIMIT_S) -> None:
+        """A fact of the plant appended now reaches the enterprise."""
+        self.wait_fact(self.append(), limit_s=limit_s)
+
+    @contextlib.contextmanager
+    def unharmed(self, limit_s: float = LIMIT_S) -> Iterator[None]:
+        """An attack in this block ends no process, begins no epoch, and stops no honest facts."""
+        before = {zone: (node.pid, self.epoch(zone)) for zone, node in self.nodes.items()}
+        yield
+        self.assert_honest_flow(limit_s)
+        for zone, node in self.nodes.items():
+            assert node.running, f"{zone} has ended:\n{node.log_tail()}"
+            assert (node.pid, self.epoch(zone)) == before[zone], zone
+
+
+def identities(brokers: Mapping[str, Mosquitto], zones: Iterable[str]) -> dict[str, dict[str, str | int]]:
+    """The certificates of some zones and the ports they meet idmz at, as the attacker takes them; idmz itself meets the
+    enterprise."""
+    found = dict[str, dict[str, str | int]]()
+    for zone in zones:
+        broker = brokers[ENTERPRISE if zone == IDMZ else zone]
+        one = broker.identity(zone)
+        files = {"ca": str(one.ca_file), "cert": str(one.cert_file), "key": str(one.key_file)}
+        found[zone] = {**files, "port": broker.port}
+    return found
+
+
+@contextlib.contextmanager
+def running_site(
+    folder: Path,
+    *,
+    honest: tuple[str, ...] = HONEST,
+    taken: tuple[str, ...] = (EVIL, ENTERPRISE),
+    more: Mapping[str, str] = {},
+    pulled_of_evil: Iterable[str] = (),
+) -> Iterator[Site]:
+    """A site for the length of a block: nodes of the honest zones, and an attacker with the identities of the taken
+    ones (of the enterprise's only to see what another zone is answered)."""
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(Mosquitto.started(folder / "site", (*HONEST, EVIL), LINKS[PLANT]))
+        brokers = {PLANT: first}
+        for zone in (ENTERPRISE, EVIL):
+            brokers[zone] = stack.enter_context(first.beside(zone, LINKS[zone]))
+        attacker = Attacker(folder / "attacker", first.host, first.port, identities(brokers, taken))
+        attacker.start()
+        stack.callback(attacker.close)
+        site = Site(folder, brokers, attacker)
+        for zone in honest:
+            site.add(zone, more.get(zone, ""), pulled_of_evil)
+            stack.callback(site.nodes[zone].kill)
+        site.wait_ready()
+        yield site
+
+
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def control_characters(text: str) -> list[str]:
+    """Characters that act on a terminal or change the order in which a line is shown."""
+    return [json.dumps(one) for one in _CONTROL.findall(text)]
+
+
+def some(cases: Mapping[str, object], short: int = 8) -> list[str]:
+    """The names of all cases in `make sim`; of `short` in `make test`, the first and others drawn from the day, so that
+    a week of runs meets them all."""
+    names = list(cases)
+    drawn = random.Random(datetime.now(UTC).toordinal()).sample(names[1:], min(short, len(names)) - 1)
+    return names if IS_LONG else [names[0], *(name for name in names if name in drawn)]

@@ -1,0 +1,81 @@
+"""Floods of one zone (issue 14.6): the honest nodes stay connected, other zones are not answered `busy`, facts flow, and
+no process ends. How much later they flow is measured by `bsfg bench hostile`, not here."""
+
+from typing import Any
+
+import pytest
+
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, PLANT, STREAM, Site
+from tests.sim import scaled
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+BIG = {"stream": STREAM, "first_offset": 1, "last_offset": 2**40, "limit": 1_000_000, "bytes_max": 8_388_608}
+FLOODS: dict[str, dict[str, Any]] = {
+    "GetLatest": {
+        "kind": "requests",
+        "operation": "GetLatest",
+        "fields": {"stream": STREAM},
+        "open": 256,
+        "sessions": 4,
+    },
+    "FetchRange": {"kind": "requests", "operation": "FetchRange", "fields": BIG, "open": 64, "sessions": 4},
+    "GetDigests": {
+        "kind": "requests",
+        "operation": "GetDigests",
+        "fields": {"stream": STREAM},
+        "open": 256,
+        "sessions": 4,
+    },
+    "parked fetches": {
+        "kind": "requests",
+        "operation": "FetchFacts",
+        "fields": {"consumer_name": f"{EVIL}.{{n}}", "stream": STREAM, "limit": 1, "wait_ms": 60_000, "start": "end"},
+        "open": 500,
+        "sessions": 4,
+    },
+    "garbage": {"kind": "requests", "operation": "x" * 60_000, "fields": {}, "open": 64, "sessions": 4},
+    "sessions that do not read": {"kind": "silent", "operation": "FetchRange", "fields": BIG, "sessions": 30},
+}
+ROUNDS = scaled(20, 500)
+
+
+def fill(site: Site) -> None:
+    """Two megabytes of facts that idmz exports to evil."""
+    while site.end(IDMZ) < 60:
+        site.append(IDMZ, content=b'"' + b"0123456789abcdef" * 2_500 + b'"')
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> None:
+    """While one zone floods idmz, every honest node keeps its connection and its process, facts of the plant reach the
+    enterprise, and a request of the enterprise is answered, not `busy`."""
+    fill(site)
+    connects = site.connects()
+    with site.unharmed(), site.attacker.flooding(zone=EVIL, serving=IDMZ, **FLOODS[name]) as flood:
+        wait_until(lambda: sum(site.attacker.counts(flood).values()) > 100, "the flood to begin")
+        for _ in range(ROUNDS):
+            answer = site.attacker.ask(ENTERPRISE, IDMZ, "GetBounds", stream=STREAM, limit_ms=5_000)
+            assert answer.get("status") == "ok", answer or "no answer in 5 s"
+        for _ in range(ROUNDS // 5):
+            site.assert_honest_flow()
+        assert site.connects() == connects
+        print(f"{name}: {site.attacker.counts(flood)}")
+
+
+@pytest.mark.parametrize("hello", [False, True], ids=["silent", "with half a handshake"])
+def test_bare_sockets_lock_nobody_out(site: Site, *, hello: bool) -> None:
+    """A hundred TCP connections without a certificate at the port of one zone: a node of another zone that starts now
+    connects at once, and those connected stay so."""
+    connects = site.connects()
+    with site.attacker.flooding("sockets", zone=EVIL, count=100, hello=hello) as flood:
+        wait_until(lambda: site.attacker.counts(flood).get("connected", 0) >= 90, "the sockets to be open")
+        site.nodes[PLANT].kill()
+        site.nodes[PLANT].start()
+        wait_until(lambda: site.is_connected(PLANT), "the plant's node to be connected", 20)
+        site.assert_honest_flow()
+        now = site.connects()
+        assert {key: now[key] for key in now if key[0] != PLANT} == {
+            key: connects[key] for key in now if key[0] != PLANT
+        }

@@ -1,0 +1,27 @@
+"""The attacker is a second implementation of the protocol, not a noise: what it does rightly is taken by the product,
+so what it does wrongly is refused for that alone."""
+
+import pytest
+
+from tests.security.attacker import message
+from tests.security.site import EVIL, IDMZ, STREAM, Site
+
+pytestmark = pytest.mark.system
+
+
+def test_what_it_does_rightly_is_taken(site: Site) -> None:
+    """Its batches are pulled, stored and relayed, its requests are answered, its appends stored."""
+    attacker = site.attacker
+    attacker.serve(EVIL, IDMZ)
+    attacker.append(EVIL, STREAM, [message(1), message(2, "null")])
+    site.wait_fact("evil-2")
+    page = attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=f"{EVIL}.{STREAM}", stream=STREAM, limit=100)
+    assert (page["status"], page["omitted"][0][0]) == ("ok", 1)
+    new = {
+        "envelope": {"message_id": "appended", "from_zone": EVIL, "to_zone": "*", "produced_at_unix_ms": 1},
+        "fact": {"subject": "order:line1/77", "predicate": "step_completed", "object": {"b": 1, "a": 2}},
+    }
+    appended = attacker.ask(EVIL, IDMZ, "AppendFact", stream=STREAM, messages=[new])
+    assert [one["outcome"] for one in appended["outcomes"]] == ["applied"]
+    site.wait_fact("appended")
+    site.assert_honest_flow()

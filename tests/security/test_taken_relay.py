@@ -1,0 +1,77 @@
+"""A relay that has been taken over: the attacker has the certificate of idmz itself and serves the enterprise facts of
+the plant that the plant never recorded (issue 14, "Facts signed where they are born").
+
+The enterprise demands signatures of plant-a. What the relay says in its own name is taken, as it may be.
+"""
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.security.attacker import message
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, PLANT, STREAM, Site, running_site
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+DEMANDED = f'[[origin]]\nzone = "{PLANT}"\nsignatures = "required"\npinned = ["{"0" * 64}"]\n'
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """Only the enterprise is honest here; the relay is the attacker's."""
+    with running_site(
+        tmp_path_factory.mktemp("site"), honest=(ENTERPRISE,), taken=(IDMZ,), more={ENTERPRISE: DEMANDED}
+    ) as site:
+        site.attacker.serve(IDMZ, ENTERPRISE)
+        yield site
+
+
+def serve_forged(site: Site, epoch: str, ids: list[str]) -> None:
+    """Serve messages in the name of the plant, in one batch."""
+    forged = [message(one, zone=PLANT, message_id=one) for one in ids]
+    site.attacker.command("append", zone=IDMZ, stream=STREAM, batch={"zone": PLANT, "epoch": epoch, "messages": forged})
+
+
+def serve_own(site: Site, name: str) -> None:
+    """Serve a message of the relay itself."""
+    site.attacker.append(IDMZ, STREAM, [message(name, zone=IDMZ, message_id=name)])
+
+
+@pytest.mark.parametrize("case", ["one epoch", "many epochs", "with facts of evil between"])
+def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None:
+    """Well-formed batches with the plant's name and correct chains, under an invented epoch or many: none of their facts
+    is in the enterprise's store, an incident names the plant, and the relay's own fact behind them is."""
+    site.attacker.command("begin", zone=IDMZ)
+    name, epoch = secrets.token_hex(4), secrets.token_hex(16)
+    forged = [f"forged-{name}-{number}" for number in range(10)]
+    for one in forged:
+        serve_forged(site, secrets.token_hex(16) if case == "many epochs" else epoch, [one])
+        if case == "with facts of evil between":
+            batch = {"zone": EVIL, "epoch": epoch, "messages": [message(f"between-{one}", message_id=f"between-{one}")]}
+            site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=batch)
+    behind = f"behind-{name}"
+    serve_own(site, behind)
+    site.wait_fact(behind)
+    stored = site.ids(ENTERPRISE)
+    assert not set(forged) & set(stored)
+    if case == "with facts of evil between":
+        assert {f"between-{one}" for one in forged} <= set(stored)
+    wait_until(lambda: any(PLANT in one for one in site.incidents(ENTERPRISE)), "an incident names the plant")
+    assert site.nodes[ENTERPRISE].running
+
+
+def test_a_lie_about_the_relays_epoch_costs_its_own_pull_only(site: Site) -> None:
+    """A relay that changes its epoch with every answer, goes back to former ones and jumps in its offsets: the node
+    lives, and stores what the relay serves when it is quiet again."""
+    for _ in range(12):
+        site.attacker.command("begin", zone=IDMZ)
+        serve_own(site, f"epoch-{secrets.token_hex(4)}")
+        header = {"omitted": [[1, 10**12]], "batches": [], "end_offset": 10**12}
+        site.attacker.command("patch", zone=IDMZ, operation="FetchFacts", header=header, times=1)
+    site.attacker.command("begin", zone=IDMZ)
+    name = f"quiet-{secrets.token_hex(4)}"
+    serve_own(site, name)
+    site.wait_fact(name, limit_s=60)
+    assert site.nodes[ENTERPRISE].running
