@@ -55,7 +55,8 @@ from agent.fact_store.sqlite import Connect, close_and_keep_log, connect, lock, 
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
-from agent.signing.heads import HeadSigner
+from agent.signing.freshness import SignedEnd
+from agent.signing.heads import HeadSigner, sign_head
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class FactStore:
         space: Callable[[], StoreSpace],
         lock_descriptor: int,
         witness: LiveWitness | None,
+        signer: HeadSigner | None,
     ) -> None:
         self.path = path
         self.zone = zone
@@ -92,6 +94,7 @@ class FactStore:
         self.ended = writer.ended
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
         self._writer = writer
+        self._signer = signer
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
@@ -162,7 +165,7 @@ class FactStore:
         damages.start(writer)
         space = partial(_space, writer, reader, settings, policies)
         artifacts = Artifacts(path, settings, reader, writer)
-        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
+        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness, signer)
         if unattended:
             store._be_kept_up()
         if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
@@ -295,6 +298,16 @@ class FactStore:
             else {}
         )
         return {origin: found for origin, found in ranges.items() if found}
+
+    def signed_end(self, stream: str) -> SignedEnd | None:
+        """The end of this store's own history in a stream, signed in the calling thread with the present time (21 us);
+        None where it does not sign or has recorded nothing there."""
+        held = self.held(stream).get(self.origin, ())
+        if self._signer is None or not held:
+            return None
+        last, now_ms = held[-1], time.time_ns() // 1_000_000
+        head = sign_head(self._signer, stream, self.origin, last.last_sequence, last.last_digest, now_ms)
+        return SignedEnd(stream, self.origin, last.last_sequence, last.last_digest, head, now_ms)
 
     def note(self, kind: str, subject: str, detail: str) -> Future[None]:
         """Record an incident of this node that concerns no peer."""

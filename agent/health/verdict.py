@@ -18,6 +18,7 @@ from agent.health.snapshot import (
     ConsumerStatus,
     IntegrityStatus,
     NodeSnapshot,
+    OriginStatus,
     PeerStatus,
     SourceStatus,
     StoreStatus,
@@ -118,6 +119,8 @@ def assess(snapshot: NodeSnapshot) -> Verdict:
     for peer in snapshot.peers:
         found += _peer_reasons(peer)
         found += _comparison_reasons(peer)
+    for origin in snapshot.origins:
+        found += _origin_reasons(origin, snapshot.taken_unix_ms)
     ttl_hours = {stream.name: stream.ttl_hours for stream in snapshot.streams}
     for consumer in snapshot.consumers:
         found += _consumer_reasons(consumer, ttl_hours.get(consumer.stream))
@@ -279,6 +282,20 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
         yield Reason(Level.LATE, alert=False, subject=subject, text=text or _catching_up(peer).lstrip("; "), hint=hint)
         return
     yield from _judge("peer_lag", lag, subject, text, _lag_hint(peer))
+
+
+def _origin_reasons(origin: OriginStatus, now_unix_ms: int) -> Iterator[Reason]:
+    """Signed facts that do not arrive although signatures do: the zone is well, and what is between it and here is not.
+    An origin of which nothing is heard at all looks like any outage, which the peer's lag shows."""
+    subject = f"origin {origin.zone}/{origin.stream}"
+    if origin.is_withheld:
+        text = f"{origin.behind} facts that it has signed do not arrive: a node in between holds them back"
+        hint = "compare with the zone itself, or by another path (docs/operate/threats.md)"
+        yield Reason(Level.BROKEN, True, subject, text, hint)
+    elif origin.is_stale:
+        age = duration((now_unix_ms - origin.signed_at_ms) / 1000)
+        hint = "the zone, or a node on the way to it, is away; its facts wait there"
+        yield Reason(Level.LATE, False, subject, f"nothing signed by it has been seen for {age}", hint)
 
 
 def _lag_hint(peer: PeerStatus) -> str:

@@ -36,8 +36,9 @@ from agent.node.stored_samples import StoredSamples
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.pull_events import ReceiverSettings
-from agent.replication.pulling import LatestSeed, Puller, PullSettings, ThrottledRequester
+from agent.replication.pulling import HeadsWatch, LatestSeed, Puller, PullSettings, ThrottledRequester
 from agent.replication.serving import Server
+from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ class Node:
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
         self._telemetry = Telemetry()
+        self._freshness = Freshness()
+        self._heads_watches: list[HeadsWatch] = []
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
         self._requesters = {
@@ -96,6 +99,7 @@ class Node:
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),
+            freshness=self._freshness,
         )
 
     async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:
@@ -122,6 +126,7 @@ class Node:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
             pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
             pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
+            pulling += [group.create_task(each.run(), name="heads") for each in self._heads_watches]
             pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
             serving = [group.create_task(each.run(), name="serve") for each in self._servers]
             serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
@@ -163,6 +168,7 @@ class Node:
             ),
             telemetry=self._telemetry,
             limits={peer.zone: peer.limits for peer in peers},
+            ends_known=self._freshness.newest,
         )
 
     def _queue_depth(self, stream: str) -> int:
@@ -188,9 +194,12 @@ class Node:
                     telemetry=self._telemetry,
                     judge=self._judge,
                 )
+                within_limit = ThrottledRequester(requester, bandwidth, telemetry=self._telemetry)
+                self._heads_watches.append(
+                    HeadsWatch(within_limit, self._store, stream, origins, self._judge, self._freshness)
+                )
                 if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
                     save = partial(save_peer_latest, self._settings.node.state_dir)
-                    within_limit = ThrottledRequester(requester, bandwidth, telemetry=self._telemetry)
                     self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
                 yield puller
 

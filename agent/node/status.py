@@ -28,6 +28,7 @@ from agent.health.snapshot import (
     IntegrityStatus,
     Latency,
     NodeSnapshot,
+    OriginStatus,
     PacingStatus,
     PeerStatus,
     RequestStatus,
@@ -45,6 +46,7 @@ from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
 from agent.replication.pulling import AntiEntropy, Puller, PullStatistics
 from agent.replication.serving import Server
+from agent.signing.freshness import Freshness, OriginView
 from agent.telemetry import BOUNDS_S, Telemetry
 
 REFRESH_S = 1.0
@@ -91,8 +93,10 @@ class StatusCollector:
         telemetry: Telemetry,
         clock_s: Callable[[], float] = time.monotonic,
         comparers: Iterable[AntiEntropy] = (),
+        freshness: Freshness | None = None,
     ) -> None:
         self._comparers = tuple(comparers)
+        self._freshness = freshness or Freshness()
         self._settings = settings
         self._store = store
         self._links, self._servers, self._pullers, self._ingest = links, servers, pullers, ingest
@@ -116,6 +120,10 @@ class StatusCollector:
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
+    def _origins(self) -> list[OriginView]:
+        held = {one.name: self._store.held(one.name) for one in self._store.streams()}
+        return self._freshness.views(held, _now_unix_ms())
+
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
         store, space = self._store, self._from_disk.space
@@ -136,6 +144,7 @@ class StatusCollector:
                 self._peer(one, compared.get((one.peer_zone, one.stream)))
                 for one in (puller.statistics() for puller in self._pullers)
             ),
+            origins=tuple(OriginStatus(*one) for one in self._origins()),
             sources=tuple(
                 _status(
                     *(SourceStatus, one),

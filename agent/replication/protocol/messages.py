@@ -450,6 +450,30 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
             raise MalformedMessage("ends of batches are not in order", operation="GetDigests")
 
 
+HEADS_MAX = 256
+"""Signed ends in one answer; a stream has a few origins."""
+
+
+class GetHeads(RequestBody, frozen=True, tag="GetHeads", tag_field="operation"):
+    """The newest signed end of each origin of a stream: the serving store signs its own afresh, and passes on those that
+    it knows."""
+
+    stream: Name
+    signers_known: SignersKnown = []
+
+
+class HeadsAnswer(AnswerBody, frozen=True, tag="GetHeads", tag_field="operation"):
+    """Signed ends, whose heads (82 bytes each) are attached in order: origin, last sequence, digest there. Origins of the
+    requesting zone are left out, and so is what is not signed."""
+
+    stream: Name
+    ends: Annotated[list[tuple[OriginName, Position, Digest]], msgspec.Meta(max_length=HEADS_MAX)] = []
+    signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
+
+    def attached(self) -> list[int]:
+        return [HEAD_BYTES] * len(self.ends)
+
+
 def origin_named(name: str) -> Origin:
     """The origin in a field that was already checked."""
     zone, _, epoch = name.partition("/")
@@ -732,6 +756,7 @@ Request = (
     | FetchRange
     | FetchSequences
     | GetDigests
+    | GetHeads
     | ConfirmReceipt
     | GetCursor
     | UnregisterConsumer
@@ -767,6 +792,7 @@ Answer = (
     | RangeAnswer
     | SequencesAnswer
     | DigestsAnswer
+    | HeadsAnswer
     | ConfirmAnswer
     | CursorAnswer
     | UnregisterAnswer

@@ -40,6 +40,7 @@ from agent.pages import (
     RepairedRange,
     StoredHead,
 )
+from agent.signing.freshness import SignedEnd
 
 
 class StreamBounds(Protocol):
@@ -189,6 +190,8 @@ class ServingStore(ComparedStore, Protocol):
     ) -> Page: ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]: ...
+
+    def signed_end(self, stream: str) -> SignedEnd | None: ...
 
     def on_commit(self, callback: Callable[[Mapping[str, int]], None]) -> Callable[[], None]: ...
 

@@ -22,7 +22,8 @@ from agent.pages import Declined, HeldRange, KeptHead
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
-from agent.signing.heads import key_id_in
+from agent.signing.freshness import SignedEnd
+from agent.signing.heads import HeadError, key_id_in, parse_head, signed_bytes
 from agent.signing.runs import Judgement, Offered, Rule, Trust, judge_page
 
 PASSED_ON_MS = 60_000
@@ -122,6 +123,21 @@ class PageJudge:
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, found.heads, tuple(passed_on), found.declined)
+
+    def proves(self, end: SignedEnd, certificates: Sequence[bytes]) -> bool:
+        """Whether the head of an end is the signature of a trusted key of its zone."""
+        signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
+        signer = signers.resolve(end.origin.zone, key_id_in(end.head))
+        if not isinstance(signer, Signer):
+            return False
+        with self._lock:
+            _remember(self._believed, signers.believed)
+        try:
+            head = parse_head(end.head)
+        except HeadError:
+            return False
+        data = signed_bytes(end.stream, end.origin, end.last_sequence, end.digest, head.key_id, head.signed_at_ms)
+        return signer.refuses(head.signed_at_ms) is None and signer.public.verify(data, head.signature)
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

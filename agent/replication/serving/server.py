@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ from agent.replication.serving.latest_page import LookUp
 from agent.replication.serving.operations import STATELESS, Consumers, Context, IsProven, Latest, never_proven
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.replication.serving.turns import Turns
+from agent.signing.freshness import SignedEnd
 from agent.telemetry import Side, Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
@@ -59,7 +60,7 @@ class ServerStatistics:
 
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `refusals` maps the store's errors to codes; any other of
+    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `ends_known` are signed ends of other origins; `refusals` maps the store's errors to codes; any other of
     `store_errors` is answered `store_unavailable`."""
 
     def __init__(
@@ -74,6 +75,7 @@ class Server:
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
+        ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
         limits: Mapping[str, PeerLimits] | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
@@ -83,7 +85,9 @@ class Server:
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
-        self._context = Context(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {})
+        self._context = Context(
+            link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known
+        )
         self._context.on_answer_lost = self._not_sent
         self._arrivals: Turns[tuple[Caller, Incoming]] = Turns(
             STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin

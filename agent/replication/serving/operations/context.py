@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -25,6 +25,7 @@ from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.replication.serving.turns import Turns
+from agent.signing.freshness import SignedEnd
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
@@ -62,6 +63,8 @@ class Context:
     appends: Mapping[str, frozenset[str]] = field(default_factory=dict)
     is_proven: IsProven = never_proven
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
+    ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
+    """Signed ends of other origins that peers have passed on, by stream."""
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 

@@ -1,0 +1,29 @@
+"""GetHeads: the newest signed ends of a stream's origins."""
+
+from __future__ import annotations
+
+from agent.batch import Origin
+from agent.replication.protocol.messages import HEADS_MAX, GetHeads, HeadsAnswer
+from agent.replication.serving.admission import Caller, not_exported
+from agent.replication.serving.operations.context import Context
+from agent.replication.serving.outcomes import Outcome, Reply
+from agent.signing.heads import key_id_in
+
+
+async def get_heads(context: Context, caller: Caller, request: GetHeads) -> Outcome:
+    """Our own end, signed now, and those that other nodes have passed on; none of the caller's own."""
+    stream = request.stream
+    if stream not in context.exports[caller.zone]:
+        return not_exported(stream, caller.zone)
+    own, own_origin = context.store.signed_end(stream), Origin(context.store.zone, context.store.epoch)
+    passed_on = [end for end in context.ends_known(stream) if end.origin != own_origin]
+    ends = [end for end in ([own] if own is not None else []) + passed_on if end.origin.zone != caller.zone][:HEADS_MAX]
+    unknown = {key_id_in(end.head) for end in ends}.difference(map(bytes.fromhex, request.signers_known))
+    signers = await context.in_thread(caller.zone, context.store.signers, sorted(unknown)) if unknown else []
+    answer = HeadsAnswer(
+        **context.own,
+        stream=stream,
+        ends=[(str(end.origin), end.last_sequence, end.digest.hex()) for end in ends],
+        signers=list(signers),
+    )
+    return Reply(answer, [end.head for end in ends])
