@@ -307,7 +307,9 @@ class FactStore:
             return None
         last, now_ms = held[-1], time.time_ns() // 1_000_000
         head = sign_head(self._signer, stream, self.origin, last.last_sequence, last.last_digest, now_ms)
-        return SignedEnd(stream, self.origin, last.last_sequence, last.last_digest, head, now_ms)
+        return SignedEnd(
+            stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, self._signer.certificate
+        )
 
     def note(self, kind: str, subject: str, detail: str) -> Future[None]:
         """Record an incident of this node that concerns no peer."""

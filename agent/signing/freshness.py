@@ -24,7 +24,8 @@ ORIGINS_MAX = 1000
 
 
 class SignedEnd(NamedTuple):
-    """The end of an origin's chain in a stream, and the head that signs it; the signature was verified here."""
+    """The end of an origin's chain in a stream, the head that signs it, and the certificate (DER) of its key; the
+    signature was verified here."""
 
     stream: str
     origin: Origin
@@ -32,6 +33,7 @@ class SignedEnd(NamedTuple):
     digest: bytes
     head: bytes
     signed_at_ms: int
+    certificate: bytes = b""
 
 
 class OriginView(NamedTuple):

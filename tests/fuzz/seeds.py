@@ -115,6 +115,7 @@ def requests() -> list[bytes]:
         ),
         messages.GetDigests(stream=TELEMETRY, after_origin=f"plant-a/{EPOCH}"),
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
+        messages.GetHeads(stream=TELEMETRY, signers_known=["ab" * 8]),
         messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
         messages.GetCursor(consumer_name="idmz.facts"),
         messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
@@ -142,6 +143,7 @@ def answers() -> list[bytes]:
     held = (f"plant-a/{EPOCH}", 1, 9, "00" * 16, digest)
     found: list[tuple[messages.Answer, list[bytes]]] = [
         (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
+        (messages.HeadsAnswer(**own, stream=TELEMETRY, ends=[(f"plant-a/{EPOCH}", 9, digest)], signers=[b"der"]), [bytes(82)]),
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
         (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),

@@ -73,8 +73,8 @@ class HeadsWatch:
                 continue
             end = SignedEnd(self._stream, origin, last_sequence, bytes.fromhex(digest), head, signed_at_ms)
             is_sane = origin.zone in self._zones and signed_at_ms < time.time_ns() // 1_000_000 + AHEAD_MS_MAX
-            if is_sane and self._judge.proves(end, answer.signers):
-                self._take(end)
+            if is_sane and (proven := self._judge.prove(end, answer.signers)) is not None:
+                self._take(proven)
 
     def _take(self, end: SignedEnd) -> None:
         contradicted = self._freshness.note(end)

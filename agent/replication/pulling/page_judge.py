@@ -124,20 +124,22 @@ class PageJudge:
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, found.heads, tuple(passed_on), found.declined)
 
-    def proves(self, end: SignedEnd, certificates: Sequence[bytes]) -> bool:
-        """Whether the head of an end is the signature of a trusted key of its zone."""
+    def prove(self, end: SignedEnd, certificates: Sequence[bytes]) -> SignedEnd | None:
+        """The end with the certificate of the trusted key of its zone that signed it; None where none did."""
         signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
         signer = signers.resolve(end.origin.zone, key_id_in(end.head))
         if not isinstance(signer, Signer):
-            return False
+            return None
         with self._lock:
             _remember(self._believed, signers.believed)
         try:
             head = parse_head(end.head)
         except HeadError:
-            return False
+            return None
         data = signed_bytes(end.stream, end.origin, end.last_sequence, end.digest, head.key_id, head.signed_at_ms)
-        return signer.refuses(head.signed_at_ms) is None and signer.public.verify(data, head.signature)
+        if signer.refuses(head.signed_at_ms) is not None or not signer.public.verify(data, head.signature):
+            return None
+        return end._replace(certificate=signers.believed[signer.zone, signer.key_id].certificate)
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

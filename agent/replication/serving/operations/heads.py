@@ -1,4 +1,5 @@
-"""GetHeads: the newest signed ends of a stream's origins."""
+"""GetHeads: the newest signed ends of a stream's origins, our own signed at this moment, so that a requester learns how
+far each zone has recorded, whatever a node in between passes on."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ async def get_heads(context: Context, caller: Caller, request: GetHeads) -> Outc
     own, own_origin = context.store.signed_end(stream), Origin(context.store.zone, context.store.epoch)
     passed_on = [end for end in context.ends_known(stream) if end.origin != own_origin]
     ends = [end for end in ([own] if own is not None else []) + passed_on if end.origin.zone != caller.zone][:HEADS_MAX]
-    unknown = {key_id_in(end.head) for end in ends}.difference(map(bytes.fromhex, request.signers_known))
-    signers = await context.in_thread(caller.zone, context.store.signers, sorted(unknown)) if unknown else []
+    known = set(map(bytes.fromhex, request.signers_known))
+    signers = {end.certificate for end in ends if end.certificate and key_id_in(end.head) not in known}
     answer = HeadsAnswer(
         **context.own,
         stream=stream,
         ends=[(str(end.origin), end.last_sequence, end.digest.hex()) for end in ends],
-        signers=list(signers),
+        signers=sorted(signers),
     )
     return Reply(answer, [end.head for end in ends])

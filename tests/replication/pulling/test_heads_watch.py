@@ -1,0 +1,189 @@
+"""Signed ends on their way from an origin over a relay to a receiver, and what the receiver concludes."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.batch import Origin, parse
+from agent.fact_store import FactStore
+from agent.message import Sample
+from agent.pages import PeerPosition, ReceivedDefinition
+from agent.replication.mqtt.requester import Reply
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import GetHeads, HeadsAnswer
+from agent.replication.pulling import Beliefs, HeadsWatch, PageJudge
+from agent.replication.serving.admission import Caller
+from agent.replication.serving.operations.heads import get_heads
+from agent.replication.serving.outcomes import Refuse
+from agent.replication.serving.outcomes import Reply as Answered
+from agent.signing.certificates import SignerTrust
+from agent.signing.freshness import Freshness
+from agent.signing.heads import HeadSigner, sign_head
+from agent.signing.keys import SigningKey, ZoneSigner
+from tests.fact_store.making import AT_ONCE, TELEMETRY, done, parsed, tag
+from tests.signing.signers import NOW_MS, make
+
+MADE = {zone: make(zone) for zone in ("plant", "idmz", "evil")}
+SIGNERS = {zone: ZoneSigner(SigningKey(made.key), made.der) for zone, made in MADE.items()}
+PINS = {zone: frozenset({made.sha256}) for zone, made in MADE.items()}
+
+
+class Node:
+    """A store with what it has seen of others' signatures, answering GetHeads as a node does."""
+
+    def __init__(
+        self, folder: Path, zone: str, signer: HeadSigner | None, trusts: dict[str, Any] | None = None
+    ) -> None:
+        self.zone = zone
+        self.store = FactStore.open(folder / f"{zone}.db", zone, settings=AT_ONCE, signer=signer)
+        self.freshness = Freshness()
+        self.judge = PageJudge(self.store, Beliefs(SignerTrust(pins=PINS if trusts is None else trusts)))
+        self.forge = lambda answer, heads: (answer, heads)
+
+    def record(self, first: int, count: int = 5) -> None:
+        """Record samples."""
+        done(self.store.appends.define([tag(1)]))
+        rows = [Sample(1, n * 1_000_000, n, 0) for n in range(first, first + count)]
+        done(self.store.appends.append_samples(TELEMETRY, rows))
+
+    async def answer(self, zone: str, request: GetHeads) -> Answered | Refuse:
+        """What this node answers to a zone."""
+
+        async def in_thread(_: str, call: Any, *arguments: Any) -> Any:
+            return call(*arguments)
+
+        context: Any = SimpleNamespace(
+            store=self.store,
+            exports={zone: frozenset({TELEMETRY})},
+            own={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
+            ends_known=self.freshness.newest,
+            in_thread=in_thread,
+        )
+        found: Any = await get_heads(context, Caller(zone, "i", b"c" * 16), request)
+        return found
+
+    def ask(self, other: "Node", *zones: str) -> None:
+        """Ask another node once, as the watch does."""
+
+        async def asked(request: GetHeads, _: float) -> Reply:
+            found: Any = await other.answer(self.zone, request)
+            answer, heads = other.forge(found.answer, found.attachment)
+            return Reply(answer, heads)
+
+        requester: Any = SimpleNamespace(ask=asked, peer_zone=other.zone)
+        watch = HeadsWatch(requester, self.store, TELEMETRY, frozenset(zones), self.judge, self.freshness)
+        asyncio.run(watch.ask())
+
+    def seen(self) -> dict[str, int]:
+        """How far each zone has signed, as this node knows."""
+        return {one.origin.zone: one.last_sequence for one in self.freshness.newest(TELEMETRY)}
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node, Node]]:
+    """Plant, relay and receiver."""
+    with ExitStack() as opened:
+        found = tuple(Node(tmp_path, zone, SIGNERS.get(zone)) for zone in ("plant", "idmz", "enterprise"))
+        for node in found:
+            opened.enter_context(node.store)
+        yield found  # type: ignore[misc]
+
+
+def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node, Node]) -> None:
+    """Over a relay that passes no fact on, the receiver learns the origin's end, and that nothing of it is here."""
+    plant, relay, receiver = nodes
+    plant.record(1)
+    relay.ask(plant, "plant")
+    assert relay.seen() == {"plant": 5}
+    receiver.ask(relay, "idmz", "plant")
+    assert receiver.seen() == {"plant": 5}
+    (view,) = receiver.freshness.views({TELEMETRY: receiver.store.held(TELEMETRY)}, 0)
+    assert (view.zone, view.behind) == ("plant", 5)
+    plant.record(6)
+    relay.ask(plant, "plant")
+    receiver.ask(relay, "idmz", "plant")
+    assert receiver.seen() == {"plant": 10}
+
+
+def test_ends_of_other_zones_and_of_unknown_keys_are_not_taken(nodes: tuple[Node, Node, Node]) -> None:
+    """Only zones that the peer may bring, and only signatures of keys that are trusted; nobody's own come back."""
+    plant, relay, receiver = nodes
+    plant.record(1)
+    relay.ask(plant, "mill")
+    assert relay.seen() == {}
+    relay.ask(plant, "plant")
+    receiver.judge = PageJudge(receiver.store, Beliefs(SignerTrust(pins={"plant": PINS["evil"]})))
+    receiver.ask(relay, "idmz", "plant")
+    assert receiver.seen() == {}
+    plant.ask(relay, "idmz", "plant")
+    assert plant.seen() == {}, "its own"
+
+
+def test_a_forged_end_is_not_taken(nodes: tuple[Node, Node, Node]) -> None:
+    """A relay that lowers or raises the sequence, changes the digest, swaps heads, or sends bytes that are no head,
+    changes nothing."""
+    plant, relay, receiver = nodes
+    plant.record(1)
+    relay.ask(plant, "plant")
+    (end,) = relay.freshness.newest(TELEMETRY)
+    name, digest = str(end.origin), end.digest.hex()
+
+    def with_ends(ends: list[Any], heads: list[bytes]) -> None:
+        relay.forge = lambda answer, _: (
+            HeadsAnswer(**own(answer), stream=TELEMETRY, ends=ends, signers=[MADE["plant"].der]),
+            heads,
+        )
+        receiver.ask(relay, "idmz", "plant")
+        assert receiver.seen() == {}
+
+    with_ends([(name, 4, digest)], [end.head])
+    with_ends([(name, 6, digest)], [end.head])
+    with_ends([(name, 5, "00" * 16)], [end.head])
+    with_ends([(str(Origin("plant", bytes(16))), 5, digest)], [end.head])
+    with_ends([(name, 5, digest)], [bytes(82)])
+    with_ends([(name, 5, digest)], [end.head[:-1] + bytes([end.head[-1] ^ 1])])
+    relay.forge = lambda answer, heads: (answer, heads)
+    receiver.ask(relay, "idmz", "plant")
+    assert receiver.seen() == {"plant": 5}
+
+
+def own(answer: HeadsAnswer) -> dict[str, str]:
+    """The first fields of an answer."""
+    return {"store_zone": answer.store_zone, "epoch": answer.epoch}
+
+
+def test_another_answer_is_malformed(nodes: tuple[Node, Node, Node]) -> None:
+    """An answer about another stream is not taken for this one."""
+    plant, relay, _ = nodes
+    plant.record(1)
+    plant.forge = lambda answer, heads: (HeadsAnswer(**own(answer), stream="other", ends=answer.ends), heads)
+    with pytest.raises(MalformedMessage):
+        relay.ask(plant, "plant")
+
+
+def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node]) -> None:
+    """A zone whose signed end contradicts the facts held here, as a running copy of its store makes, is named."""
+    plant, relay, _ = nodes
+    plant.record(1)
+    (batch,) = parsed(one.sealed for one in plant.store.read(TELEMETRY, 0, 100, 2**30).batches)
+    other = Origin("plant", plant.store.epoch)
+    position = PeerPosition(plant.store.epoch, 5)
+    bodies = [ReceivedDefinition(other, 1, one) for one in plant.store.definitions(other, 0, 1)]
+    done(relay.store.inbound.put_batches("plant", TELEMETRY, [batch], bodies, position))
+    relay.ask(plant, "plant")
+    assert [one.kind for one in relay.store.incidents()] == []
+    forged = sign_head(SIGNERS["plant"], TELEMETRY, other, 5, b"x" * 16, NOW_MS)
+    entry = (str(other), 5, (b"x" * 16).hex())
+    plant.forge = lambda answer, _: (
+        HeadsAnswer(**own(answer), stream=TELEMETRY, ends=[entry], signers=[MADE["plant"].der]),
+        [forged],
+    )
+    relay.ask(plant, "plant")
+    done(relay.store.checkpoint("2026-11-22"))
+    (incident,) = (one for one in relay.store.incidents() if one.kind == "two_histories")
+    assert parse(batch.sealed).digest.hex() in incident.detail
