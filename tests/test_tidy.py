@@ -143,6 +143,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/append/{name}.py"
         for name in (
             "acks",
+            "checkpoint",
             "admission",
             "group_commit",
         )

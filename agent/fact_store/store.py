@@ -22,7 +22,7 @@ from typing import Self
 
 from agent.batch import Origin
 from agent.fact_store import consumers
-from agent.fact_store.append import sign_backlog
+from agent.fact_store.append import append_checkpoint, sign_backlog
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
@@ -288,6 +288,11 @@ class FactStore:
     def note(self, kind: str, subject: str, detail: str) -> Future[None]:
         """Record an incident of this node that concerns no peer."""
         return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
+
+    def checkpoint(self, date: str) -> Future[None]:
+        """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does
+        nothing in a store that does not sign."""
+        return self._writer.submit("checkpoint", partial(append_checkpoint, date=date))
 
     def set_compromised(self, since_unix_ms: Mapping[bytes, int]) -> Future[None]:
         """Replace the list of compromised keys: key ids, and since when their signatures prove nothing."""

@@ -11,10 +11,12 @@ Nothing is decided here: the settings say which parts exist, and the parts decid
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -40,6 +42,7 @@ from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_TRY_S = 3600.0
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
@@ -113,6 +116,7 @@ class Node:
                 ),
                 group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
                 group.create_task(self._report_ready(), name="ready"),
+                group.create_task(self._checkpoint_daily(), name="checkpoints"),
             ]
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
@@ -137,6 +141,13 @@ class Node:
                     task.cancel()
                 await asyncio.wait(tasks) if tasks else None
         log.info("node_stopped", extra={"zone": self._store.zone})
+
+    async def _checkpoint_daily(self) -> None:
+        """Record the day's checkpoint, which the store keeps once for each date."""
+        while True:
+            with contextlib.suppress(*_SOURCE_RETRIES):  # the next hour does it
+                await asyncio.wrap_future(self._store.checkpoint(datetime.now(UTC).date().isoformat()))
+            await asyncio.sleep(CHECKPOINT_TRY_S)
 
     def _server(self, broker: str, link: Link) -> Server:
         peers = [peer for peer in self._settings.peer if peer.broker == broker]

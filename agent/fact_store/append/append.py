@@ -17,6 +17,7 @@ from typing import Any
 from agent.append_contract import AppendOutcome
 from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, seal_messages
 from agent.columns import SampleColumns
+from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
 from agent.fact_store.append.own_heads import own_heads
@@ -145,6 +146,17 @@ def append_notice(
     notice = AppendMessages(stream, [message], [message_key(message, origin.zone)], [content_digest(message)], 0, 0)
     (outcome,) = append_messages(transaction, stream, [notice], 1)
     assert not isinstance(outcome, Refused), outcome
+
+
+def append_checkpoint(transaction: Transaction, date: str) -> None:
+    """Store the checkpoint of a date (UTC) in each stream, if this store signs; a repeat on one date is stored once."""
+    if transaction.signer is None:
+        return
+    catalog = transaction.catalog
+    for stream in list(catalog.streams.values()):
+        held = {origin: catalog.held.get((stream.id, number), ()) for origin, number in catalog.origins.items()}
+        for part, about in enumerate(checkpoint_objects(date, held)):
+            append_notice(transaction, stream.name, PREDICATE, about, f"{stream.name}:{date}:{part}")
 
 
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Kind, Origin, parse
-from agent.batch import verify as open_batch
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Kind, Origin, open_messages, open_packed, parse
 from agent.columns import FACTS_MAX, BatchError
+from agent.fact_store.append import Checkpoint, checkpoints_in
 from agent.pages import HeldRange
 
 
@@ -89,6 +89,8 @@ class StreamCheck:
     bytes_total: int = 0
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
     ranges_seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Of any zone, about any stream."""
 
     def __post_init__(self) -> None:
         """The first offset is the one after what was released."""
@@ -154,8 +156,10 @@ class StreamCheck:
             return "its offsets are not integers"
         try:
             batch = parse(row.body + row.digest)
-            if self.is_opened:
-                open_batch(batch)
+            if self.is_opened and batch.header.kind is Kind.MESSAGES:
+                self.checkpoints += checkpoints_in(open_messages(batch))
+            elif self.is_opened:
+                open_packed(batch)
         except BatchError as error:
             return str(error)
         return batch

@@ -36,6 +36,7 @@ class VerifyCounts:
     bytes: int = 0
     definitions: int = 0
     heads: int = 0
+    checkpoints: int = 0
     streams: int = 0
 
 
@@ -62,6 +63,7 @@ class _Walk:
     ) -> None:
         self._connection = connection
         self._heads = HeadCheck(connection)
+        self._zone = ""
         self._done = done
         self._progress = progress
         self._is_opened = is_opened
@@ -70,7 +72,7 @@ class _Walk:
     def identity(self, path: Path) -> Iterator[Damage]:
         """The zone and epoch of the store."""
         try:
-            identity(self._connection, path)
+            self._zone = identity(self._connection, path).zone
         except StoreDamaged as error:
             yield Damage("", 0, 0, "", 0, error.why)
 
@@ -106,6 +108,7 @@ class _Walk:
             ends_found[name] = max(end_offset, check.next_offset - 1)
             yield from check.finish(end_offset)
             yield from check.held_damage(ranges)
+            yield from self._checkpoint_damage(number, check, {origin: n for n, origin in origins.items()})
         for (count,) in self._rows("the table batch", "select_batch_streams"):
             if count:
                 yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
@@ -146,6 +149,20 @@ class _Walk:
                 return
             after = max(offsets)
             self._progress(check.stream, after, end_offset)
+
+    def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
+        """Compare the batches with this zone's own checkpoints. Those of other zones are their word, and a false one
+        must not make this store look damaged."""
+        for one in check.checkpoints:
+            number = numbers.get(one.origin)
+            if one.by != self._zone or one.stream != check.stream or number is None:
+                continue
+            self._done.checkpoints += 1
+            asked = {"stream": stream, "origin": number, "sequence": one.last_sequence}
+            for last_sequence, digest in self._rows("a batch of a checkpoint", "select_end_at_sequence", asked):
+                if (last_sequence, digest) != (one.last_sequence, one.digest):
+                    what = f"sequence {one.last_sequence} is not what the checkpoint of {one.date} recorded"
+                    yield Damage(check.stream, 0, 0, str(one.origin), one.last_sequence, what)
 
     def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
         """The next rows of a stream; read one by one where SQLite cannot step through them."""
