@@ -53,7 +53,7 @@ sim: foreign
 # Coverage-guided. The corpus, inputs that break a decoder and the log stay in build/fuzz.
 fuzz: venv
 	$(VENV)/python -c 'import atheris' 2>/dev/null || \
-		$(VENV)/python -m pip install --quiet --no-build-isolation -c requirements.lock -e '.[fuzz]'
+		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[fuzz]'
 	for name in $(or $(NAME),request answer publish batch columns definition json); do \
 		mkdir -p build/fuzz/$$name; echo "$$name: $(or $(RUNS),1000000) inputs"; \
 		$(VENV)/python -m tests.fuzz.harness $$name build/fuzz/$$name \

@@ -254,6 +254,8 @@ class Sections:
     node: IdentitySettings | None
     health: HealthSettings | None
     broker: tuple[BrokerSettings, ...]
+    signing: SigningSettings | None
+    origin: tuple[OriginSettings, ...]
     opcua: tuple[OpcuaSourceSettings, ...]
     modbus: tuple[ModbusSourceSettings, ...]
 
@@ -303,6 +305,8 @@ def _sections(table: Mapping[str, object], file: Path) -> Sections:
         next(iter(good(IdentitySettings, table.get("node"))), None),
         next(iter(good(HealthSettings, table.get("health", {}))), None),
         each(BrokerSettings, "broker"),
+        next(iter(good(SigningSettings, table.get("signing", {}))), None),
+        each(OriginSettings, "origin"),
         each(OpcuaSourceSettings, "opcua"),
         each(ModbusSourceSettings, "modbus"),
     )

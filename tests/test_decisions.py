@@ -62,3 +62,18 @@ def test_the_lock_keeps_to_the_ranges() -> None:
     assert all("==" in one for one in extras.pop("fuzz"))
     asked = [*PROJECT["dependencies"], *(one for extra in extras.values() for one in extra)]
     assert {package(requirement) for requirement in asked} <= locked
+
+
+def test_every_pin_has_the_hashes_of_its_files() -> None:
+    """Set-up installs only files whose hash is in requirements.lock, and every version there has one. A package with
+    compiled code has one for each machine and version of Python."""
+    blocks = re.split(r"\n(?=\S)", (ROOT / "requirements.lock").read_text().strip())[1:]
+    hashes = {}
+    for block in blocks:
+        name, *lines = block.split(" \\\n    ")
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9.]+", name), name
+        assert lines, f"{name} has no hash"
+        assert [line for line in lines if not re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", line)] == [], name
+        hashes[name.partition("==")[0]] = len(lines)
+    assert (hashes["cryptography"], hashes["msgspec"], hashes["click"]) == (2, 6, 1)
+    assert "--require-hashes -r requirements.lock" in (ROOT / "tools/setup").read_text()

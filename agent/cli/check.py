@@ -30,11 +30,15 @@ from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import check_identity
+from agent.signing import Signer, SigningError, describe_signer, load_identity, load_trust
 
 if TYPE_CHECKING:
     from agent.cli.source.connections import Tried
 
 Check = Callable[[Sections], Iterator[Finding]]
+
+SIGNER_WARN_DAYS = 60
+"""A certificate of five years is renewed rarely, and each receiver that pins it has to be told."""
 
 
 @click.command()
@@ -133,6 +137,27 @@ def check_identities(sections: Sections) -> Iterator[Finding]:
                 yield Finding(str(problem), is_problem=True)
 
 
+def check_signing(sections: Sections) -> Iterator[Finding]:
+    """The key that signs this node's facts with its certificate, and the files by which other zones' are believed."""
+    if sections.node is None or sections.signing is None:
+        return
+    try:
+        if (identity := load_identity(sections.signing, sections.node.zone)) is not None:
+            signer = describe_signer(identity[1])
+            assert isinstance(signer, Signer), "load_identity refuses other certificates"
+            days = (signer.not_after_ms - datetime.now(UTC).timestamp() * 1000) / 86_400_000
+            if days < SIGNER_WARN_DAYS:
+                why = "receivers refuse what is signed after that; bsfg pki signer request"
+                ends = f"its certificate ends in {days:.0f} days" if days > 0 else "its certificate has ended"
+                yield Finding(f"{sections.signing.certificate_file}: {ends}; {why}", is_problem=False)
+    except SigningError as error:
+        yield Finding(f"{error.why}; {error.hint}", is_problem=True)
+    try:
+        load_trust(sections.signing, sections.origin)
+    except SigningError as error:
+        yield Finding(f"{error.why}; {error.hint}", is_problem=True)
+
+
 def check_tag_files(sections: Sections) -> Iterator[Finding]:
     """The tag files of all sources, and that no two have the same tag."""
     try:
@@ -179,6 +204,7 @@ def _runs(store_file: Path) -> bool:
 STATIC_CHECKS: tuple[Check, ...] = (
     check_state,
     check_identities,
+    check_signing,
     check_tag_files,
     check_certificates,
     check_health_port,

@@ -9,9 +9,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.mosquitto import Mosquitto
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
 PROGRAM = "/opt/bsfg/bin/bsfg"
@@ -126,6 +129,36 @@ def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     for file in SYSTEMD.glob("bsfg-broker-*"):
         (tmp_path / file.name).write_text(file.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
     assert_verified(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["bsfg-broker-files.service", "bsfg-broker-check.service"])
+def test_the_helper_units_are_tight(tmp_path: Path, name: str) -> None:
+    """Exposure of each unit beside node and broker is 1.2 or less, and none runs as root."""
+    text = (SYSTEMD / name).read_text()
+    (tmp_path / name).write_text(text.replace(PROGRAM, str(stand_in(tmp_path))))
+    status, line = exposure(tmp_path / name, 12)
+    assert status == 0, line
+    assert settings(SYSTEMD / name)["Service"]["User"] == "mosquitto"
+
+
+def test_the_helper_reaches_a_broker_in_another_user_namespace(tmp_path: Path) -> None:
+    """PrivateUsers= puts broker and helper into a user namespace each; the helper still finds and signals the broker,
+    with the command of its unit."""
+    apart = ["unshare", "--user", "--map-current-user"]
+    if run(*apart, "true").returncode != 0:
+        pytest.skip("this kernel gives no user namespaces")
+    command = settings(SYSTEMD / "bsfg-broker-files.service")["Service"]["ExecStart"].split()
+    assert command[1:4] == ["broker", "reload", "--config"]
+    with Mosquitto.started(tmp_path, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
+        done = run(*apart, Path(sys.executable).with_name("bsfg"), *command[1:4], broker.files.config_file)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Reloading config." in broker.log_text()
+
+
+def test_every_service_has_a_score() -> None:
+    """No unit is added without a test of its exposure."""
+    scored = {"bsfg@.service", "bsfg-broker-files.service", "bsfg-broker-check.service"}
+    assert {path.name for path in SYSTEMD.glob("*.service")} == scored
 
 
 def test_the_brokers_reload_is_guarded() -> None:

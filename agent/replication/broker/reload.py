@@ -115,18 +115,24 @@ def find_brokers(config_file: Path) -> list[int]:
     Relative paths are resolved in the working directory of each process: two brokers may both have been started with
     `broker/mosquitto.conf`, and a signal to the wrong one would leave a revoked zone connected.
     """
-    wanted, found = config_file.resolve(), []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            arguments = (folder / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
-            started_in = (folder / "cwd").readlink() if Path(arguments[0]).name == "mosquitto" else None
-        except OSError:  # it has ended, or belongs to another user
-            continue
-        if started_in is not None and any((started_in / argument).resolve() == wanted for argument in arguments[1:]):
-            found.append(int(folder.name))
-    return sorted(found)
+    wanted = config_file.resolve()
+    processes = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return sorted(int(folder.name) for folder in processes if _runs_with(folder, wanted))
+
+
+def _runs_with(process: Path, config_file: Path) -> bool:
+    try:
+        program, *arguments = (process / "cmdline").read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
+        if Path(program).name != "mosquitto":
+            return False
+        if str(config_file) in arguments:
+            return (
+                True  # first: the next line is refused if the broker is in a user namespace of its own (PrivateUsers=)
+            )
+        started_in = (process / "cwd").readlink()
+    except OSError:  # it has ended, or belongs to another user
+        return False
+    return any((started_in / argument).resolve() == config_file for argument in arguments)
 
 
 def _certificate_diagnostics(cert_file: Path, key_file: Path, ca_file: Path, now: datetime) -> Iterator[Diagnostic]:
