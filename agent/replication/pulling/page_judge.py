@@ -27,6 +27,8 @@ from agent.signing.runs import Judgement, Offered, Rule, Trust, judge_page
 
 PASSED_ON_MS = 60_000
 """For so long a peer need not send again the certificate of a key that is not trusted here, only passed on."""
+DECLINED_MAX = 16
+"""Ranges of one page that are named; each becomes an incident and a notice, and a page may have 2,048."""
 EVIDENCE_FILES_MAX, EVIDENCE_BYTES_MAX = 16, 4 * 1024 * 1024
 EVIDENCE_PER_PAGE_MAX = 4
 _K = TypeVar("_K")
@@ -121,7 +123,7 @@ class PageJudge:
             passed_on = [(key_id, one) for zone, key_id in sorted(kept) for one in signers.of(zone, key_id)]
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
-        return JudgedPage(batches, found.heads, tuple(passed_on), found.declined)
+        return JudgedPage(batches, found.heads, tuple(passed_on), _bounded(found.declined))
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
@@ -209,6 +211,17 @@ def _remember(known: dict[_K, _V], new: Mapping[_K, _V]) -> None:
         known[key] = value
     while len(known) > SIGNERS_KNOWN_MAX:
         del known[next(iter(known))]
+
+
+def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:
+    """The first ranges; the last of them says that there are others."""
+    if len(declined) <= DECLINED_MAX:
+        return declined
+    *kept, last = declined[:DECLINED_MAX]
+    return (
+        *kept,
+        last._replace(reason=f"{last.reason}; and so were other facts of the same page, for this or other reasons"),
+    )
 
 
 class EvidenceFolder:
