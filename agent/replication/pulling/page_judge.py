@@ -23,7 +23,7 @@ from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.heads import key_id_in
-from agent.signing.runs import Judgement, Offered, Rule, Trust, judge_page
+from agent.signing.runs import ChainEnd, Judgement, Offered, Rule, Trust, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
 """For so long a peer need not send again the certificate of a key that is not trusted here, only passed on."""
@@ -124,6 +124,15 @@ class PageJudge:
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
         return JudgedPage(batches, found.heads, tuple(passed_on), _bounded(found.declined))
+
+    def proves_own(self, record: bytes, end: ChainEnd) -> bool:
+        """Whether a present or former key of ours has signed the end of a chain of this zone. Reads the disk for a
+        former key only."""
+        key_id, beliefs = key_id_in(record), self._beliefs
+        certificates = (*beliefs.own_certificates, *self._store.signers([key_id]))
+        found = [beliefs.signer(one, self._clock_ms()) for one in certificates]
+        own = [one for one in found if isinstance(one, Signer) and one.zone == beliefs.own_zone]
+        return end.origin.zone == beliefs.own_zone and proves_own(record, end, own)
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
