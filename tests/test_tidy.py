@@ -166,6 +166,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/retention/{name}.py"
         for name in (
             "fullness",
+            "holding",
             "retention",
         )
     ),

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from agent.fact_store.divergence import (
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
+    HoldLimit,
     Integrity,
     StoreDamaged,
     StoreError,
@@ -101,12 +102,14 @@ class FactStore:
         *,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
+        holds: Mapping[str, HoldLimit] | None = None,
         connect_to: Connect = connect,
         unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`. `unattended`, as nodes open it: a
+        Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
+        back from being released. `unattended`, as nodes open it: a
         file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
         epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
 
@@ -116,9 +119,8 @@ class FactStore:
         descriptor = lock(path)
         try:
             policies = {one.name: one for one in streams}
-            return cls._open_locked(
-                path, zone, settings or StoreSettings(), policies, connect_to, descriptor, unattended=unattended
-            )
+            opening = partial(cls._open_locked, path, zone, settings or StoreSettings(), policies, holds or {})
+            return opening(connect_to, descriptor, unattended=unattended)
         except StoreError:
             unlock(descriptor)
             raise
@@ -130,6 +132,7 @@ class FactStore:
         zone: str,
         settings: StoreSettings,
         policies: dict[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
         connect_to: Connect,
         descriptor: int,
         *,
@@ -144,9 +147,9 @@ class FactStore:
         except StoreError:
             opened.connection.close()
             raise
-        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
+        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies, holds)
         damages.start(writer)
-        space = partial(_space, writer, reader, settings, policies)
+        space = partial(_space, writer, reader, settings, policies, holds)
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor)
         if unattended:
@@ -339,6 +342,10 @@ class FactStore:
 
 
 def _space(
-    writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
+    writer: Writer,
+    reader: StoreReader,
+    settings: StoreSettings,
+    policies: dict[str, StreamSettings],
+    holds: Mapping[str, HoldLimit],
 ) -> StoreSpace:
-    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())
+    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=holds)

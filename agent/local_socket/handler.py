@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from agent.append_contract import Precondition, check_from_zone
@@ -48,9 +49,9 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
-    with FactStore.open(
-        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
-    ) as store:
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+    opening = partial(FactStore.open, settings=settings.store, streams=settings.stream, holds=holds, unattended=True)
+    with opening(settings.store_file, settings.node.zone) as store:
         yield store
 
 

@@ -45,6 +45,7 @@ from agent.fact_store.log import (
     AgeClock,
     Catalog,
     ForkError,
+    HoldLimit,
     Refused,
     StoreBusy,
     StoreClosed,
@@ -78,6 +79,7 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
     ) -> None:
         self.catalog = catalog
         self._index = index
@@ -95,7 +97,7 @@ class Writer:
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
-        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
+        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())

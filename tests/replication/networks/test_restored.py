@@ -75,7 +75,7 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
         numbers = [*range(200), *range(1_000, 1_300)]
         assert values(idmz.store) == [float(number) for number in numbers]
         assert values(plant.store) == [float(number) for number in numbers[:100] + numbers[200:]]
-        assert [one.kind for one in idmz.store.incidents()] == []
+        assert {one.kind for one in idmz.store.incidents()} <= (set() if is_proven else {"pull_stands"})
         kinds = {one.kind: one.detail for one in plant.store.incidents()}
         assert kinds.keys() == ({"epoch"} if is_proven else {"epoch", "ahead"})
         assert f"300 of {STREAM} from offset 101" in kinds["epoch"]
