@@ -23,14 +23,17 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
-from agent.fact_store import StoreSettings, StreamSettings
+from agent.fact_store import HOURS_MAX, HoldLimit, StoreSettings, StreamSettings
 from agent.ingest import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
-from agent.message import STREAM, ZONE
+from agent.message import LOCAL_ZONE, STREAM, ZONE
+from agent.replication.protocol.limits import CONSUMERS_BESIDE_STREAMS, REQUESTS_PER_SECOND_MAX, PeerLimits
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
+
+HOLD_BYTES_MIN = 1024 * 1024  # a batch, with the batch after it, must fit
 
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # stands for a value that was reported as a problem
@@ -84,6 +87,11 @@ class IdentitySettings:
     def problems(self) -> Iterator[tuple[str, str]]:
         if not ZONE.fullmatch(self.zone):
             yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
+        if self.zone == LOCAL_ZONE:
+            yield (
+                "zone",
+                f"no zone is called {LOCAL_ZONE!r}: consumers of the node's own machine are {LOCAL_ZONE}.<name>",
+            )
         if len(os.fsencode(self.state_dir)) > STATE_DIR_BYTES_MAX:
             yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
 
@@ -127,6 +135,11 @@ class PeerSettings:
     pulled. `bytes_per_second_max` limits all pulls from it together; 0 is no limit. `start` names the pulls that do not
     begin at the oldest fact. `anti_entropy_hours` is the time between two comparisons with it; 0 leaves them to `peer
     compare`.
+
+    What it may take here: `consumers_max` consumers (0: eight more than it has exports), `requests_per_second_max`
+    requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it. `hold_bytes_max` sealed bytes, and
+    `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the stream's settings allow); beyond
+    that it loses the oldest.
     """
 
     zone: str
@@ -139,6 +152,22 @@ class PeerSettings:
     bytes_per_second_max: int = 0
     start: tuple[PullStart, ...] = ()
     anti_entropy_hours: float = 24.0
+    consumers_max: int = 0
+    requests_per_second_max: int = REQUESTS_PER_SECOND_MAX
+    answer_bytes_per_second_max: int = 0
+    hold_bytes_max: int = 0
+    hold_hours_max: float = 0.0
+
+    @property
+    def hold_limit(self) -> HoldLimit:
+        """What its consumers may hold back from being released."""
+        return HoldLimit(self.hold_bytes_max, self.hold_hours_max)
+
+    @property
+    def limits(self) -> PeerLimits:
+        """What it may take of this node's serving."""
+        consumers_max = self.consumers_max or len(self.exports) + CONSUMERS_BESIDE_STREAMS
+        return PeerLimits(consumers_max, self.requests_per_second_max, self.answer_bytes_per_second_max)
 
     def start_of(self, stream: str) -> Literal["oldest", "end", "latest"]:
         """Where the first pull of a stream begins."""
@@ -149,6 +178,11 @@ class PeerSettings:
             for zone in zones:
                 if not ZONE.fullmatch(zone):
                     yield name, f"{zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
+        if self.zone == LOCAL_ZONE:
+            yield (
+                "zone",
+                f"no zone is called {LOCAL_ZONE!r}: consumers of the node's own machine are {LOCAL_ZONE}.<name>",
+            )
         for name, streams in (("exports", self.exports), ("pulls", self.pulls), ("appends", self.appends)):
             for stream in streams:
                 if not STREAM.fullmatch(stream):
@@ -168,6 +202,16 @@ class PeerSettings:
             yield "start", f"{missing[0]!r} is not among pulls"
         if len(set(named)) < len(named):
             yield "start", "names a stream twice"
+        if self.hold_bytes_max and self.hold_bytes_max < HOLD_BYTES_MIN:
+            yield "hold_bytes_max", f"0 (no limit of its own) or at least {HOLD_BYTES_MIN}"
+        if not 0 <= self.hold_hours_max <= HOURS_MAX:
+            yield "hold_hours_max", f"0 (no limit of its own) to {HOURS_MAX}"
+        if not 0 <= self.consumers_max <= 1000:
+            yield "consumers_max", "1 to 1000, or 0 for eight more than there are exports"
+        if not 1 <= self.requests_per_second_max <= 100_000:
+            yield "requests_per_second_max", "1 to 100000"
+        if self.answer_bytes_per_second_max != 0 and self.answer_bytes_per_second_max < BYTES_PER_SECOND_MIN:
+            yield "answer_bytes_per_second_max", f"0 for no limit, or at least {BYTES_PER_SECOND_MIN:,}"
         if not 0 <= self.anti_entropy_hours < float("inf"):
             yield "anti_entropy_hours", "must be the hours between two comparisons, or 0 for none"
         if not (self.exports or self.pulls or self.appends or self.asks):

@@ -10,7 +10,7 @@ for a week continues if no other took its place.
     any, or none                       the holder         the lease stays in force
     0: requests a lease                another instance   it gets the next epoch
     0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
-    an epoch above the one in force    another instance   it holds that epoch: the keeper was restored and has lost it
+    an epoch above the one in force    another instance   unknown: the keeper has not granted it. It requests one anew
     the epoch in force                 another instance   the lease stays in force: one instance on several connections
     a lower epoch, or none             another instance   fenced
     none                               no lease in force  accepted without a lease
@@ -18,11 +18,15 @@ for a week continues if no other took its place.
 A request may arrive when its sender is dead and a successor holds the lease. So an instance that starts first asks
 which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
 in force any more.
+
+Only the keeper of the leases grants an epoch. One that is shown and was never granted is refused: a keeper that adopted
+it could be given the last epoch there is, after which no instance could ever take the name.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from agent.message import JSON_INTEGER_MAX
 
@@ -51,8 +55,15 @@ class LeaseClaim:
 NO_LEASE = Lease()
 
 
-def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | None:
-    """The lease in force after a claim, `held` itself where nothing changes; None where the claim is fenced.
+class Denied(Enum):
+    """Why a claim is refused."""
+
+    FENCED = "a newer instance holds the lease"
+    UNKNOWN = "this epoch was never granted here"
+
+
+def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | Denied:
+    """The lease in force after a claim, `held` itself where nothing changes; or why the claim is refused.
 
     A claim after an epoch that is not in force changes nothing, and must be made again (`must_claim_again`).
     """
@@ -65,9 +76,9 @@ def decide_lease(held: Lease, claim: LeaseClaim) -> Lease | None:
         return held
     if epoch == 0 and held.epoch < LEASE_EPOCH_MAX:
         return Lease(held.epoch + 1, claim.holder)
-    if epoch is None or epoch < held.epoch:
-        return None
-    return held if epoch == held.epoch else Lease(epoch, claim.holder)
+    if epoch is None or epoch < held.epoch or epoch == 0:
+        return Denied.FENCED
+    return held if epoch == held.epoch else Denied.UNKNOWN
 
 
 def must_claim_again(lease: Lease, claim: LeaseClaim) -> bool:

@@ -30,6 +30,8 @@ from agent.errors import BsfgError
 ZONE = re.compile(r"[a-z0-9-]{1,32}")
 STREAM = re.compile(r"[a-z0-9._-]{1,64}")
 CONSUMER = re.compile(r"[a-z0-9._-]{1,64}")
+LOCAL_ZONE = "local"
+"""No zone has this name: consumers of the node's own machine have it in the place of one."""
 PRODUCER = re.compile(r"[a-z0-9._-]{1,64}")
 SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[\x21-\x2e\x30-\x7e]+(?:/[\x21-\x7e]+)?")
 PREDICATE = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, LeaseClaim, decide_lease, must_claim_again
+from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Denied, Lease, LeaseClaim, decide_lease, must_claim_again
 
 OURS = Lease(3, "one")
 
@@ -14,31 +14,43 @@ OURS = Lease(3, "one")
     [
         (NO_LEASE, LeaseClaim("one"), NO_LEASE),
         (NO_LEASE, LeaseClaim("one", 0), Lease(1, "one")),
-        (NO_LEASE, LeaseClaim("one", 7), Lease(7, "one")),
+        (NO_LEASE, LeaseClaim("one", 7), Denied.UNKNOWN),
         (OURS, LeaseClaim("one"), OURS),
         (OURS, LeaseClaim("one", 0), OURS),
         (OURS, LeaseClaim("one", 2), OURS),
         (OURS, LeaseClaim("one", 9), OURS),
         (OURS, LeaseClaim("two", 0), Lease(4, "two")),
-        (OURS, LeaseClaim("two", 4), Lease(4, "two")),
+        (OURS, LeaseClaim("two", 4), Denied.UNKNOWN),
         (OURS, LeaseClaim("two", 3), OURS),
-        (OURS, LeaseClaim("two", 2), None),
-        (OURS, LeaseClaim("two"), None),
+        (OURS, LeaseClaim("two", 2), Denied.FENCED),
+        (OURS, LeaseClaim("two"), Denied.FENCED),
         (NO_LEASE, LeaseClaim("one", 0, 0), Lease(1, "one")),
         (NO_LEASE, LeaseClaim("one", 0, 4), NO_LEASE),
         (OURS, LeaseClaim("two", 0, 3), Lease(4, "two")),
         (OURS, LeaseClaim("two", 0, 2), OURS),
         (OURS, LeaseClaim("two", 0, 0), OURS),
         (OURS, LeaseClaim("one", 0, 0), OURS),
-        (OURS, LeaseClaim("two", 9, 0), Lease(9, "two")),
-        (OURS, LeaseClaim("two", 2, 3), None),
-        (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("two", 0), None),
+        (OURS, LeaseClaim("two", 9, 0), Denied.UNKNOWN),
+        (OURS, LeaseClaim("two", 2, 3), Denied.FENCED),
+        (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("two", 0), Denied.FENCED),
         (Lease(LEASE_EPOCH_MAX, "one"), LeaseClaim("one", 0), Lease(LEASE_EPOCH_MAX, "one")),
     ],
 )
-def test_every_row_of_the_table_of_leases(held: Lease, shown: LeaseClaim, after: Lease | None) -> None:
+def test_every_row_of_the_table_of_leases(held: Lease, shown: LeaseClaim, after: Lease | Denied) -> None:
     """The rows of the module's table; the last possible epoch cannot be passed."""
     assert decide_lease(held, shown) == after
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 0, 1, 2, 7, LEASE_EPOCH_MAX])), max_size=40))
+def test_whatever_is_shown_the_next_instance_gets_a_lease(shown: list[tuple[str, int | None]]) -> None:
+    """Epochs rise by one with each grant and by nothing else, so no instance can use them up."""
+    held = NO_LEASE
+    for name, epoch in shown:
+        after = decide_lease(held, LeaseClaim(name, epoch))
+        if isinstance(after, Lease):
+            assert after.epoch - held.epoch in {0, 1}
+            held = after
+    assert decide_lease(held, LeaseClaim("next", 0)) == Lease(held.epoch + 1, "next")
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=40))
@@ -52,9 +64,9 @@ def test_epochs_only_rise_and_a_fenced_instance_never_returns(turns: list[str]) 
         before = held
         after = decide_lease(held, LeaseClaim(name, given_to.get(name, 0)))
         if name in replaced:
-            assert after is None
+            assert after is Denied.FENCED
             continue
-        assert after is not None
+        assert isinstance(after, Lease)
         held = after
         assert held.epoch >= before.epoch
         if held.holder != before.holder and before.holder:
@@ -75,9 +87,9 @@ class Process:
         """Its next claim."""
         return LeaseClaim(self.name, self.epoch, None if self.epoch else self.after)
 
-    def hears(self, answer: Lease | None, asked: LeaseClaim) -> None:
+    def hears(self, answer: Lease | Denied, asked: LeaseClaim) -> None:
         """Take the answer to a claim."""
-        if answer is None:
+        if isinstance(answer, Denied):
             self.is_fenced = True
         elif must_claim_again(answer, asked):
             self.after = answer.epoch
@@ -103,7 +115,7 @@ def test_late_requests_of_dead_processes_never_fence_the_living_one(happens: lis
             under_way.append(living.asks())
         asked = under_way[-1] if which < 0 else under_way[which % len(under_way)]
         answer = decide_lease(held, asked)
-        held = answer or held
+        held = answer if isinstance(answer, Lease) else held
         if asked.holder == living.name and event == "arrives":
             living.hears(answer, asked)
         assert not living.is_fenced

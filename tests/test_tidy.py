@@ -170,6 +170,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/retention/{name}.py"
         for name in (
             "fullness",
+            "holding",
             "retention",
         )
     ),
@@ -283,7 +284,9 @@ CORES: tuple[str, ...] = (
             "errors",
             "pacing",
             "page_check",
+            "limits",
             "pull_events",
+            "token_bucket",
             "topics",
         )
     ),
@@ -292,7 +295,6 @@ CORES: tuple[str, ...] = (
         for name in (
             "catch_up",
             "receiver",
-            "token_bucket",
         )
     ),
     *(
@@ -303,6 +305,8 @@ CORES: tuple[str, ...] = (
             "consumer_core",
             "consumer_effects",
             "latest_page",
+            "pacing",
+            "turns",
             "outcomes",
             "page",
         )

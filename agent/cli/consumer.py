@@ -16,7 +16,7 @@ import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option, table
-from agent.cli.local_node import ask, start_option
+from agent.cli.local_node import answer_s_option, ask, start_option, to_option
 from agent.config import load
 from agent.fact_store import Start
 
@@ -69,13 +69,32 @@ def add(
 
 @consumer.command()
 @config_option
+@to_option
+@answer_s_option
 @click.option("--force", is_flag=True, help="Also if it fetched or confirmed recently.")
 @click.option("--now", is_flag=True, help="Remove it at once, without the delay of ten minutes.")
 @click.argument("name")
 @json_option
-def remove(config_file: Path, force: bool, now: bool, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Remove the consumer NAME and print which facts were kept for it."""
-    answer = cast(local_socket.Removed, ask(load(config_file), local_socket.RemoveConsumer(name, force, now)))
+def remove(
+    config_file: Path,
+    peer: str | None,
+    answer_s: float,
+    force: bool,  # noqa: FBT001 click passes options by name
+    now: bool,  # noqa: FBT001
+    name: str,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Remove the consumer NAME and print which facts were kept for it. With --to, a consumer of this zone at a peer, at
+    once."""
+    settings = load(config_file)
+    if peer is not None:
+        from agent.cli.facts.peer_requests import unregister_consumer  # MQTT is slow to import
+
+        if not unregister_consumer(settings, peer, name, answer_s):
+            raise click.ClickException(f"{peer} has no consumer {name}")
+        click.echo(json.dumps({"state": "deleted"}) if as_json else f"{name} is removed at {peer}")
+        return
+    answer = cast(local_socket.Removed, ask(settings, local_socket.RemoveConsumer(name, force, now)))
     was = answer.was
     if as_json:
         click.echo(json.dumps({"state": answer.state, "was": msgspec.to_builtins(was)}))

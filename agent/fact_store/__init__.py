@@ -10,6 +10,7 @@ from agent.fact_store.divergence import migrate_store
 from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
+    HOURS_MAX,
     Acks,
     AcksRefused,
     ArtifactMismatch,
@@ -24,8 +25,11 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
+    EpochEnded,
     FactsRefused,
+    HoldLimit,
     Incident,
+    LeaseUnknown,
     StoreBusy,
     StoreDamaged,
     StoreError,
@@ -35,6 +39,7 @@ from agent.fact_store.log import (
     StoreTooNew,
     StreamIsLocal,
     StreamSettings,
+    TooManyConsumers,
     UnknownConsumer,
     check_digest,
 )

@@ -16,7 +16,7 @@ from agent.fact_store.divergence import ServedHighWater
 from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
-from agent.message import CONSUMER, STREAM, ZONE, check_name
+from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
 from agent.pages import Consumer
 
 
@@ -35,8 +35,12 @@ class ConsumerRegistry:
         """Every registered consumer, from memory."""
         return list(self._writer.catalog.consumers.values())
 
-    def register(self, name: str, zone: str, stream: str, start: consumers.Start = "oldest") -> Future[Consumer]:
-        """Register a consumer; a repeat with the same zone and stream returns the consumer as it is.
+    def register(
+        self, name: str, zone: str, stream: str, start: consumers.Start = "oldest", *, zone_max: int | None = None
+    ) -> Future[Consumer]:
+        """Register a consumer; a repeat with the same zone and stream returns the consumer as it is. `zone_max`: how
+        many consumers the zone may have. Through the future: ConsumerNotYours, ConsumerStreamMismatch,
+        TooManyConsumers, StreamIsLocal.
 
         It starts at the oldest fact, at the end, or at a time of recording in milliseconds since 1970. A time is
         rounded down to the minute's mark, so up to a minute of facts too many is read and none is missed.
@@ -45,10 +49,16 @@ class ConsumerRegistry:
         check_name("zone", zone, ZONE)
         check_name("stream", stream, STREAM)
         if start not in {"oldest", "end"} and (type(start) is not int or start < 0):
-            raise ValueError(f"a consumer starts at 'oldest', 'end' or a time in milliseconds, not at {start!r}")
+            raise MessageError("start", f"{start!r} is neither 'oldest', 'end' nor a time, milliseconds since 1970")
         is_local = self._writer.policy(stream).write_class == "local"
-        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start, is_local=is_local)
-        return self._writer.submit("register", run)
+        run = partial(consumers.register_consumer, name=name, zone=zone, stream=stream, start=start)
+        return self._writer.submit("register", partial(run, is_local=is_local, zone_max=zone_max))
+
+    def unregister(self, name: str, zone: str, shown: LeaseClaim) -> Future[bool]:
+        """Remove a consumer at once, at the request of an instance of its zone; False where there is none. Through the
+        future: ConsumerNotYours, ConsumerFenced, LeaseUnknown."""
+        run = partial(consumers.unregister_consumer, name=name, zone=zone, shown=shown)
+        return self._writer.submit("unregister", run)
 
     def remove(self, name: str, *, force: bool = False, now: bool = False) -> Future[Lifecycle]:
         """Begin to remove a consumer and its confirmations; retention may then release what it held back. It is gone
@@ -61,24 +71,30 @@ class ConsumerRegistry:
         """The lease of a consumer that is in force after an instance has presented its own (agent/lease.py), durable
         where it is new.
 
-        Through the future: UnknownConsumer, and ConsumerFenced for an instance that a newer one has replaced.
+        Through the future: UnknownConsumer, ConsumerFenced for an instance that a newer one has replaced, and
+        LeaseUnknown for a lease that was never granted here.
         """
         if shown.epoch is not None and not 0 <= shown.epoch <= LEASE_EPOCH_MAX:
             raise ValueError(f"a lease has an epoch of 0 to {LEASE_EPOCH_MAX}, not {shown.epoch}")
         return self._writer.submit("hold", partial(consumers.hold_lease, name=consumer, shown=shown))
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        consumer: str,
+        last_offset: int,
+        first_offset: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
         Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms;
-        without it, the consumer's name is enough. Through the future: UnknownConsumer, ConsumerFenced,
-        ConfirmBeyondLog, ConfirmRefused.
+        without it, the consumer's name is enough. `epoch`: the one to which the offsets belong; without it, the present
+        one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
         """
-        run = partial(
-            consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset, shown=shown
-        )
+        confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
+        run = partial(confirm, shown=shown, epoch=epoch)
         confirming = self._writer.submit("confirm", run)
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming

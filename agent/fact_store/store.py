@@ -29,18 +29,20 @@ from agent.fact_store.consumer_registry import ConsumerRegistry
 from agent.fact_store.divergence import (
     ReadHighWater,
     Scrubber,
+    begin_epoch_while_running,
     find_contradiction,
     mark_suspect,
     open_writer,
-    peer_is_ahead,
     quarantined_files,
 )
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
+    HoldLimit,
     Integrity,
     StoreDamaged,
     StoreError,
+    StoreFull,
     StoreSettings,
     StreamInfo,
     StreamSettings,
@@ -64,7 +66,7 @@ class FactStore:
     def __init__(
         self,
         path: Path,
-        origin: Origin,
+        zone: str,
         writer: Writer,
         reader: StoreReader,
         damages: DamageRegistry,
@@ -73,9 +75,10 @@ class FactStore:
         lock_descriptor: int,
     ) -> None:
         self.path = path
-        self.origin = origin
+        self.zone = zone
+        """The zone whose store this is."""
         self.artifacts = artifacts
-        self.appends = Appends(origin.zone, writer, artifacts)
+        self.appends = Appends(zone, writer, artifacts)
         self.inbound = Inbound(writer, reader, damages)
         self.consumers = ConsumerRegistry(writer)
         self.space = space
@@ -102,14 +105,16 @@ class FactStore:
         *,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
+        holds: Mapping[str, HoldLimit] | None = None,
         connect_to: Connect = connect,
         signer: HeadSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`. With `signer` the facts recorded
-        here are signed, also those recorded before in this epoch. `unattended`, as nodes open it: a
+        Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
+        back from being released. With `signer` the facts recorded here are signed, also those recorded before in this
+        epoch. `unattended`, as nodes open it: a
         file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
         epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
 
@@ -119,9 +124,8 @@ class FactStore:
         descriptor = lock(path)
         try:
             policies = {one.name: one for one in streams}
-            return cls._open_locked(
-                path, zone, settings or StoreSettings(), policies, connect_to, signer, descriptor, unattended=unattended
-            )
+            opening = partial(cls._open_locked, path, zone, settings or StoreSettings(), policies, holds or {})
+            return opening(connect_to, signer, descriptor, unattended=unattended)
         except StoreError:
             unlock(descriptor)
             raise
@@ -133,6 +137,7 @@ class FactStore:
         zone: str,
         settings: StoreSettings,
         policies: dict[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
         connect_to: Connect,
         signer: HeadSigner | None,
         descriptor: int,
@@ -148,11 +153,11 @@ class FactStore:
         except StoreError:
             opened.connection.close()
             raise
-        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies, signer)
+        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies, holds, signer)
         damages.start(writer)
-        space = partial(_space, writer, reader, settings, policies)
+        space = partial(_space, writer, reader, settings, policies, holds)
         artifacts = Artifacts(path, settings, reader, writer)
-        store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor)
+        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor)
         if unattended:
             store._be_kept_up()
         if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
@@ -196,13 +201,13 @@ class FactStore:
     # ---------------------------------------------------------------------------------------------------------- reading
 
     @property
-    def zone(self) -> str:
-        """The zone whose store this is."""
-        return self.origin.zone
+    def origin(self) -> Origin:
+        """Zone and present epoch of the store; from memory."""
+        return self._writer.catalog.origin
 
     @property
     def epoch(self) -> bytes:
-        """The store's epoch, 16 random bytes."""
+        """The store's present epoch, 16 random bytes; from memory."""
         return self.origin.epoch
 
     def read(
@@ -220,9 +225,10 @@ class FactStore:
         It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
         it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
         """
+        generation = self._seen.generation
         page = self._read(stream, after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
         if page.batches:
-            self._seen.record(stream, page.batches[-1].last_offset)
+            self._seen.record(stream, page.batches[-1].last_offset, generation)
         return page
 
     def _read(
@@ -265,12 +271,13 @@ class FactStore:
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see
         `StoreReader.read_sequences`."""
+        generation, is_own = self._seen.generation, origin == self.origin
         page = self.reader.read_sequences(
             stream, origin, first_sequence, last_sequence, facts_max, bytes_max, whole_runs=whole_runs
         )
-        if page.batches and origin == self.origin:
+        if page.batches and is_own:
             # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
-            self._seen.record(stream, self.end_offset(stream))
+            self._seen.record(stream, self.end_offset(stream), generation)
         return page
 
     def held(self, stream: str) -> dict[Origin, tuple[HeldRange, ...]]:
@@ -352,16 +359,49 @@ class FactStore:
         return find_contradiction(self.reader, self._writer.catalog, stream, last_batch, origin_head)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A configured peer has read facts, under this store's epoch, that were never written here. Accepted once a
-        week; then the store ends with StoreForked, and begins a new epoch when it is opened again (decision 0030).
-        Returns at once."""
+        """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
+        an incident, and change nothing else (decision 0030). Returns at once; where the store cannot take it now, the
+        peer's next claim is recorded."""
+        detail = f"{why}; if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
         with contextlib.suppress(StoreError):
-            calling = self._writer.submit("ahead", partial(peer_is_ahead, peer=peer, why=why, read=self._seen))
-            # The call stops reads, so that the store can end; if it fails, reads continue.
-            calling.add_done_callback(lambda called: None if called.exception() is None else self._seen.thaw())
+            self._writer.submit("ahead", lambda now: now.add_incident("ahead", f"peer {peer}", detail))
+
+    def begin_epoch(self, why: str) -> Future[Origin]:
+        """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows
+        it. `why` is recorded.
+
+        Facts, offsets and tag numbers stay; own facts that no reader has got are resealed. A read that is under way
+        raises EpochChanging, which is retryable, and subscribers are called for every stream. On a disk without room to
+        reseal, the epoch begins without it. Through the future: StoreFull.
+        """
+        begun: Future[Origin] = Future()
+        begun.set_running_or_notify_cancel()
+        self._begin_epoch(begun, why, is_resealing=True)
+        return begun
+
+    def _begin_epoch(self, begun: Future[Origin], why: str, *, is_resealing: bool) -> None:
+        def ended(beginning: Future[Origin]) -> None:
+            self._seen.thaw()
+            error = beginning.exception()
+            if error is None:
+                begun.set_result(beginning.result())
+            elif isinstance(error, StoreFull) and is_resealing:
+                self._begin_epoch(begun, why, is_resealing=False)
+            else:
+                begun.set_exception(error)
+
+        run = partial(begin_epoch_while_running, why=why, read=self._seen, is_resealing=is_resealing)
+        try:
+            self._writer.submit("epoch", run).add_done_callback(ended)
+        except StoreError as error:
+            begun.set_exception(error)
 
 
 def _space(
-    writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
+    writer: Writer,
+    reader: StoreReader,
+    settings: StoreSettings,
+    policies: dict[str, StreamSettings],
+    holds: Mapping[str, HoldLimit],
 ) -> StoreSpace:
-    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())
+    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=holds)

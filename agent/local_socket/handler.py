@@ -21,7 +21,7 @@ from agent.fact_store import ConsumerNotYours, FactStore, Producers, StoreError,
 from agent.local_socket import messages
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
-from agent.message import CONSUMER, Message, check_name, json_value
+from agent.message import CONSUMER, LOCAL_ZONE, Message, MessageError, check_name, json_value
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, read_compromises
 
@@ -59,10 +59,12 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         signer = load_identity(settings.signing, settings.node.zone)
     except SigningError as error:
         problems.append(f"facts are not signed: {error}. {error.hint}")
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
     with FactStore.open(
         *(settings.store_file, settings.node.zone),
         settings=settings.store,
         streams=settings.stream,
+        holds=holds,
         signer=signer,
         unattended=True,
     ) as store:
@@ -112,8 +114,8 @@ class RequestHandler:
                 held = await asyncio.to_thread(store.artifacts.put_chunk, digest, size, offset, data)
                 return messages.ObjectPut(held.received, held.is_complete)
             case messages.RegisterConsumer():
-                check_name("consumer_name", request.consumer_name, CONSUMER)
                 name, zone = request.consumer_name, request.zone or store.zone
+                _check_consumer_name(name, LOCAL_ZONE if zone == store.zone else zone)
                 registering = store.consumers.register(name, zone, request.stream, request.start)
                 state = await asyncio.wrap_future(registering)
                 if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
@@ -128,6 +130,10 @@ class RequestHandler:
                 removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
                 state_after = await asyncio.wrap_future(removing)
                 return messages.Removed(state_after.value, entries[request.consumer_name])
+            case messages.BeginEpoch(because):
+                before = store.epoch
+                now = await asyncio.wrap_future(store.begin_epoch(because))
+                return messages.EpochBegan(now.epoch.hex(), before.hex())
             case messages.ComparePeer():
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
@@ -144,6 +150,13 @@ class RequestHandler:
                 confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)
+
+
+def _check_consumer_name(name: str, owner: str) -> None:
+    """Raise MessageError unless the name of a consumer begins with its owner: a peer cannot reach names of others."""
+    check_name("consumer_name", name, CONSUMER)
+    if not name.startswith(f"{owner}."):
+        raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
 
 
 async def _of_sources(

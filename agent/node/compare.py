@@ -18,6 +18,7 @@ from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import (
     AntiEntropy,
     AntiEntropySettings,
@@ -25,9 +26,7 @@ from agent.replication.pulling import (
     Comparison,
     EvidenceFolder,
     PageJudge,
-    Priority,
     ThrottledRequester,
-    TokenBucket,
 )
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError

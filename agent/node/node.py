@@ -29,6 +29,7 @@ from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
+from agent.node.own_proof import OwnProof
 from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
@@ -75,23 +76,23 @@ class Node:
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
         self._telemetry = Telemetry()
+        self._judge = compare.page_judge(settings, store)
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
         self._requesters = {
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
-        self._judge = compare.page_judge(settings, store)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(
             *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
         )
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
             stored=stored,
             memory=SourceMemory(settings.node.state_dir / LEARNED),
-            find_removed=partial(find_removed_tags, store.reader, store.origin),
+            find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
@@ -162,6 +163,8 @@ class Node:
                 self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
             ),
             telemetry=self._telemetry,
+            limits={peer.zone: peer.limits for peer in peers},
+            is_proven=OwnProof(self._store, self._judge),
         )
 
     def _queue_depth(self, stream: str) -> int:

@@ -27,7 +27,9 @@ class OwnProof:
 
     def _stream(self, request: FetchFacts | ConfirmReceipt) -> str | None:
         consumer = self._store.consumers.get(request.consumer_name)
-        return request.stream if consumer is None and isinstance(request, FetchFacts) else consumer and consumer.stream
+        if consumer is not None:
+            return consumer.stream
+        return request.stream if isinstance(request, FetchFacts) else None
 
     def _holds(self, end: ChainEnd) -> bool:
         """Whether the chain is here, or was before retention: a signature of what is held proves nothing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from agent.batch import Kind, Origin
@@ -28,7 +28,10 @@ OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 class StoredSamples:
     """The samples of one origin in a store: those that this node has recorded in its present epoch."""
 
-    def __init__(self, reader: StoreReader, origin: Origin, operational_stream: str = "facts.operational") -> None:
+    def __init__(
+        self, reader: StoreReader, origin: Callable[[], Origin], operational_stream: str = "facts.operational"
+    ) -> None:
+        """`origin`: the present one; a new epoch may begin while the node runs."""
         self._reader, self._origin = reader, origin
         self._operational_stream = operational_stream
         self._dictionary = Dictionary(reader)
@@ -111,13 +114,13 @@ class StoredSamples:
         """Facts of this origin in the one stream of the bounds; with a depth, only the last ones, newest first."""
         assert bounds.streams is not None, "a depth is of one stream"
         (stream,) = bounds.streams
-        scanner = Scanner(self._reader, self._dictionary)
+        scanner, origin = Scanner(self._reader, self._dictionary), self._origin()
         if stream not in scanner.ends:
             return  # nothing was ever recorded in it
         if depth_facts is not None:
             bounds = replace(bounds, offset_min=max(1, scanner.ends[stream] - depth_facts + 1))
         for facts in scanner.scan(bounds, newest_first=depth_facts is not None):
-            if facts.batch.header.origin == self._origin:
+            if facts.batch.header.origin == origin:
                 yield facts
 
 

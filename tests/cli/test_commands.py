@@ -117,24 +117,24 @@ def test_a_reader_goes_through_the_log_page_by_page(node: Bsfg) -> None:
         node("append", f"batch:{number}", "done", "{}")
 
     def offsets(limit: int) -> list[int]:
-        done = node("fetch", "--consumer", "mes", "--limit", str(limit))
+        done = node("fetch", "--consumer", "local.mes", "--limit", str(limit))
         assert done.returncode == 0, done.stderr
         return [json.loads(line)["offset"] for line in done.stdout.splitlines()]
 
     assert offsets(2) == [1, 2]
     assert offsets(3) == [1, 2, 3]
-    assert json.loads(node("confirm", "--consumer", "mes", "3", "--json").stdout) == {"cursor_advanced_to": 3}
+    assert json.loads(node("confirm", "--consumer", "local.mes", "3", "--json").stdout) == {"cursor_advanced_to": 3}
     assert offsets(10) == [4, 5]
-    node("confirm", "--consumer", "mes", "5")
+    node("confirm", "--consumer", "local.mes", "5")
     assert offsets(10) == []
 
 
 def test_a_consumer_may_start_at_the_end(node: Bsfg) -> None:
     """`--start end` skips what is there, and only the first registration decides."""
     node("append", "batch:1", "done", "{}")
-    assert node("fetch", "--consumer", "late", "--start", "end").stdout == ""
+    assert node("fetch", "--consumer", "local.late", "--start", "end").stdout == ""
     node("append", "batch:2", "done", "{}")
-    assert json.loads(node("fetch", "--consumer", "late").stdout)["offset"] == 2
+    assert json.loads(node("fetch", "--consumer", "local.late").stdout)["offset"] == 2
 
 
 def test_the_same_command_twice_is_one_fact(node: Bsfg) -> None:
@@ -198,11 +198,11 @@ def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:
     """A reader may come before the first fact; the warning names the stream and the command that removes the
     consumer."""
     assert node("append", "batch:1", "done", "{}").returncode == 0
-    misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "mes")
+    misspelt = node("fetch", "--stream", "facts.operationl", "--consumer", "local.mes")
     assert (misspelt.returncode, misspelt.stdout) == (0, "")
-    assert "no stream 'facts.operationl' yet; there are: facts.operational; consumer mes waits" in misspelt.stderr
-    assert node("consumer", "remove", "mes", "--force", "--now").returncode == 0
-    assert node("fetch", "--stream", "facts.operational", "--consumer", "mes").stderr == ""
+    assert "no stream 'facts.operationl' yet; there are: facts.operational; consumer local.mes waits" in misspelt.stderr
+    assert node("consumer", "remove", "local.mes", "--force", "--now").returncode == 0
+    assert node("fetch", "--stream", "facts.operational", "--consumer", "local.mes").stderr == ""
 
 
 def test_the_refusal_of_a_name_shows_an_example(node: Bsfg) -> None:

@@ -45,11 +45,24 @@ def test_documented_commands_work() -> None:
         done = run(*arguments)
         assert (program, done.exit_code) == ("bsfg", 0), (line, done.output, done.exception)
         outputs.append(done.output)
-    assert outputs[0] == "mes reads facts.operational from offset 1\n"
-    assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["mes", "report"]
+    assert outputs[0] == "local.mes reads facts.operational from offset 1\n"
+    assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["local.mes", "local.report"]
     assert "removed in 10 minutes" in outputs[-2]
     assert "not confirmed by it: 1 facts, " in outputs[-2]
-    assert outputs[-1] == "mes is removed\n"
+    assert outputs[-1] == "local.mes is removed\n"
+
+
+def test_the_name_of_a_consumer_begins_with_its_owner() -> None:
+    """Another name is refused, and the error has the right one: a peer could take it, or be kept from its own."""
+    for arguments, right in (
+        (("consumer", "add", "mes", "--stream", STREAM), "local.mes"),
+        (("consumer", "add", "idmz.mes", "--stream", STREAM), "local.idmz.mes"),
+        (("consumer", "add", "local.mes", "--stream", STREAM, "--zone", "idmz"), "idmz.local.mes"),
+        (("fetch", "--consumer", "mes"), "local.mes"),
+    ):
+        run("append", "batch:1", "done", "{}")
+        assert f"use {right}" in str(run(*arguments).exception)
+    assert run("consumer", "list").output.startswith("no consumers")
 
 
 def test_consumer_list_shows_what_each_holds_back() -> None:
@@ -58,17 +71,22 @@ def test_consumer_list_shows_what_each_holds_back() -> None:
     assert run("consumer", "list").output.startswith("no consumers")
     for n in range(3):
         run("append", f"batch:{n}", "done", "{}")
-    run("consumer", "add", "behind", "--stream", STREAM)
+    run("consumer", "add", "local.behind", "--stream", STREAM)
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--start", "end", "--zone", "idmz")
-    behind, level = json.loads(run("consumer", "list", "--json").output)
-    assert (behind["name"], behind["zone"], behind["state"], behind["behind_facts"]) == ("behind", "plant-a", "new", 3)
+    level, behind = json.loads(run("consumer", "list", "--json").output)
+    assert (behind["name"], behind["zone"], behind["state"], behind["behind_facts"]) == (
+        "local.behind",
+        "plant-a",
+        "new",
+        3,
+    )
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         assert behind["held_bytes"] == store.streams()[0].bytes
     assert 0 <= behind["held_hours"] < 1
     assert (level["zone"], level["behind_facts"], level["held_bytes"], level["held_hours"]) == ("idmz", 0, 0, None)
     assert level["seen_unix_ms"] is None
-    run("confirm", "--consumer", "behind", "2")
-    behind, _ = json.loads(run("consumer", "list", "--json").output)
+    run("confirm", "--consumer", "local.behind", "2")
+    _, behind = json.loads(run("consumer", "list", "--json").output)
     assert behind["behind_facts"] == 1
     assert behind["seen_unix_ms"] is not None
 
@@ -77,7 +95,7 @@ def test_consumer_list_shows_the_lease() -> None:
     """The lease epoch and the instance that holds it, as text and as JSON; the field is empty for a consumer without a
     lease."""
     run("consumer", "add", "idmz.ops", "--stream", STREAM, "--zone", "idmz")
-    run("consumer", "add", "mes", "--stream", STREAM)
+    run("consumer", "add", "local.mes", "--stream", STREAM)
     with FactStore.open(Path("state/facts.db"), "plant-a") as store:
         for instance in ("5f3a", "77c1"):
             store.consumers.hold_lease("idmz.ops", LeaseClaim(instance, 0)).result(20)
@@ -148,10 +166,10 @@ def test_where_a_consumer_starts() -> None:
     it."""
     run("append", "batch:1", "done", "{}")
     for name, start in (("a", "2h"), ("b", "2026-11-21T06:00Z"), ("c", "end"), ("d", "oldest")):
-        assert run("consumer", "add", name, "--stream", STREAM, "--start", start).exit_code == 0
+        assert run("consumer", "add", f"local.{name}", "--stream", STREAM, "--start", start).exit_code == 0
     frontiers = {one["name"]: one["frontier"] for one in json.loads(run("consumer", "list", "--json").output)}
-    assert frontiers == {"a": 0, "b": 0, "c": 1, "d": 0}
-    assert json.loads(run("fetch", "--consumer", "late", "--start", "1h").output)["offset"] == 1
-    wrong = run("consumer", "add", "e", "--stream", STREAM, "--start", "noon")
+    assert frontiers == {"local.a": 0, "local.b": 0, "local.c": 1, "local.d": 0}
+    assert json.loads(run("fetch", "--consumer", "local.late", "--start", "1h").output)["offset"] == 1
+    wrong = run("consumer", "add", "local.e", "--stream", STREAM, "--start", "noon")
     assert wrong.exit_code == 2
     assert "2h for two hours ago" in wrong.output

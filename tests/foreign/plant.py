@@ -95,7 +95,7 @@ def real_store(folder: Path) -> Iterator[TappedStore]:
 async def storing(source: OpcuaSourceSettings, folder: Path) -> AsyncIterator[Running]:
     """Ingest of a source into the real store of a folder for the length of a block; everything is committed then."""
     with real_store(folder) as store:
-        async with ingesting(source, store=store, stored=StoredSamples(store.reader, store.origin)) as run:
+        async with ingesting(source, store=store, stored=StoredSamples(store.reader, lambda: store.origin)) as run:
             yield run
 
 

@@ -126,6 +126,7 @@ def requests() -> list[bytes]:
         messages.GetDigests(stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, ends_max=3),
         messages.ConfirmReceipt(consumer_name="idmz.facts", offset=9, first_offset=3, epoch=EPOCH),
         messages.GetCursor(consumer_name="idmz.facts"),
+        messages.UnregisterConsumer(consumer_name="idmz.facts", lease=3),
         messages.GetBounds(stream=TELEMETRY),
         messages.ListStreams(),
         messages.AppendFact(stream=OPERATIONAL, messages=[new, new], acks="quorum"),
@@ -151,6 +152,7 @@ def answers() -> list[bytes]:
     found: list[tuple[messages.Answer, list[bytes]]] = [
         (messages.DigestsAnswer(**own, stream=TELEMETRY, end_offset=9, ranges=[held], ends=[(3, digest), (9, digest)]), []),
         (messages.ConfirmAnswer(**own, cursor_advanced_to=9), []),
+        (messages.UnregisterAnswer(**own, was_registered=True), []),
         (messages.CursorAnswer(**own, consumer_name="c", stream=TELEMETRY, frontier=1, end_offset=2), []),
         (messages.BoundsAnswer(**own, stream=TELEMETRY, first_offset=1, end_offset=24), []),
         (messages.StreamsAnswer(**own, streams=[messages.StreamEntry(name=TELEMETRY, first_offset=1, end_offset=24)]), []),

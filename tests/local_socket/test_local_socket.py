@@ -107,10 +107,12 @@ def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path):
             await local_socket.ask(tmp_path, request())
-            register = local_socket.RegisterConsumer("mes", "facts.operational")
+            register = local_socket.RegisterConsumer("local.mes", "facts.operational")
             assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
-            assert await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", 1)) == local_socket.Confirmed(1)
-            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", 2))
+            assert await local_socket.ask(
+                tmp_path, local_socket.ConfirmReceipt("local.mes", 1)
+            ) == local_socket.Confirmed(1)
+            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 2))
             assert isinstance(refused, local_socket.Refused)
             assert "2" in refused.message
             assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 1)
@@ -125,9 +127,9 @@ def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
         async with serving(tmp_path):
             for number in range(3):
                 await local_socket.ask(tmp_path, request(f"m{number}"))
-            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("mes", "facts.operational"))
+            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
             for first, last, frontier in ((2, 2, 0), (1, 1, 2)):
-                answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("mes", last, first))
+                answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", last, first))
                 assert answer == local_socket.Confirmed(frontier)
 
     asyncio.run(scenario())
@@ -139,13 +141,13 @@ def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with serving(tmp_path):
-            for name, is_fetching in (("mes", True), ("scada", False)):
+            for name, is_fetching in (("local.mes", True), ("local.scada", False)):
                 asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=is_fetching)
                 await local_socket.ask(tmp_path, asked)
             listed = await local_socket.ask(tmp_path, local_socket.ListConsumers())
             assert isinstance(listed, local_socket.Consumers)
             found = [(one.name, one.seen_unix_ms is not None, one.in_sync) for one in listed.consumers]
-            assert found == [("mes", True, True), ("scada", False, False)]
+            assert found == [("local.mes", True, True), ("local.scada", False, False)]
 
     asyncio.run(scenario())
 
@@ -159,7 +161,9 @@ def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
         (request(fact=Fact("batch:B-1", "Step", b"{}")), "predicate"),
         (request(fact=Fact("batch:B-1", "step", b'{"b":1,"a":2}')), "canonical"),
         (local_socket.RegisterConsumer("M E S", "facts.operational"), "consumer_name"),
-        (local_socket.RegisterConsumer("mes", "facts/operational"), "stream"),
+        (local_socket.RegisterConsumer("local.mes", "facts/operational"), "stream"),
+        (local_socket.RegisterConsumer("mes", "facts.operational"), "local.mes"),
+        (local_socket.RegisterConsumer("local.mes", "facts.operational", start=-1), "start"),
         (local_socket.ConfirmReceipt("nobody", 1), "nobody"),
     ],
 )
@@ -396,10 +400,10 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
         async with serving(tmp_path):
             for number in range(3):
                 await local_socket.ask(tmp_path, request(message_id=f"m{number}"))
-            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("mes", "facts.operational"))
-            second_and_third = local_socket.ConfirmReceipt("mes", 3, first_offset=2)
+            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+            second_and_third = local_socket.ConfirmReceipt("local.mes", 3, first_offset=2)
             assert await local_socket.ask(tmp_path, second_and_third) == local_socket.Confirmed(0)
-            first = local_socket.ConfirmReceipt("mes", 1)
+            first = local_socket.ConfirmReceipt("local.mes", 1)
             assert await local_socket.ask(tmp_path, first) == local_socket.Confirmed(3)
 
     asyncio.run(scenario())

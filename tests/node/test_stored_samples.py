@@ -29,7 +29,7 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
             [Sample(1, 5 * S, 1.5), Sample(2, 11 * S, None, BAD), Sample(2, 12 * S, None, BAD)],
         ):
             store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.newest_samples(STREAM, [1, 2, 3]) == {
             1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
             2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
@@ -51,7 +51,7 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
         for n in range(5):
             other = Message(Envelope(f"other {n}", "plant-a", "*", n), Fact("x:y", "z", b"{}"))
             store.appends.append_message("facts.operational", other).result()
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.newest_samples(STREAM, [2, 3]) == {2: Newest(Sample(2, 30 * S, 30.0), 30 * S)}
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
@@ -73,7 +73,7 @@ def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypa
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition("tag:t/a")]).result()
         store.appends.append_samples(STREAM, [Sample(1, S, 1.0)]).result()
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         monkeypatch.setattr(StoreReader, "bounds", damaged)
         assert stored.newest_samples(STREAM, [1]) == {}
         assert stored.open_outages("plc") == []
@@ -96,7 +96,7 @@ def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Pa
         store.appends.append_message("facts.operational", outage(10)).result()
         foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
         store.appends.append_message("facts.operational", foreign).result()
-        assert StoredSamples(store.reader, store.origin).open_outages("plc") == [10 * S]
+        assert StoredSamples(store.reader, lambda: store.origin).open_outages("plc") == [10 * S]
 
 
 def outage(first_s: int) -> Message:
@@ -111,7 +111,7 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         store.appends.define([TagDefinition("tag:t/a"), TagDefinition("tag:t/b")]).result()
         rows = [Sample(n, t * S, float(t)) for t in range(100) for n in (1, 2)]
         store.appends.append_samples(STREAM, rows).result()
-        stored = StoredSamples(store.reader, store.origin)
+        stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
 
@@ -138,4 +138,4 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> No
             gap("other", SOURCE_LOST, 70, 71),
         ):
             store.appends.append_message("facts.operational", message).result()
-        assert StoredSamples(store.reader, store.origin).open_outages("plc") == [50 * S, 30 * S + 100]
+        assert StoredSamples(store.reader, lambda: store.origin).open_outages("plc") == [50 * S, 30 * S + 100]

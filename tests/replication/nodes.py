@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
@@ -25,8 +26,8 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.pacing import BYTES_MAX
 from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
-from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from agent.signing.heads import HeadSigner
 from tests.support.mosquitto import Mosquitto
@@ -90,13 +91,14 @@ class Node:
         exports: dict[str, Iterable[str]],
         appends: dict[str, Iterable[str]] | None = None,
         peer_latest_in: Path = Path("/nonexistent"),
+        **settings: Any,
     ) -> Server:
         """Serve these zones: streams they may read, streams they may append to. `peer_latest_in`: folder of the latest
-        values received from peers."""
+        values received from peers; `settings`: of the server."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
         self.server = Server(
-            self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up
+            self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
         )
         return self.server
 

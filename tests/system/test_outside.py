@@ -10,7 +10,7 @@ from agent.batch import parse
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message
 from agent.pages import PeerPosition
-from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, failed, sealed_in
+from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, done, sealed_in
 from tests.system.faults import KINDS, Fault, drawn, told
 from tests.system.outside import Acknowledged, Seen, _unkept, complaints, last_batch
 
@@ -122,8 +122,7 @@ def a_consumer_has_holes(given: Told) -> None:
 def a_store_has_begun_again(given: Told) -> None:
     """A new epoch, which is an incident."""
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE) as store:
-        store.peer_is_ahead("idmz", "a test says so")
-        failed(store.ended)
+        done(store.begin_epoch("a test says so"))
     with FactStore.open(given[0]["plant"], "plant", settings=AT_ONCE):
         pass
 

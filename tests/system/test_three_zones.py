@@ -44,11 +44,11 @@ def test_a_message_of_an_application_reaches_the_top(stage: RunningZones, bsfg: 
     plant, enterprise = stage.configs[layout.PLANT], stage.configs[layout.ENTERPRISE]
     bsfg("append", "--config", plant, "batch:B-7", "step_completed", '{"step":"mash"}')
     wait_until(lambda: stage.facts(layout.ENTERPRISE, OPERATIONAL) == 1, "the message at the top", LIMIT_S)
-    line = json.loads(bsfg("fetch", "--config", enterprise, "--consumer", "mes"))
+    line = json.loads(bsfg("fetch", "--config", enterprise, "--consumer", "local.mes"))
     assert (line["offset"], line["envelope"]["from_zone"]) == (1, layout.PLANT)
     assert line["fact"] == {"subject": "batch:B-7", "predicate": "step_completed", "object": {"step": "mash"}}
-    assert "to 1" in bsfg("confirm", "--config", enterprise, "--consumer", "mes", "1")
-    assert bsfg("fetch", "--config", enterprise, "--consumer", "mes") == ""
+    assert "to 1" in bsfg("confirm", "--config", enterprise, "--consumer", "local.mes", "1")
+    assert bsfg("fetch", "--config", enterprise, "--consumer", "local.mes") == ""
 
 
 def test_status_names_the_lost_source(stage: RunningZones) -> None:

@@ -67,6 +67,13 @@ def acquire_lease(settings: NodeSettings, peer: str, stream: str, producer: str,
     raise click.ClickException(f"other processes keep taking the lease of {producer}; stop all of them but one")
 
 
+def unregister_consumer(settings: NodeSettings, peer: str, name: str, answer_s: float) -> bool:
+    """Remove a consumer of this zone at the node of `peer`; False where it has none of this name. Refused while an
+    instance of it holds a lease."""
+    request = messages.UnregisterConsumer(consumer_name=name)
+    return _ask(settings, peer, request, messages.UnregisterAnswer, answer_s).was_registered
+
+
 def get_latest(
     settings: NodeSettings, peer: str, stream: str, tag_glob: str, fresh_ms: int, answer_s: float
 ) -> list[LatestRecord]:

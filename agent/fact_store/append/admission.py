@@ -72,7 +72,7 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
         if type(lease_epoch) is not int or not 1 <= lease_epoch <= LEASE_EPOCH_MAX:
             raise MessageError("lease_epoch", f"{lease_epoch!r} is not an epoch of 1 to {LEASE_EPOCH_MAX}")
     if base_offset is not None:
-        if type(base_offset) is not int or base_offset < 0:
+        if type(base_offset) is not int or not 0 <= base_offset < 2**63:
             raise MessageError("base_offset", f"{base_offset!r} is not an offset")
         if not is_strong:
             raise MessageError(

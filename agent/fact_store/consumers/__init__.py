@@ -9,5 +9,6 @@ from agent.fact_store.consumers.consumers import (
     register_consumer,
     remove_consumer,
     save_last_seen,
+    unregister_consumer,
 )
 from agent.fact_store.consumers.expiry import ConsumerExpiry

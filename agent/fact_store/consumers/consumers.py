@@ -19,28 +19,39 @@ from agent.fact_store.log import (
     ConsumerNotYours,
     ConsumerState,
     ConsumerStreamMismatch,
+    EpochEnded,
     Event,
+    LeaseUnknown,
     Lifecycle,
     StreamIsLocal,
     StreamState,
+    TooManyConsumers,
     UnknownConsumer,
     confirm_range,
     next_state,
     skip_released,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.lease import Lease, LeaseClaim, decide_lease
+from agent.lease import Denied, Lease, LeaseClaim, decide_lease
 
 Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: facts recorded here from then on
 
 
 def register_consumer(
-    transaction: Transaction, name: str, zone: str, stream: str, start: Start, *, is_local: bool = False
+    transaction: Transaction,
+    name: str,
+    zone: str,
+    stream: str,
+    start: Start,
+    *,
+    is_local: bool = False,
+    zone_max: int | None = None,
 ) -> ConsumerState:
-    """The consumer of this name, registered where it is new. A removal that has begun is cancelled.
+    """The consumer of this name, registered where it is new. A removal that has begun is cancelled. `zone_max`: how
+    many consumers the zone may have; None for any number.
 
-    Raises ConsumerNotYours, ConsumerStreamMismatch, and StreamIsLocal for a consumer of another zone where the stream
-    `is_local`.
+    Raises ConsumerNotYours, ConsumerStreamMismatch, TooManyConsumers, and StreamIsLocal for a consumer of another zone
+    where the stream `is_local`.
     """
     if (known := transaction.catalog.consumers.get(name)) is not None:
         if known.zone != zone:
@@ -52,6 +63,10 @@ def register_consumer(
         return transaction.catalog.consumers[name]
     if is_local and zone != transaction.catalog.origin.zone:
         raise StreamIsLocal(f"stream {stream!r} has write class local; zone {zone!r} cannot read it")
+    # Counted here, in the transaction: of requests that arrive together each would count before the others' commit.
+    owned = sum(1 for each in transaction.catalog.consumers.values() if each.zone == zone)
+    if zone_max is not None and owned >= zone_max:
+        raise TooManyConsumers(f"{zone} has {owned} consumers, and may have {zone_max}")
     state = transaction.stream(stream)
     start_offset = _start_offset(transaction, state, start)
     return transaction.add_consumer(
@@ -60,7 +75,8 @@ def register_consumer(
 
 
 def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
-    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced."""
+    """The lease of a consumer that is in force after an instance's claim. Raises UnknownConsumer, ConsumerFenced,
+    LeaseUnknown."""
     consumer = find_consumer(transaction.catalog, name)
     lease = _lease(consumer, shown)
     transaction.set_consumer(replace(consumer, lease=lease))
@@ -68,13 +84,22 @@ def hold_lease(transaction: Transaction, name: str, shown: LeaseClaim) -> Lease:
 
 
 def confirm_offsets(
-    transaction: Transaction, name: str, first_offset: int | None, last_offset: int, shown: LeaseClaim | None
+    transaction: Transaction,
+    name: str,
+    first_offset: int | None,
+    last_offset: int,
+    shown: LeaseClaim | None,
+    epoch: bytes | None,
 ) -> int:
     """The frontier after a confirmation. `shown` is the claim of the instance that confirms; None checks the name only.
+    `epoch`: the one to which the offsets belong, where the caller named it.
 
-    Raises UnknownConsumer, ConsumerFenced, ConfirmRefused, ConfirmBeyondLog.
+    Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
+    # 0030: a new epoch may have begun since the request was checked.
+    if epoch not in {None, transaction.catalog.origin.epoch}:
+        raise EpochEnded(f"offsets of epoch {(epoch or b'').hex()}, which is over")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).
     lease = consumer.lease if shown is None else _lease(consumer, shown)
     stream = transaction.catalog.streams[consumer.stream]
@@ -105,6 +130,21 @@ def remove_consumer(transaction: Transaction, name: str, *, force: bool, now: bo
         _apply(transaction, consumer, Event.REMOVED)
         return Lifecycle.DELETED
     return consumer.lifecycle
+
+
+def unregister_consumer(transaction: Transaction, name: str, zone: str, shown: LeaseClaim) -> bool:
+    """Remove a consumer at once, at the request of its zone; False where there is none.
+
+    Raises ConsumerNotYours, ConsumerFenced, LeaseUnknown.
+    """
+    consumer = transaction.catalog.consumers.get(name)
+    if consumer is None:
+        return False
+    if consumer.zone != zone:
+        raise ConsumerNotYours(f"consumer {name!r} was registered by zone {consumer.zone!r}, not {zone!r}")
+    _lease(consumer, shown)
+    transaction.remove_consumer(consumer)
+    return True
 
 
 def apply_events(
@@ -145,10 +185,18 @@ def _start_offset(transaction: Transaction, stream: StreamState, start: Start) -
 
 
 def _lease(consumer: ConsumerState, shown: LeaseClaim) -> Lease:
-    if (lease := decide_lease(consumer.lease, shown)) is None:
-        own = "none" if shown.epoch is None else str(shown.epoch)
-        raise ConsumerFenced(f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown")
-    return lease
+    match decide_lease(consumer.lease, shown):
+        case Denied.FENCED:
+            own = "none" if shown.epoch is None else str(shown.epoch)
+            raise ConsumerFenced(
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force, {own} was shown"
+            )
+        case Denied.UNKNOWN:
+            raise LeaseUnknown(
+                f"consumer {consumer.name!r} has lease {consumer.lease.epoch} in force; {shown.epoch} was never granted"
+            )
+        case lease:
+            return lease
 
 
 def find_consumer(catalog: Catalog, name: str) -> ConsumerState:

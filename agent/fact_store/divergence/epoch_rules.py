@@ -2,20 +2,15 @@
 Core: no IO.
 
 A store restored from an old copy would give new facts the sequences of facts that peers already hold, and each peer
-would see a fork. Two things detect it: the witness, a small file beside the store that records where its streams ended,
-and a peer that names offsets which were never written here. In a new epoch own sequences and tag definitions start from
-1 again; all facts held stay, under their origin (decision 0030).
+would see a fork. The witness, a small file beside the store that records where its streams ended, detects it when the
+store is opened. A copy that was restored together with its witness begins a new epoch on proof (a head that this store
+signed, over facts that it does not have) or by hand; a peer's word alone begins none (decision 0030).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-
-PEER_EPOCHS_APART_MS = 7 * 24 * 3_600_000
-"""At least this long between two new epochs that only a peer's claim begins. Each makes all peers read the whole store
-again, so a peer that lies must not cause one after the other; a store is hardly restored twice a week together with its
-witness."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +36,3 @@ def restored_because(
         if ends.get(stream, 0) < end_offset:
             return f"{stream} ends at {ends.get(stream, 0)}, the witness has seen {end_offset}"
     return None
-
-
-def may_begin_for_peer(last_unix_ms: int, now_unix_ms: int) -> bool:
-    """Whether a peer's claim alone may begin a new epoch now. A last one in the future was begun under a wrong clock
-    and does not count."""
-    return not 0 <= now_unix_ms - last_unix_ms < PEER_EPOCHS_APART_MS

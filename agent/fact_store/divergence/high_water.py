@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from agent.fact_store.divergence.history_check import End
-from agent.fact_store.log import StoreForked
+from agent.fact_store.log import EpochChanging
 
 PAGE_ENDS = 8
 """Ends of pages remembered for each zone: more than a receiver requests ahead."""
@@ -33,12 +33,15 @@ class ReadHighWater:
         self._offsets = dict(ends)
         self._is_frozen = False
         self._lock = threading.Lock()
+        self.generation = 0
+        """Which epoch of this life it is. A reader takes it before it reads, and shows it to `record`."""
 
-    def record(self, stream: str, last_offset: int) -> None:
-        """Record that facts up to an offset are about to be returned. Raises StoreForked while frozen."""
+    def record(self, stream: str, last_offset: int, generation: int) -> None:
+        """Record that facts up to an offset, read in a generation, are about to be returned. Raises EpochChanging
+        while frozen, or if that generation is over: facts that were read before it ended may be resealed."""
         with self._lock:
-            if self._is_frozen:
-                raise StoreForked("the store goes on under a new epoch in a moment")
+            if self._is_frozen or generation != self.generation:
+                raise EpochChanging("the store begins a new epoch at this moment")
             self._offsets[stream] = max(last_offset, self._offsets.get(stream, 0))
 
     def freeze(self) -> dict[str, int]:
@@ -49,9 +52,10 @@ class ReadHighWater:
             return dict(self._offsets)
 
     def thaw(self) -> None:
-        """Allow reads again: the new epoch was not begun."""
+        """Allow reads again: the new epoch is durable, or was not begun. Pages that are being read are dropped."""
         with self._lock:
             self._is_frozen = False
+            self.generation += 1
 
 
 class ServedHighWater:

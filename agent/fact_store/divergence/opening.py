@@ -9,20 +9,16 @@ changed. Opening reads no batch's body, and its time does not grow with the file
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-from agent.batch import EPOCH_BYTES, Origin
 from agent.fact_store.append import append_notice
-from agent.fact_store.divergence.epoch_rules import Witness, may_begin_for_peer, restored_because
-from agent.fact_store.divergence.high_water import ReadHighWater
+from agent.fact_store.divergence.epoch_rules import Witness, restored_because
+from agent.fact_store.divergence.new_epoch import begin_epoch
 from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
-from agent.fact_store.divergence.reseal import Resealed, reseal_unread
 from agent.fact_store.divergence.witness import read_witness, write_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
@@ -95,17 +91,6 @@ def witness_of(catalog: Catalog) -> Witness:
     return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
 
 
-def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
-    """Call of the writer: a peer names facts that were never written here. Begins a new epoch once a week at most."""
-    last_unix_ms = transaction.peer_epoch_unix_ms()
-    if may_begin_for_peer(last_unix_ms, transaction.now_unix_ms):
-        transaction.require_new_epoch(why, read.freeze(), peer_epoch_unix_ms=transaction.now_unix_ms)
-    else:
-        transaction.add_incident(
-            "ahead", f"peer {peer}", f"{why}; a new epoch was begun for a peer within the last week"
-        )
-
-
 def _open(
     path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
 ) -> Opened:
@@ -148,51 +133,18 @@ def _load_or_begin_epoch(
     quarantined: list[QuarantinedFile],
     now_unix_ms: int,
 ) -> Opened:
-    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
-
-    On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
-    """
-    load_and_begin = partial(_load_and_begin, connection, path, witness, quarantined, now_unix_ms)
-    try:
-        return load_and_begin(is_resealing=True)
-    except sqlite3.OperationalError as error:
-        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
-            raise
-        _roll_back(connection)
-        return load_and_begin(is_resealing=False)
-
-
-def _load_and_begin(
-    connection: sqlite3.Connection,
-    path: Path,
-    witness: Witness | None,
-    quarantined: list[QuarantinedFile],
-    now_unix_ms: int,
-    *,
-    is_resealing: bool,
-) -> Opened:
+    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened."""
     connection.execute(QUERIES["begin"])
     catalog = load(connection, path)
     with reading_tables(path):
         index = MessageIndex.load(connection)
-    why = _new_epoch_because(connection, catalog, witness)
+    why = _new_epoch_because(catalog, witness)
     if why is None and not quarantined:
         _keep_filters(connection)
         return Opened(connection, catalog, index)
-    before, resealed = catalog.origin, list[Resealed]()
-    if why is not None:
-        now = Origin(before.zone, os.urandom(EPOCH_BYTES))
-        beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
-        beginning.origin(now)
-        # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
-        # 0041).
-        resealed = reseal_unread(beginning, now) if is_resealing else resealed
-        connection.execute(QUERIES["forget_unseen"])
-        connection.execute(QUERIES["update_epoch"], (now.epoch,))
-        catalog = load(connection, path)
     transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
     if why is not None:
-        _record_epoch(transaction, before, why, resealed)
+        begin_epoch(transaction, why)  # earlier lives record no reads, so all facts count as read (decision 0041)
     for one in quarantined:
         _record_quarantine(transaction, one)
     connection.execute(QUERIES["commit"])
@@ -235,26 +187,10 @@ def _roll_back(connection: sqlite3.Connection) -> None:
         connection.execute(QUERIES["rollback"])
 
 
-def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness: Witness | None) -> str | None:
-    (required,) = connection.execute(QUERIES["select_new_epoch_because"]).fetchone()
-    if required is not None:
-        return str(required)
+def _new_epoch_because(catalog: Catalog, witness: Witness | None) -> str | None:
     own = {one.epoch.hex() for one in catalog.origins if one.zone == catalog.origin.zone}
     ends = {name: state.end_offset for name, state in catalog.streams.items()}
     return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
-
-
-def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: list[Resealed]) -> None:
-    now = transaction.catalog.origin
-    about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
-    log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
-    detail = f"began after {before.epoch.hex()}: {why}"
-    if resealed:
-        about["sealed_anew"] = [one._asdict() for one in resealed]
-        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
-        detail += f"; facts that had not been read were resealed under it: {named}"
-    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
-    append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:

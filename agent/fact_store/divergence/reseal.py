@@ -5,14 +5,14 @@ cannot take these. As long as no reader has got them, only their names are wrong
 content, they become the first facts of the new epoch, so none is lost and none is there twice. Facts that a reader may
 have keep their names.
 
-Runs when the store is opened, in the transaction that begins the epoch, so all of it happens or none. Only headers
+Runs in the transaction that begins the epoch, so all of it happens or none. Only headers
 change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
 with a damaged batch is left as it is: a new digest over damaged bytes would declare them good.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from agent.batch import NO_DIGEST, Batch, Link, Origin, resealed
@@ -31,20 +31,14 @@ class Resealed(NamedTuple):
     facts: int
 
 
-def reseal_unread(transaction: Transaction, origin: Origin) -> list[Resealed]:
-    """Reseal the unread facts of each stream under `origin`, the new epoch's. Which they are was recorded when the
-    epoch became due."""
+def reseal_unread(transaction: Transaction, origin: Origin, read_until: Mapping[str, int]) -> list[Resealed]:
+    """Reseal the own facts of each stream behind the offset that a reader may have got, under `origin`, the new
+    epoch's."""
     found = list[Resealed]()
-    for name, unread_after in transaction.unseen_after().items():
-        state = transaction.catalog.streams[name]
-        after = max(unread_after, state.released_offset, *_confirmed(transaction, name))
+    for name, state in transaction.catalog.streams.items():
+        after = max(read_until.get(name, 0), state.released_offset, *_confirmed(transaction, name))
         if _is_sound(transaction, state, after) and (one := _seal_stream(transaction, state, after, origin)):
             found.append(one)
-    if found:
-        old, new = transaction.catalog.own_origin, transaction.origin(origin)
-        transaction.add_definitions(
-            new, transaction.definition_bodies(old, 0, transaction.catalog.own_definitions().count)
-        )
     return found
 
 

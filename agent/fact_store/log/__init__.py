@@ -32,8 +32,11 @@ from agent.fact_store.log.errors import (
     ConsumerNotYours,
     ConsumerStreamMismatch,
     DefinitionsMissing,
+    EpochChanging,
+    EpochEnded,
     FactsRefused,
     ForkError,
+    LeaseUnknown,
     Refused,
     StoreBusy,
     StoreClosed,
@@ -41,7 +44,6 @@ from agent.fact_store.log.errors import (
     StoreError,
     StoreFailed,
     StoreForeign,
-    StoreForked,
     StoreFull,
     StoreLocked,
     StoreMissing,
@@ -49,6 +51,7 @@ from agent.fact_store.log.errors import (
     StoreUnavailable,
     StoreUnusable,
     StreamIsLocal,
+    TooManyConsumers,
     UnknownConsumer,
     copy_error,
 )
@@ -67,6 +70,6 @@ from agent.fact_store.log.records import (
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.log.settings import Acks, StoreSettings, StreamSettings
+from agent.fact_store.log.settings import HOURS_MAX, Acks, HoldLimit, StoreSettings, StreamSettings
 from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache

@@ -12,7 +12,7 @@
             StoreFull               no space left, or a size limit reached; the transaction was rolled back
                 ArtifactsFull       all artifacts together are at their limit
             StoreFailed             the disk failed a commit; this process must be restarted
-            StoreForked             found to be an old copy of itself; a new epoch begins when it is opened again
+            EpochChanging           it begins a new epoch at this moment
             StoreClosed             closed by its owner
         Refused                     the caller's arguments break a rule; nothing was stored (final)
             FactsRefused            samples, messages or definitions that cannot be sealed
@@ -23,12 +23,15 @@
             ConsumerStreamMismatch  the name is bound to another stream
             ConsumerInUse           it is active, and its removal was not forced
             ConsumerFenced          a newer instance under its name holds the lease
+            LeaseUnknown            it shows a lease that was never granted here
+            TooManyConsumers        the zone has registered as many as it may
             StreamIsLocal           the stream's write class keeps it from other zones
             AcksRefused             acks that the stream's write class forbids
             ArtifactRefused         an invalid digest, size or chunk
                 ArtifactMissing     it is not here, or not complete
                 ArtifactMismatch    the bytes do not have the digest
                 ArtifactTooLarge    larger than this node's limit
+            EpochEnded              it names offsets of an epoch that is over
             ConfirmRefused          an invalid range
                 ConfirmBeyondLog    it names an offset that was never written here
 
@@ -123,11 +126,10 @@ class StoreFailed(StoreUnavailable):
     hint = "restart the node: it reopens the store from what the disk really holds; check the disk if it happens again"
 
 
-class StoreForked(StoreUnavailable):
-    """Peers hold facts of this store's epoch that it does not hold: it was restored from an old copy."""
+class EpochChanging(StoreUnavailable):
+    """The store begins a new epoch at this moment: what is being read may get another name."""
 
-    retryable = False
-    hint = "start the node again (systemd does): a new epoch begins, and everything held stays"
+    hint = "try again in a moment"
 
 
 class StoreClosed(StoreUnavailable):
@@ -191,6 +193,19 @@ class ConsumerFenced(Refused):
     hint = "stop one of the two; the one that is started last goes on"
 
 
+class LeaseUnknown(Refused):
+    """An instance of this consumer shows a lease that this store has not granted: it is new, was restored, or the
+    consumer was removed meanwhile."""
+
+    hint = "request a lease again (0)"
+
+
+class TooManyConsumers(Refused):
+    """The zone has registered as many consumers as it may; each keeps facts from being released."""
+
+    hint = "unregister one that is not needed, or raise consumers_max of this peer in node.toml"
+
+
 class StreamIsLocal(Refused):
     """A stream of write class local never leaves its node."""
 
@@ -217,6 +232,13 @@ class ArtifactTooLarge(ArtifactRefused):
     """The artifact is larger than this node's limit."""
 
     hint = "raise [store] artifact_bytes_max"
+
+
+class EpochEnded(Refused):
+    """The offsets belong to an epoch of this store that is over."""
+
+    retryable = True
+    hint = "start again at offset 0 of the present epoch"
 
 
 class ConfirmRefused(Refused):

@@ -30,23 +30,8 @@ INSERT INTO store (id, zone, epoch, format, created_unix_ms) VALUES (1, ?, ?, ?,
 -- select_store: the store's zone, epoch and format
 SELECT zone, epoch, format FROM store;
 
--- select_new_epoch_because: why the next opening begins a new epoch, NULL where it does not
-SELECT new_epoch_because FROM store;
-
--- select_peer_epoch: when a claim of a peer last began a new epoch
-SELECT peer_epoch_unix_ms FROM store;
-
--- update_new_epoch_because: the next opening begins a new epoch
-UPDATE store SET new_epoch_because = ?, peer_epoch_unix_ms = coalesce(?, peer_epoch_unix_ms);
-
--- update_unseen: the offset of a stream behind which no consumer can have read a fact
-UPDATE stream SET unseen_after = ? WHERE id = ?;
-
--- select_unseen: the streams with such an offset, while a new epoch is due
-SELECT name, unseen_after FROM stream WHERE unseen_after IS NOT NULL ORDER BY id;
-
--- forget_unseen: a new epoch has begun, and the unread facts have it
-UPDATE stream SET unseen_after = NULL;
+-- update_new_epoch_because: a new epoch begins with this transaction
+UPDATE store SET new_epoch_because = ?;
 
 -- select_own_rows: batches of an origin that begin behind an offset
 SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch

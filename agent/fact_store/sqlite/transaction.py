@@ -48,7 +48,6 @@ class Transaction:
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
-        self.must_end_because: str | None = None  # set: the store ends after this commit
         self._execute = connection.execute
         self._executemany = connection.executemany
 
@@ -117,10 +116,6 @@ class Transaction:
         """Zone, epoch, first and last sequence of the batches of a stream that were found damaged and are not
         repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
-
-    def unseen_after(self) -> dict[str, int]:
-        """While a new epoch is due: the offset of each stream behind which no consumer can have read a fact."""
-        return dict(self._execute(QUERIES["select_unseen"]).fetchall())
 
     def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
         """The rows of the store's own batches that begin behind an offset, in order, with their row numbers; few in
@@ -362,18 +357,14 @@ class Transaction:
         self.catalog.streams[stream.name] = released
         return released
 
-    def peer_epoch_unix_ms(self) -> int:
-        """When a claim of a peer last began a new epoch; 0 for never."""
-        found: int = self._execute(QUERIES["select_peer_epoch"]).fetchone()[0]
-        return found
+    def set_new_epoch_because(self, why: str) -> None:
+        """A new epoch begins with this transaction; from here to `set_epoch` own batches may be resealed."""
+        self._execute(QUERIES["update_new_epoch_because"], (why,))
 
-    def require_new_epoch(self, why: str, seen: Mapping[str, int], peer_epoch_unix_ms: int | None = None) -> None:
-        """Begin a new epoch at the next opening, and end the store with this commit. `seen`: the offset of each stream
-        up to which a consumer may have read facts."""
-        self._execute(QUERIES["update_new_epoch_because"], (why, peer_epoch_unix_ms))
-        for stream in self.catalog.streams.values():
-            self._execute(QUERIES["update_unseen"], (seen.get(stream.name, 0), stream.id))
-        self.must_end_because = why
+    def set_epoch(self, origin: Origin) -> None:
+        """The store goes on as this origin, which is numbered already."""
+        self._execute(QUERIES["update_epoch"], (origin.epoch,))
+        self.catalog.origin, self.catalog.own_origin = origin, self.catalog.origins[origin]
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
         """Overwrite a batch by itself sealed again under the new epoch; allowed while a new epoch is due. It has no

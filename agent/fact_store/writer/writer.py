@@ -45,12 +45,12 @@ from agent.fact_store.log import (
     AgeClock,
     Catalog,
     ForkError,
+    HoldLimit,
     Refused,
     StoreBusy,
     StoreClosed,
     StoreError,
     StoreFailed,
-    StoreForked,
     StoreFull,
     StoreSettings,
     StoreStatistics,
@@ -80,6 +80,7 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
         signer: HeadSigner | None = None,
     ) -> None:
         self.catalog = catalog
@@ -99,7 +100,7 @@ class Writer:
         self._connection = connection
         self._data_version = connection.execute(QUERIES["data_version"]).fetchone()[0]
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
-        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
+        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
@@ -287,9 +288,6 @@ class Writer:
             for callback in self._subscribers:
                 callback(ends)
         self._check_disk()
-        if transaction.must_end_because is not None:  # the new epoch begins at the next opening (decision 0030)
-            with self._changed:
-                self.failure = StoreForked(f"{self._path}: {transaction.must_end_because}")
 
     def _check_disk(self) -> None:
         """Housekeeping between transactions. An error here fails no append: all of them are durable and answered."""

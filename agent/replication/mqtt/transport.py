@@ -127,6 +127,11 @@ class Connection:
         self._offer(_Outgoing(topic, payload, 1, properties, acknowledged))
         return acknowledged
 
+    @property
+    def outgoing_bytes(self) -> int:
+        """Bytes that wait to be sent, behind the message that is being written."""
+        return self._outgoing_bytes
+
     async def subscribe(self, topics: Sequence[str]) -> None:
         """Subscribe and wait for the acknowledgement, which does not prove the right: brokers grant forbidden topics
         too."""

@@ -71,7 +71,7 @@ _ROWS = (
              "No consumer has this name, and the request names no stream to register it for.",
              "Send the field stream with the first FetchFacts, or correct consumer_name."),
     ErrorRow("consumer_not_yours", Fault.REQUESTER, False,
-             "The consumer was registered by another zone.",
+             "The name of the consumer does not begin with the requesting zone and a dot.",
              "Use a consumer name of your own zone, usually <your zone>.<stream>."),
     ErrorRow("consumer_stream_mismatch", Fault.REQUESTER, False,
              "The consumer reads another stream than the request names.",
@@ -79,7 +79,8 @@ _ROWS = (
              "remove)."),
     ErrorRow("too_many_consumers", Fault.REQUESTER, False,
              "The zone has registered the maximum number of consumers.",
-             "Use a registered consumer name; bsfg consumer list on the serving node shows them."),
+             "Use a registered name, unregister one (UnregisterConsumer), or raise consumers_max of this peer in the "
+             "serving node's node.toml."),
     ErrorRow("stream_not_exported", Fault.OPERATOR, False,
              "The stream is not exported to the requesting zone, or does not exist.",
              "Add the stream to exports of this peer in the serving node's node.toml."),
@@ -99,17 +100,17 @@ _ROWS = (
              "Raise artifact_bytes_max in [store] of the serving node's node.toml."),
     ErrorRow("confirm_beyond_log", Fault.OPERATOR, False,
              "The confirmed offset is beyond the end of the log.",
-             "The serving store is older than what was read from it: was it restored from a backup, or does a copy of "
-             "it also answer?"),
+             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "
+             "copy of it also answer?"),
     ErrorRow("offset_beyond_log", Fault.OPERATOR, False,
              "after_offset is beyond the end of the log.",
-             "The serving store is older than what was read from it: was it restored from a backup, or does a copy of "
-             "it also answer?"),
+             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "
+             "copy of it also answer?"),
     ErrorRow("history_differs", Fault.OPERATOR, True,
-             "What the requester holds of this store (last_batch, origin_head) is not in it: the store is an old copy "
-             "that has grown since.",
-             "Retry: the store begins a new epoch by itself, at most once a week. If the error stays, see the "
-             "incidents of the serving node."),
+             "What the requester claims to hold of this store (last_batch, origin_head) is not in it: the claim is "
+             "wrong, or the store is an old copy that has grown since.",
+             "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); its "
+             "incidents name the claim."),
     ErrorRow("epoch_changed", Fault.NONE, True,
              "The offsets belong to another epoch of this store; the answer names the present one.",
              "Start again at offset 0 of the present epoch."),
@@ -117,6 +118,10 @@ _ROWS = (
              "Another instance with this consumer name has acquired a newer lease; final for the instance that gets "
              "this error.",
              "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it."),
+    ErrorRow("lease_unknown", Fault.REQUESTER, False,
+             "The lease that the request shows was never granted by this store: the store is new or was restored, or "
+             "the consumer was removed meanwhile.",
+             "Request a lease again: FetchFacts with lease 0."),
     ErrorRow("batch_exceeds_packet", Fault.OPERATOR, False,
              "The next batch is larger than the broker's packet limit.",
              "Raise max_packet_size of the broker to at least 1048576."),

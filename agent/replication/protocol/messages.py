@@ -248,6 +248,13 @@ class GetCursor(RequestBody, frozen=True, tag="GetCursor", tag_field="operation"
     consumer_name: Name
 
 
+class UnregisterConsumer(RequestBody, frozen=True, tag="UnregisterConsumer", tag_field="operation"):
+    """Remove a consumer of the requesting zone; facts that only it held back may then be released."""
+
+    consumer_name: Name
+    lease: Lease | None = None
+
+
 class DefinitionEntry(Part, frozen=True):
     """Definition `number` of one origin, in the origin's canonical JSON, byte for byte."""
 
@@ -368,6 +375,12 @@ class CursorAnswer(AnswerBody, frozen=True, tag="GetCursor", tag_field="operatio
     stream: Name
     frontier: Offset
     end_offset: Offset
+
+
+class UnregisterAnswer(AnswerBody, frozen=True, tag="UnregisterConsumer", tag_field="operation"):
+    """The consumer is gone, durably. `was_registered` is false where there was none, as for a repeated request."""
+
+    was_registered: bool
 
 
 def check_page(limit: int, bytes_max: int, operation: str) -> None:
@@ -554,8 +567,8 @@ class NewMessage(Part, frozen=True):
     envelope: Envelope
     fact: NewFact
     producer: str | None = None
-    lease_epoch: int | None = None
-    base_offset: int | None = None
+    lease_epoch: Annotated[int, msgspec.Meta(ge=1, le=LEASE_EPOCH_MAX)] | None = None
+    base_offset: Offset | None = None
 
 
 class AppendFact(RequestBody, frozen=True, tag="AppendFact", tag_field="operation"):
@@ -721,6 +734,7 @@ Request = (
     | GetDigests
     | ConfirmReceipt
     | GetCursor
+    | UnregisterConsumer
     | GetBounds
     | ListStreams
     | AppendFact
@@ -755,6 +769,7 @@ Answer = (
     | DigestsAnswer
     | ConfirmAnswer
     | CursorAnswer
+    | UnregisterAnswer
     | BoundsAnswer
     | StreamsAnswer
     | AppendAnswer

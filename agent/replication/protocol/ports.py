@@ -102,16 +102,22 @@ class Consumers(Protocol):
 
     def get(self, name: str) -> Consumer | None: ...
 
-    def all(self) -> Sequence[Consumer]: ...
-
     def register(
-        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int
+        self, name: str, zone: str, stream: str, start: Literal["oldest", "end"] | int, *, zone_max: int | None = None
     ) -> Future[Consumer]: ...
+
+    def unregister(self, name: str, zone: str, shown: LeaseClaim) -> Future[bool]: ...
 
     def hold_lease(self, consumer: str, shown: LeaseClaim) -> Future[Lease]: ...
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        consumer: str,
+        last_offset: int,
+        first_offset: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[int]: ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None: ...
@@ -164,6 +170,8 @@ class ServingStore(ComparedStore, Protocol):
     def end_offset(self, stream: str) -> int: ...
 
     def peer_is_ahead(self, peer: str, why: str) -> None: ...
+
+    def begin_epoch(self, why: str) -> Future[Origin]: ...
 
     def contradiction(
         self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None

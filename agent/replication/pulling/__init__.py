@@ -6,4 +6,3 @@ from agent.replication.pulling.page_judge import Beliefs, EvidenceFolder, PageJu
 from agent.replication.pulling.pull_runner import PullSettings
 from agent.replication.pulling.puller import Puller, PullStatistics
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Priority, TokenBucket

@@ -34,11 +34,11 @@ from agent.replication.protocol.pull_events import (
     PageArrived,
     ReceiverSettings,
 )
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.pulling.token_bucket import TokenBucket
 from agent.telemetry import Telemetry
 
 ORIGINS_MAX = 500

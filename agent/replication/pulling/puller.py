@@ -35,13 +35,13 @@ from agent.replication.protocol.pull_events import (
     ReceiverCounters,
     Tick,
 )
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import TokenBucket
 from agent.telemetry import Telemetry
 
 EVENTS_MAX = 512

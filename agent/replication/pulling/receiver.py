@@ -45,7 +45,7 @@ from agent.replication.protocol.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.pulling.token_bucket import Priority, TokenBucket
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 
 PAGES_AHEAD_MAX = 2
 """One page under way while another waits for the disk: with one alone, round trip and check add up."""
@@ -345,6 +345,9 @@ class Receiver(Generic[Content]):
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
+        elif event.code == "lease_unknown":  # the peer's store is new, was restored, or has removed the consumer
+            self.lease = self._lease_after = 0
+            self._back_off(event.code, event.reason, now_ms, jitter)
         elif event.code == "history_differs" and self._claims_refused >= CLAIMS_REFUSED_MAX:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)  # it does not begin a new epoch by itself
         elif event.is_retryable:

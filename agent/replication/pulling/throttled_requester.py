@@ -12,7 +12,7 @@ import time
 from agent.replication.mqtt import Reply, Requester
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Request, operation_of
-from agent.replication.pulling.token_bucket import Priority, TokenBucket
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.telemetry import Side, Span, Telemetry
 
 

@@ -19,8 +19,6 @@ from agent.replication.serving.page import ReadPlan
 
 PARKED_PER_ZONE_MAX = 32
 """Fetches of one zone that may wait for facts at once: more than one for each of its streams."""
-CONSUMERS_PER_ZONE_MAX = 64
-"""A consumer that stops confirming keeps facts from being released."""
 CORRELATION_BYTES_MIN, CORRELATION_BYTES_MAX = 8, 32
 
 
@@ -65,22 +63,28 @@ def check_arrival(incoming: Incoming, own_zone: str, peer_zones: frozenset[str])
     return Caller(topic.asking_zone, instance, correlation)
 
 
+def check_consumer_name(name: str, asking_zone: str) -> Refuse | None:
+    """Why a zone may not use this name for a consumer; None where it may. The names of a zone begin with it, so no zone
+    can take the name that another one will use, or find out which consumers others have."""
+    if name.startswith(f"{asking_zone}."):
+        return None
+    return Refuse(
+        "consumer_not_yours", f"consumer_name is {name!r}; consumers of {asking_zone} are {asking_zone}.<name>"
+    )
+
+
 def admit_fetch(
-    request: FetchFacts,
-    asking_zone: str,
-    exports: frozenset[str],
-    consumer: Consumer | None,
-    consumers_of_zone: int,
+    request: FetchFacts, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
 ) -> str | Refuse:
     """The stream that a fetch reads, if its zone may read it with this consumer (None: to be registered). Decided
     before any state is changed."""
     if consumer is None:
+        if (refusal := check_consumer_name(request.consumer_name, asking_zone)) is not None:
+            return refusal
         if request.stream is None:
             return Refuse("unknown_consumer", f"no consumer {request.consumer_name!r}")
         if request.stream not in exports:
             return not_exported(request.stream, asking_zone)
-        if consumers_of_zone >= CONSUMERS_PER_ZONE_MAX:
-            return Refuse("too_many_consumers", f"{asking_zone} has {consumers_of_zone} consumers")
         return request.stream
     own = check_consumer(request.consumer_name, asking_zone, exports, consumer)
     if isinstance(own, Refuse):
@@ -97,6 +101,8 @@ def check_consumer(
     name: str, asking_zone: str, exports: frozenset[str], consumer: Consumer | None
 ) -> Consumer | Refuse:
     """The consumer, if it exists and the zone may use it."""
+    if (refusal := check_consumer_name(name, asking_zone)) is not None:
+        return refusal
     if consumer is None:
         return Refuse("unknown_consumer", f"no consumer {name!r}")
     if consumer.zone != asking_zone:

@@ -22,6 +22,8 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetCursor,
+    UnregisterAnswer,
+    UnregisterConsumer,
 )
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import (
@@ -29,6 +31,7 @@ from agent.replication.serving.admission import (
     LogView,
     admit_fetch,
     check_consumer,
+    check_consumer_name,
     check_offsets,
     decide_fetch,
 )
@@ -53,8 +56,7 @@ class ConsumerCore:
         """FetchFacts: a page, once there is one or `wait_ms` has passed."""
         zone, name = self.caller.zone, request.consumer_name
         consumer = yield from effects.FindConsumer(name)
-        owned = 0 if consumer else (yield from effects.CountConsumers(zone))
-        stream = admit_fetch(request, zone, self.exports, consumer, owned)
+        stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
         # 0030: offsets of another epoch, or beyond the end, neither release facts nor select any.
@@ -76,7 +78,7 @@ class ConsumerCore:
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming: Confirming | None = None
         if request.confirm is not None:  # written while the page is read
-            confirming = yield from effects.StartConfirm(name, zone, request.confirm, shown)
+            confirming = yield from effects.StartConfirm(name, zone, request.confirm, shown, request.epoch)
         position, frontier = request.after_offset, consumer.frontier
         if position is None:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
@@ -114,7 +116,7 @@ class ConsumerCore:
         # 0036: the store compares the lease once more in the transaction that confirms.
         lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
-        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown)
+        confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown, request.epoch)
         frontier = yield from effects.AwaitConfirm(confirming)
         return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
 
@@ -132,6 +134,16 @@ class ConsumerCore:
             end_offset=now.end_offset,
         )
         return Reply(answer, [])
+
+    def unregister(self, request: UnregisterConsumer) -> Steps:
+        """UnregisterConsumer: the consumer is gone. Also where its stream is no longer exported to the zone."""
+        name, zone = request.consumer_name, self.caller.zone
+        if (refusal := check_consumer_name(name, zone)) is not None:
+            return refusal
+        # 0036: the store compares the lease in the transaction that removes the consumer.
+        shown = LeaseClaim(self.caller.instance, request.lease)
+        was_registered = yield from effects.Unregister(name, zone, shown)
+        return Reply(UnregisterAnswer(**self._own, was_registered=was_registered), [])
 
     # --------------------------------------------------------------------------------------------------------- internal
 
@@ -151,12 +163,23 @@ class ConsumerCore:
         """Why the offsets of a request cannot be of this log."""
         now = yield from effects.GetStreamState(stream, self.caller.zone)
         refusal = check_offsets(LogView(self.epoch, now.end_offset), request.epoch, after_offset, confirm)
-        # 0030: offsets of this epoch beyond the end: the peer is wrong, or this store is an old copy. The store
-        # decides.
         if refusal is not None and request.epoch == self.epoch:
-            zone = self.caller.zone
-            why = f"consumer {request.consumer_name} of {zone} has read more: {refusal.message}"
-            yield from effects.ReportPeerAhead(zone, why)
+            return (
+                yield from self._refuse_claim(request, Refuse(refusal.code, f"it has read more: {refusal.message}"))
+            )
+        return refusal
+
+    def _refuse_claim(self, request: FetchFacts | ConfirmReceipt, refusal: Refuse) -> _Some[Refuse]:
+        """The peer claims facts of this epoch that are not here: it is wrong, or this store is an old copy.
+
+        0030: its word alone moves nothing but an incident; a proof begins a new epoch, under which the node goes on.
+        """
+        zone = self.caller.zone
+        why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
+        if (yield from effects.IsProven(zone, request)):
+            yield from effects.BeginEpoch(why)
+            return Refuse("epoch_changed", "this store was an old copy and has begun a new epoch")
+        yield from effects.ReportPeerAhead(zone, why)
         return refusal
 
     def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
@@ -176,15 +199,12 @@ class ConsumerCore:
         if why is None and (
             origin_head or (last_batch and not (yield from effects.HasServed(stream, zone, last_batch)))
         ):
-            why = yield from effects.CompareHistory(stream, last_batch, origin_head)
-        if why is None:
-            return None
-        yield from effects.ReportPeerAhead(zone, f"consumer {request.consumer_name} of {zone}: {why}")
-        return Refuse("history_differs", why)
+            why = yield from effects.CompareHistory(stream, zone, last_batch, origin_head)
+        return None if why is None else (yield from self._refuse_claim(request, Refuse("history_differs", why)))
 
     def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
-        which is nearly always; else the store decides, and raises for a caller that is fenced."""
+        which is nearly always; else the store decides, and raises for a caller that is refused."""
         if decide_lease(consumer.lease, shown) == consumer.lease:
             return consumer.lease
         lease = yield from effects.HoldLease(name, shown)
@@ -213,6 +233,8 @@ class ConsumerCore:
         zone, waited_ns = self.caller.zone, 0
         while True:
             now = yield from effects.GetStreamState(stream, zone)
+            if now.epoch != self.epoch:  # 0030: a new epoch has begun while this fetch waited
+                return Refuse("epoch_changed", f"epoch {self.epoch} of this store is over"), waited_ns
             due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):
                 return due, waited_ns

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Consumer
-from agent.replication.protocol.messages import Confirm
+from agent.replication.protocol.messages import Confirm, ConfirmReceipt, FetchFacts
 from agent.replication.serving.outcomes import Outcome, Refuse
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageRead
@@ -47,8 +47,10 @@ class Confirming(Protocol):
 
 
 class StreamState(NamedTuple):
-    """A stream at one moment: its end, how many fetches of the zone are parked, and the monotonic clock in ms."""
+    """A stream at one moment: the store's epoch, the stream's end, how many fetches of the zone are parked, and the
+    monotonic clock in ms."""
 
+    epoch: str
     end_offset: int
     parked_of_zone: int
     now_ms: int
@@ -69,13 +71,6 @@ class FindConsumer(Effect[Consumer | None]):
 
 
 @dataclass(frozen=True, slots=True)
-class CountConsumers(Effect[int]):
-    """How many consumers a zone has registered. From memory."""
-
-    zone: str
-
-
-@dataclass(frozen=True, slots=True)
 class GetStreamState(Effect[StreamState]):
     """Look at a stream and at the parked fetches of a zone. From memory."""
 
@@ -85,9 +80,25 @@ class GetStreamState(Effect[StreamState]):
 
 @dataclass(frozen=True, slots=True)
 class ReportPeerAhead(Effect[None]):
-    """Report to the store that a peer has facts of this epoch that are not here."""
+    """Record, at most once in a while for each zone, that a peer claims facts of this epoch that are not here."""
 
     zone: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class IsProven(Effect[bool]):
+    """Whether a request proves its claim: that this store has written facts of this epoch that it does not hold. From
+    memory."""
+
+    zone: str
+    request: FetchFacts | ConfirmReceipt
+
+
+@dataclass(frozen=True, slots=True)
+class BeginEpoch(Effect[None]):
+    """Have the store begin a new epoch, durably."""
+
     why: str
 
 
@@ -114,18 +125,29 @@ class CompareHistory(Effect[str | None]):
     """How the batches that a peer names contradict the stored ones; None where they do not. Reads the disk."""
 
     stream: str
+    zone: str
     last_batch: BatchEnd | None
     origin_head: BatchEnd | None
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterConsumer(Effect[Consumer]):
-    """Register a consumer, durably."""
+    """Register a consumer, durably, if the zone may have one more. The store raises its error where it may not."""
 
     name: str
     zone: str
     stream: str
     start: Literal["oldest", "end"] | int
+
+
+@dataclass(frozen=True, slots=True)
+class Unregister(Effect[bool]):
+    """Remove a consumer, durably, and end its parked fetch; False where there was none. The store raises its error for
+    a caller that is fenced."""
+
+    name: str
+    zone: str
+    shown: LeaseClaim
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +177,7 @@ class StartConfirm(Effect[Confirming]):
     zone: str
     confirm: Confirm
     shown: LeaseClaim
+    epoch: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,19 +18,27 @@ from typing import Any
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, GetLatest, Request, operation_of
+from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
+from agent.replication.protocol.messages import (
+    ConfirmReceipt,
+    FetchFacts,
+    GetCursor,
+    GetLatest,
+    Request,
+    UnregisterConsumer,
+    operation_of,
+)
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import STATELESS, Consumers, Context, Latest
+from agent.replication.serving.operations import STATELESS, Consumers, Context, IsProven, Latest, never_proven
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
+from agent.replication.serving.turns import Turns
 from agent.telemetry import Side, Span, Telemetry
 
-REQUESTS_PER_ZONE_MAX = 64
-"""Open requests of one zone, parked ones included; further ones are dropped and sent again by the peer."""
-READER_THREADS = 2
-"""One page being read while another waits for the disk; each has a connection of its own."""
+READER_THREADS = READS_MAX + 1
+"""One for each page being read, with a connection of its own, and one for a search for latest values."""
 
 _Handler = Callable[[Caller, Any], Awaitable[Outcome]]
 
@@ -51,7 +59,7 @@ class ServerStatistics:
 
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds latest values; `refusals` maps the store's errors to codes; any other of
+    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `refusals` maps the store's errors to codes; any other of
     `store_errors` is answered `store_unavailable`."""
 
     def __init__(
@@ -65,6 +73,8 @@ class Server:
         appends: Mapping[str, frozenset[str]] | None = None,
         look_up: LookUp | None = None,
         telemetry: Telemetry | None = None,
+        is_proven: IsProven = never_proven,
+        limits: Mapping[str, PeerLimits] | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._link = link
@@ -73,12 +83,18 @@ class Server:
         self._store_errors = store_errors
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
-        self._context = Context(link, store, exported, self._telemetry, appends or {})
+        self._context = Context(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {})
+        self._context.on_answer_lost = self._not_sent
+        self._arrivals: Turns[tuple[Caller, Incoming]] = Turns(
+            STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin
+        )
+        self._is_alarm_set = False
         self._consumers = Consumers(self._context)
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._consumers.fetch,
             ConfirmReceipt: self._consumers.confirm,
             GetCursor: self._consumers.get_cursor,
+            UnregisterConsumer: self._consumers.unregister,
             **{kind: partial(operation, self._context) for kind, operation in STATELESS.items()},
         }
         if look_up is not None:
@@ -122,11 +138,40 @@ class Server:
         caller = check_arrival(incoming, self._store.zone, self._peers)
         if isinstance(caller, Drop):
             self._drop(caller.reason, incoming.topic)
-        elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_PER_ZONE_MAX:
+        elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_OPEN_MAX:
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
         else:
             self._open_requests[caller.zone] += 1
-            self._group.create_task(self._handle(caller, incoming), name=f"serve {caller.zone}")
+            self._arrivals.add(caller.zone, (caller, incoming))
+            self._begin_requests()
+
+    def _begin_requests(self) -> None:
+        """Begin the requests whose turn it is: a few of each zone in one turn of the event loop, as its limit allows."""
+        if self._group is None:  # the server is being stopped
+            return
+        while (arrived := self._arrivals.take()) is not None:
+            zone = arrived[0].zone
+            self._context.pacer.request_begins(zone, self._context.now_ms())
+            self._group.create_task(self._begin(*arrived), name=f"serve {zone}")
+        now_ms = self._context.now_ms()
+        due = [self._context.pacer.request_ready_ms(zone, now_ms) for zone in self._arrivals.zones_waiting()]
+        if not self._is_alarm_set and any(at_ms > now_ms for at_ms in due):
+            self._is_alarm_set = True
+            at_ms = min(at_ms for at_ms in due if at_ms > now_ms)
+            self._context.call_later((at_ms - now_ms) / 1000, self._alarm)
+
+    def _alarm(self) -> None:
+        self._is_alarm_set = False
+        self._begin_requests()
+
+    def _may_begin(self, zone: str) -> bool:
+        now_ms = self._context.now_ms()
+        return self._context.pacer.request_ready_ms(zone, now_ms) <= now_ms
+
+    async def _begin(self, caller: Caller, incoming: Incoming) -> None:
+        self._arrivals.end(caller.zone)
+        self._begin_requests()
+        await self._handle(caller, incoming)
 
     def _drop(self, reason: DropReason, topic: str) -> None:
         if not self._drops[reason.value]:
@@ -152,7 +197,7 @@ class Server:
         except self._store_errors as error:
             outcome = self._store_refused(caller, error)
         except TransportError as error:
-            self._not_sent(caller, error)
+            self._not_sent(caller.zone, error)
             self._telemetry.fail(span, "answer_not_sent")
             return
         except asyncio.CancelledError:
@@ -170,10 +215,8 @@ class Server:
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
-                if self._send(caller, encode_answer(answer, attachment)):
-                    self._telemetry.stop(span, waited_ns, facts=facts)
-                else:
-                    self._telemetry.fail(span, "answer_not_sent")
+                self._send(caller, encode_answer(answer, attachment))
+                self._telemetry.stop(span, waited_ns, facts=facts)
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))
@@ -195,21 +238,16 @@ class Server:
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
-    def _send(self, caller: Caller, payload: bytes) -> bool:
-        """Send an answer; whether the connection accepted it."""
+    def _send(self, caller: Caller, payload: bytes) -> None:
+        """Send an answer when it is the zone's turn."""
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
-        try:
-            self._link.require().publish_answer(topic, payload, caller.correlation)
-            self._bytes_sent += len(payload)
-        except TransportError as error:
-            self._not_sent(caller, error)
-            return False
-        return True
+        self._bytes_sent += len(payload)
+        self._context.send(caller.zone, topic, payload, caller.correlation)
 
-    def _not_sent(self, caller: Caller, error: TransportError) -> None:
+    def _not_sent(self, zone: str, error: TransportError) -> None:
         """Count an answer that was not sent; the requester asks again."""
         self._drops["answer_not_sent"] += 1
-        _log.debug("answer_not_sent", extra={"peer": caller.zone, "reason": str(error)})
+        _log.debug("answer_not_sent", extra={"peer": zone, "reason": str(error)})
 
 
 def _decoded(payload: bytes) -> Request | MalformedMessage:

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import ConsumerFenced, UnknownConsumer
+from agent.fact_store.log.errors import (
+    ConsumerFenced,
+    ConsumerNotYours,
+    LeaseUnknown,
+    TooManyConsumers,
+    UnknownConsumer,
+)
 from agent.lease import LEASE_EPOCH_MAX, NO_LEASE, Lease, LeaseClaim
-from tests.fact_store.making import TELEMETRY, done, failed, plant, samples
+from tests.fact_store.making import LIMIT_S, TELEMETRY, done, failed, plant, samples
 
 NAME = "idmz.telemetry"
 
@@ -59,13 +65,48 @@ def test_a_fenced_instance_confirms_nothing(tmp_path: Path) -> None:
         assert done(store.consumers.confirm(NAME, 4)) == 4
 
 
-def test_a_confirmation_may_bring_the_lease(tmp_path: Path) -> None:
-    """A store that does not have the lease, because it is new or was restored, accepts it with its epoch."""
+def test_a_lease_that_was_never_granted_changes_nothing(tmp_path: Path) -> None:
+    """Shown to a store that has not granted it, a lease of any epoch is refused, moves nothing, and jams nothing: the
+    next instance that requests one gets the next epoch."""
     with plant(tmp_path) as store:
         registered(store)
-        assert done(store.consumers.confirm(NAME, 5, shown=LeaseClaim("one", 7))) == 5
+        for epoch in (1, 7, LEASE_EPOCH_MAX):
+            claim = LeaseClaim("one", epoch)
+            assert isinstance(failed(store.consumers.hold_lease(NAME, claim)), LeaseUnknown)
+            assert isinstance(failed(store.consumers.confirm(NAME, 5, shown=claim)), LeaseUnknown)
+            assert isinstance(failed(store.consumers.unregister(NAME, "idmz", claim)), LeaseUnknown)
+        assert lease(store) == NO_LEASE
+        assert done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0))) == Lease(1, "two")
+
+
+def test_its_owner_unregisters_a_consumer(tmp_path: Path) -> None:
+    """At once, durably, and only under the lease in force; a repeat finds nothing to do; another zone may not."""
     with plant(tmp_path) as store:
-        assert lease(store) == Lease(7, "one")
+        registered(store)
+        done(store.consumers.hold_lease(NAME, LeaseClaim("one", 0)))
+        done(store.consumers.hold_lease(NAME, LeaseClaim("two", 0)))
+        unregister = store.consumers.unregister
+        assert isinstance(failed(unregister(NAME, "idmz", LeaseClaim("one", 1))), ConsumerFenced)
+        assert isinstance(failed(unregister(NAME, "cloud", LeaseClaim("two", 2))), ConsumerNotYours)
+        assert store.consumers.get(NAME) is not None
+        assert done(unregister(NAME, "idmz", LeaseClaim("two", 2))) is True
+        assert done(unregister(NAME, "idmz", LeaseClaim("two", 2))) is False
+    with plant(tmp_path) as store:
+        assert store.consumers.get(NAME) is None
+
+
+def test_the_limit_of_consumers_holds_for_requests_that_come_together(tmp_path: Path) -> None:
+    """Forty registrations in one commit: exactly as many as the zone may have are registered, and another zone's is not
+    refused for them. A name that is registered already does not count twice."""
+    with plant(tmp_path) as store:
+        registering = [
+            store.consumers.register(f"idmz.{number}", "idmz", TELEMETRY, zone_max=8) for number in range(40)
+        ]
+        errors = [one.exception(LIMIT_S) for one in registering]
+        assert [type(one) for one in errors if one is not None] == [TooManyConsumers] * 32
+        assert len(store.consumers.all()) == 8
+        assert done(store.consumers.register("idmz.0", "idmz", TELEMETRY, zone_max=8)).zone == "idmz"
+        assert done(store.consumers.register("cloud.0", "cloud", TELEMETRY, zone_max=8)).zone == "cloud"
 
 
 def test_invalid_leases_are_refused(tmp_path: Path) -> None:

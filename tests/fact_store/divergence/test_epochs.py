@@ -11,10 +11,10 @@ import pytest
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence import witness
-from agent.fact_store.divergence.epoch_rules import PEER_EPOCHS_APART_MS, Witness, may_begin_for_peer, restored_because
+from agent.fact_store.divergence.epoch_rules import Witness, restored_because
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
-from agent.fact_store.log.errors import StoreDamaged, StoreForeign, StoreForked
+from agent.fact_store.log.errors import EpochEnded, StoreDamaged, StoreForeign
 from agent.pages import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.durability.faults import Faults, broken_error
 from tests.fact_store.making import (
@@ -29,6 +29,7 @@ from tests.fact_store.making import (
     message,
     parsed,
     samples,
+    sealed_in,
     tag,
     values_in,
 )
@@ -151,21 +152,48 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
             assert len(notices(again, "epoch_began")) == 1
 
 
-def test_a_peer_may_cause_one_epoch_a_week(tmp_path: Path) -> None:
-    """A store whose peer claims later facts ends with StoreForked and continues in a new epoch; the next such claim is
-    an incident."""
+def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
+    """A peer claims facts that were never written here: the epoch stays, the store goes on, and one incident names the
+    peer and the command that begins a new epoch."""
     with node(tmp_path) as store:
         fill(store, 1)
         epoch = store.epoch
-        store.peer_is_ahead("idmz", "idmz has read up to 99")
-        assert isinstance(failed(store.ended), StoreForked)
-    with node(tmp_path) as store:
-        assert store.epoch != epoch
-        assert notices(store, "epoch_began")[0]["because"] == "idmz has read up to 99"
-        store.peer_is_ahead("idmz", "idmz has read up to 999")
+        for claimed in (99, 999):
+            store.peer_is_ahead("idmz", f"idmz has read up to {claimed}")
         fill(store, 11)
-        assert {one.kind for one in store.incidents()} == {"epoch", "ahead"}
+        assert store.epoch == epoch
+        (incident,) = store.incidents()
+        assert (incident.kind, incident.subject, incident.count) == ("ahead", "peer idmz", 2)
+        assert "bsfg store new-epoch" in incident.detail
         assert values_in(store) == list(range(1, 21))
+
+
+def test_an_epoch_begins_while_the_store_runs(tmp_path: Path) -> None:
+    """The store goes on under a new epoch without being closed: tags keep their numbers, subscribers hear of each
+    stream, confirmations for the old epoch are refused, and an opening later finds the same epoch."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        assert store.read(TELEMETRY, 0, 100, 10**6).batches
+        done(store.consumers.register("idmz.facts", "idmz", TELEMETRY))
+        heard = list[object]()
+        store.on_commit(heard.append)
+        old = store.epoch
+        now = done(store.begin_epoch("an operator says so"))
+        assert store.origin == now
+        assert now.epoch != old
+        assert {TELEMETRY, OPERATIONAL} <= set(heard[-1])  # type: ignore[call-overload]
+        assert isinstance(failed(store.consumers.confirm("idmz.facts", 5, epoch=old)), EpochEnded)
+        assert done(store.consumers.confirm("idmz.facts", 10, epoch=now.epoch)) == 10
+        assert done(store.appends.define([tag(1)])) == [1]
+        fill(store, 11)
+        assert values_in(store) == list(range(1, 21))
+        headers = [parse(one).header for one in sealed_in(store)]
+        assert [(one.origin.epoch == old, one.first_sequence) for one in headers] == [(True, 1), (False, 1)]
+        (incident,) = store.incidents()
+        assert (incident.kind, "an operator says so" in incident.detail) == ("epoch", True)
+    with node(tmp_path) as store:
+        assert store.origin == now
+        chain_is_whole(store)
 
 
 def test_when_a_store_is_an_old_copy() -> None:
@@ -178,10 +206,6 @@ def test_when_a_store_is_an_old_copy() -> None:
     assert "11" in str(restored_because(Witness("e2", {"a": 11}), "e2", {"e1", "e2"}, ends))
     assert "c ends at 0" in str(restored_because(Witness("e2", {"c": 1}), "e2", {"e2"}, ends))
     assert "e3" in str(restored_because(Witness("e3", {}), "e2", {"e1", "e2"}, ends))
-    assert may_begin_for_peer(0, PEER_EPOCHS_APART_MS)
-    assert not may_begin_for_peer(1, PEER_EPOCHS_APART_MS)
-    assert not may_begin_for_peer(1, 1)
-    assert may_begin_for_peer(10 * PEER_EPOCHS_APART_MS, 1), "a clock that was wrong may not keep it off for years"
 
 
 def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ once."""
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,9 @@ from agent.batch import Kind, open_samples, parse
 from agent.fact_store import FactStore
 from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
-from agent.fact_store.log.errors import StoreForked, StoreUnusable
+from agent.fact_store.log.errors import EpochChanging, StoreFailed, StoreFull
 from agent.fact_store.sqlite.transaction import Transaction
+from agent.pages import Page
 from tests.fact_store.divergence.test_epochs import fill, notices, pull
 from tests.fact_store.making import (
     AT_ONCE,
@@ -31,7 +31,6 @@ from tests.fact_store.making import (
     tag,
     values_in,
 )
-from tests.waiting import wait_until
 
 BEFORE, LOST, ANEW = [*range(1, 21)], [*range(21, 61)], [*range(1001, 1101)]
 """What was in the copy; what only the peer has; what the copy recorded since."""
@@ -76,17 +75,8 @@ def grow(store: FactStore) -> None:
 
 
 def begin_anew(store: FactStore) -> None:
-    """A peer makes a claim that contradicts the store."""
-    store.peer_is_ahead("idmz", "idmz holds other facts")
-    assert isinstance(failed(store.ended), StoreForked)
-
-
-def is_readable(store: FactStore) -> bool:
-    """Whether a read is not refused for an epoch that is due."""
-    try:
-        return bool(store.read(TELEMETRY, 0, 10, 10**6).batches)
-    except StoreForked:
-        return False
+    """It is known that the store is an old copy."""
+    done(store.begin_epoch("idmz holds other facts"))
 
 
 def full(*_: object, **__: object) -> None:
@@ -119,7 +109,6 @@ def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
         grow(store)
         old = store.epoch
         begin_anew(store)
-    with opened(copy) as store:
         assert values_in(store) == BEFORE + ANEW
         assert ids_in(store)[:2] == ["before", "since"]
         assert done(store.appends.append_message(OPERATIONAL, message("since"))).outcome == "noop_already_applied"
@@ -167,14 +156,19 @@ def test_facts_that_were_read_keep_their_origin(copy: Path, early: FactStore) ->
     assert is_sound(copy)
 
 
+def damage(transaction: Transaction) -> None:
+    """The disk changes the batch of offsets 51 to 60."""
+    transaction.set_new_epoch_because("the trigger lets batches be changed")
+    transaction._execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = 51 AND last_offset = 60")
+    transaction._execute("UPDATE store SET new_epoch_because = NULL")
+
+
 def test_damage_is_not_resealed(copy: Path) -> None:
     """A stream with a damaged batch stays as it is, with its hole; other streams are resealed."""
     with opened(copy) as store:
         grow(store)
+        done(store._writer.submit("damage", damage))
         begin_anew(store)
-    with closing(sqlite3.connect(copy / "facts.db", isolation_level=None)) as found:
-        found.execute("UPDATE batch SET body = zeroblob(length(body)) WHERE first_offset = 51 AND last_offset = 60")
-    with opened(copy) as store:
         (notice,) = notices(store, "epoch_began")
         assert notice["sealed_anew"] == [{"stream": OPERATIONAL, "first_offset": 2, "last_offset": 2, "facts": 1}]
         page = store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING)
@@ -188,10 +182,8 @@ def sealed_in_quietly(store: FactStore) -> list[bytes]:
 
 
 def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk fails between two batches: nothing is resealed, and the next opening reseals all."""
-    with opened(copy) as store:
-        grow(store)
-        begin_anew(store)
+    """The process dies between two batches: nothing is resealed, the epoch has not begun, and beginning it again
+    reseals nothing, since the facts may have been read in the life before."""
     reseal, left = Transaction.reseal, [4]
 
     def dying(*arguments: object) -> None:
@@ -200,26 +192,32 @@ def test_an_interrupted_reseal_is_repeated(copy: Path, early: FactStore, monkeyp
             raise disk_error("SQLITE_IOERR_WRITE")
         reseal(*arguments)  # type: ignore[arg-type]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Transaction, "reseal", dying)
-        with pytest.raises(StoreUnusable):
-            opened(copy)
     with opened(copy) as store:
+        grow(store)
+        old = store.epoch
+        monkeypatch.setattr(Transaction, "reseal", dying)
+        assert isinstance(failed(store.begin_epoch("asked")), StoreFailed)
+    monkeypatch.undo()
+    with opened(copy) as store:
+        assert store.epoch == old
         assert values_in(store) == BEFORE + ANEW
+        begin_anew(store)
+        (notice,) = notices(store, "epoch_began")
+        assert "sealed_anew" not in notice
         pull(store, early)
-        assert values_in(early) == BEFORE + LOST + ANEW
+        assert samples_in(early)[: len(BEFORE + LOST)] == BEFORE + LOST
+    assert is_sound(copy)
 
 
 def test_on_a_full_disk_the_epoch_begins_without_resealing(
     copy: Path, early: FactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a full disk the epoch begins without resealing: a node that does not start would be worse than facts that keep
-    their name."""
+    """On a full disk the epoch begins without resealing: a node whose peers are refused would be worse than facts that
+    keep their name."""
     with opened(copy) as store:
         grow(store)
+        monkeypatch.setattr(Transaction, "reseal", full)
         begin_anew(store)
-    monkeypatch.setattr(Transaction, "reseal", full)
-    with opened(copy) as store:
         (notice,) = notices(store, "epoch_began")
         assert "sealed_anew" not in notice
         assert values_in(store) == BEFORE + ANEW
@@ -249,33 +247,55 @@ def test_relayed_facts_are_not_resealed(copy: Path, early: FactStore) -> None:
     assert is_sound(copy)
 
 
-def test_no_unread_fact_is_read_once_an_epoch_is_due() -> None:
-    """Between the request for a new epoch and the store's end no unread fact can be read; where the store does not end,
-    reads continue."""
+def test_no_unread_fact_is_read_while_an_epoch_begins() -> None:
+    """From the moment at which unread facts are known until they have their new names no fact can be read, and a page
+    that was being read then is dropped; afterwards reads continue."""
     seen = ReadHighWater({TELEMETRY: 20})
-    seen.record(TELEMETRY, 15)
-    seen.record(TELEMETRY, 30)
-    seen.record(OPERATIONAL, 1)
+    first = seen.generation
+    seen.record(TELEMETRY, 15, first)
+    seen.record(TELEMETRY, 30, first)
+    seen.record(OPERATIONAL, 1, first)
     assert seen.freeze() == {TELEMETRY: 30, OPERATIONAL: 1}
-    with pytest.raises(StoreForked):
-        seen.record(TELEMETRY, 40)
+    with pytest.raises(EpochChanging):
+        seen.record(TELEMETRY, 40, first)
     seen.thaw()
-    seen.record(TELEMETRY, 40)
+    with pytest.raises(EpochChanging):
+        seen.record(TELEMETRY, 40, first)
+    seen.record(TELEMETRY, 40, seen.generation)
     assert seen.freeze() == {TELEMETRY: 40, OPERATIONAL: 1}
 
 
-def test_a_failed_request_for_an_epoch_does_not_stop_readers(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the disk is full when a new epoch is required, the store continues, can be read, and the request can be
+def test_a_page_read_before_the_epoch_is_dropped(copy: Path) -> None:
+    """A page was read and not yet returned when the epoch began: its facts have other names now, so the reader is told
+    to read again."""
+    with opened(copy) as store:
+        grow(store)
+        read = store._read
+
+        def slow(*arguments: object) -> Page:
+            page = read(*arguments)  # type: ignore[arg-type]
+            begin_anew(store)
+            return page
+
+        store._read = slow  # type: ignore[assignment]
+        with pytest.raises(EpochChanging):
+            store.read(TELEMETRY, 0, 1000, 10**6)
+        store._read = read  # type: ignore[method-assign]
+        assert values_in(store) == BEFORE + ANEW
+
+
+def test_a_failed_epoch_does_not_stop_readers(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the disk is full when a new epoch is begun, the store continues, can be read, and the request can be
     repeated."""
     with opened(copy) as store:
+        old = store.epoch
         with monkeypatch.context() as patch:
-            asked = list[bool]()
-            patch.setattr(Transaction, "require_new_epoch", lambda *_, **__: asked.append(True) or full())
-            store.peer_is_ahead("idmz", "asked")
-            wait_until(lambda: asked and is_readable(store), "reads continue")
+            patch.setattr(Transaction, "set_epoch", full)
+            assert isinstance(failed(store.begin_epoch("asked")), StoreFull)
         assert store.read(TELEMETRY, 0, 10, 10**6).batches
-        store.peer_is_ahead("idmz", "asked again")
-        assert isinstance(failed(store.ended), StoreForked)
+        assert store.epoch == old
+        begin_anew(store)
+        assert store.epoch != old
 
 
 def test_a_resealed_batch_has_the_same_content(copy: Path) -> None:

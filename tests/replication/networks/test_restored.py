@@ -10,7 +10,6 @@ import pytest
 
 from agent.batch import open_samples, parse
 from agent.fact_store import FactStore, StoreSettings
-from agent.fact_store.log.errors import StoreForked
 from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -23,18 +22,22 @@ def values(store: FactStore) -> list[float]:
     return [float(value) for one in sealed(store) for value in open_samples(parse(one)).values]  # type: ignore[arg-type]
 
 
-def plant_at(broker: Mosquitto, folder: Path) -> Node:
-    """The plant's node, which serves idmz."""
+def plant_at(broker: Mosquitto, folder: Path, *, is_proven: bool = False) -> Node:
+    """The plant's node, which serves idmz. `is_proven`: its claims count as proven."""
     node = Node.open(
         broker, "plant-a", folder, StoreSettings(batch_facts_target=50)
     )  # the resealed facts are six batches
-    node.serve({"idmz": [STREAM]})
+    node.serve({"idmz": [STREAM]}, is_proven=lambda *_: is_proven)
     return node
 
 
-def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, tmp_path: Path) -> None:
-    """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The plant closes it and
-    continues with a new epoch; the reader, never restarted, gets the old and the new facts, each once."""
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
+    broker: Mosquitto, tmp_path: Path, *, is_proven: bool
+) -> None:
+    """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The reader is refused, and
+    another zone that reads from the copy is served, until the store begins a new epoch: by the reader's proof, or by
+    hand, where its word proves nothing. No process ends, and the reader gets the old and the new facts, each once."""
 
     async def scenario() -> None:
         plant = plant_at(broker, tmp_path)
@@ -57,24 +60,25 @@ def test_a_copy_that_has_grown_past_its_reader_loses_nothing(broker: Mosquitto, 
             plant.store.close()
             for file in files:
                 shutil.copy(image / file, tmp_path)
-            plant = plant_at(broker, tmp_path)
+            plant = plant_at(broker, tmp_path, is_proven=is_proven)
             await plant.append(1_000, 300)
             old = plant.store.epoch
             async with plant.running():
-                await wait_until_async(plant.store.ended.done, "the store to end")
-                assert isinstance(plant.store.failure, StoreForked)
-            plant.store.close()
-            plant = plant_at(broker, tmp_path)
-            assert plant.store.epoch != old
-            async with plant.running():
+                if not is_proven:
+                    await wait_until_async(plant.store.incidents, "the incident")
+                    await wait_until_async(lambda: "history_differs" in (puller.statistics().lost_reason or ""), "loss")
+                    assert (idmz.store.end_offset(STREAM), plant.store.epoch) == (200, old)
+                    await asyncio.wrap_future(plant.store.begin_epoch("an operator says so"))
                 await idmz.wait_end(500)
                 await wait_until_async(lambda: puller.statistics().frontier == 400, "confirmation")
+                assert plant.store.epoch != old
         numbers = [*range(200), *range(1_000, 1_300)]
         assert values(idmz.store) == [float(number) for number in numbers]
         assert values(plant.store) == [float(number) for number in numbers[:100] + numbers[200:]]
-        assert idmz.store.incidents() == []
-        (incident,) = plant.store.incidents()
-        assert f"300 of {STREAM} from offset 101" in incident.detail
+        assert {one.kind for one in idmz.store.incidents()} <= (set() if is_proven else {"pull_stands"})
+        kinds = {one.kind: one.detail for one in plant.store.incidents()}
+        assert kinds.keys() == ({"epoch"} if is_proven else {"epoch", "ahead"})
+        assert f"300 of {STREAM} from offset 101" in kinds["epoch"]
         for node in (plant, idmz):
             node.store.close()
 

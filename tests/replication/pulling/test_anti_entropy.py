@@ -28,9 +28,9 @@ from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import Priority, TokenBucket
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto

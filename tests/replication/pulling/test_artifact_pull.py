@@ -11,10 +11,10 @@ from agent.pages import ArtifactReference
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import TokenBucket
 
 EPOCH = "0" * 32
 BLOB = b"some report " * 100_000

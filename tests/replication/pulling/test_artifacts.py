@@ -17,10 +17,10 @@ from agent.message import Envelope, Fact, Message, canonical_json
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ObjectAnswer, PutAnswer, PutObject
+from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import artifact_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import TokenBucket
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto

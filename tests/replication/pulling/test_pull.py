@@ -17,7 +17,7 @@ from agent.fact_store import FactStore, StoreFull, StoreSettings, StreamSettings
 from agent.message import Sample
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import Asking
-from agent.replication.pulling.token_bucket import TokenBucket
+from agent.replication.protocol.token_bucket import TokenBucket
 from tests.replication.nodes import IMPATIENT, STREAM, Node, define, samples, sealed
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async

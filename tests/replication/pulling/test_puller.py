@@ -43,7 +43,8 @@ from agent.replication.protocol.messages import (
 )
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import Asking, ReceiverSettings
-from agent.replication.pulling import Puller, PullSettings, TokenBucket, puller
+from agent.replication.protocol.token_bucket import TokenBucket
+from agent.replication.pulling import Puller, PullSettings, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async

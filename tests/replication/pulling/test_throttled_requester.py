@@ -11,9 +11,9 @@ from agent.node.node import Node, compare
 from agent.replication.mqtt.requester import Reply
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
+from agent.replication.protocol.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.replication.pulling.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
 
 RATE = 100_000
 ANSWER_BYTES = 50_000

@@ -70,27 +70,27 @@ def fetch(**fields: object) -> FetchFacts:
 
 
 @pytest.mark.parametrize(
-    "request_, consumer, owned, code",
+    "request_, consumer, code",
     [
-        (fetch(), None, 0, "unknown_consumer"),
-        (fetch(stream="facts.audit"), None, 0, "stream_not_exported"),
-        (fetch(stream=STREAM), None, admission.CONSUMERS_PER_ZONE_MAX, "too_many_consumers"),
-        (fetch(), Registered("enterprise", STREAM, 0), 0, "consumer_not_yours"),
-        (fetch(stream="facts.audit"), OWN, 1, "consumer_stream_mismatch"),
-        (fetch(), Registered("idmz", "facts.audit", 0), 1, "stream_not_exported"),
+        (fetch(), None, "unknown_consumer"),
+        (fetch(stream="facts.audit"), None, "stream_not_exported"),
+        (fetch(stream=STREAM, consumer_name="enterprise.facts.telemetry"), None, "consumer_not_yours"),
+        (fetch(), Registered("enterprise", STREAM, 0), "consumer_not_yours"),
+        (fetch(stream="facts.audit"), OWN, "consumer_stream_mismatch"),
+        (fetch(), Registered("idmz", "facts.audit", 0), "stream_not_exported"),
     ],
 )
-def test_fetch_is_refused(request_: FetchFacts, consumer: Registered | None, owned: int, code: str) -> None:
+def test_fetch_is_refused(request_: FetchFacts, consumer: Registered | None, code: str) -> None:
     """Each thing that stands against a fetch has its code; a consumer of another zone is not told its stream."""
-    refused = admission.admit_fetch(request_, "idmz", EXPORTS, consumer, owned)
+    refused = admission.admit_fetch(request_, "idmz", EXPORTS, consumer)
     assert isinstance(refused, Refuse)
     assert refused.code == code
 
 
 def test_fetch_is_admitted() -> None:
     """A known consumer goes on; an unknown one that names an exported stream is registered first."""
-    assert admission.admit_fetch(fetch(), "idmz", EXPORTS, OWN, 1) == STREAM
-    assert admission.admit_fetch(fetch(stream=STREAM), "idmz", EXPORTS, None, 0) == STREAM
+    assert admission.admit_fetch(fetch(), "idmz", EXPORTS, OWN) == STREAM
+    assert admission.admit_fetch(fetch(stream=STREAM), "idmz", EXPORTS, None) == STREAM
 
 
 def test_a_consumer_is_used_by_its_own_zone_alone() -> None:

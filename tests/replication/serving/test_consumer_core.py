@@ -18,22 +18,24 @@ from agent.replication.protocol.messages import (
     GetCursor,
     LastBatchEnd,
     OriginHead,
+    UnregisterConsumer,
 )
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
 from agent.replication.serving.consumer_effects import (
     AnnounceLease,
     AwaitConfirm,
+    BeginEpoch,
     BeginServing,
     CheckConfirm,
     CompareHistory,
-    CountConsumers,
     Effect,
     ExplainNeverServed,
     FindConsumer,
     GetStreamState,
     HasServed,
     HoldLease,
+    IsProven,
     Park,
     Parked,
     ReadPage,
@@ -55,7 +57,7 @@ PAGE = PageRead([(11, 20, 4)], [b"body" * 8], [], [], [], 20, 30)
 EMPTY = PageRead([], [], [], [], [], 30, 30)
 CONFIRMING: Any = object()
 """What a confirmation on its way is to the core."""
-MEMORY = (FindConsumer, CountConsumers, GetStreamState)
+MEMORY = (FindConsumer, GetStreamState)
 """Effects that look into memory and change nothing: left out of what is compared."""
 
 
@@ -66,6 +68,7 @@ class Shell:
     consumer: Registered | None = field(default_factory=lambda: Registered("idmz", STREAM, 10, Lease(3, "one")))
     end_offset: int = 30
     now_ms: int = 0
+    epoch: str = EPOCH
     page: PageRead | Refuse = field(default_factory=lambda: PAGE)
     answers: dict[type[Effect[Any]], Callable[[Any], object]] = field(default_factory=dict)
     effects: list[Effect[Any]] = field(default_factory=list)
@@ -87,14 +90,12 @@ class Shell:
         match effect:
             case FindConsumer():
                 return self.consumer
-            case CountConsumers():
-                return 0
             case GetStreamState():
-                return StreamState(self.end_offset, 0, self.now_ms)
+                return StreamState(self.epoch, self.end_offset, 0, self.now_ms)
             case RegisterConsumer():
                 self.consumer = Registered(effect.zone, effect.stream, 0)
                 return self.consumer
-            case HasServed():
+            case HasServed() | IsProven():
                 return False
             case StartConfirm():
                 return CONFIRMING
@@ -138,7 +139,7 @@ def test_a_page_read_ahead() -> None:
     answer = answer_of(shell.run(CORE.fetch(request, 0)))
     assert shell.acts == [
         ExplainNeverServed(STREAM, "idmz", 10),
-        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)),
+        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
         BeginServing(STREAM, "idmz"),
         ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz", {}),
         CheckConfirm(CONFIRMING),
@@ -245,12 +246,53 @@ def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
     ],
 )
 def test_offsets_that_cannot_be_of_this_log(fields: dict[str, object], code: str, *, is_reported: bool) -> None:
-    """They change nothing; where they are of this very epoch, the store is told that a peer is ahead of it."""
+    """They change nothing; where they are of this very epoch, and nothing proves them, an incident names the peer."""
     shell = Shell()
     outcome = shell.run(CORE.fetch(fetch(**fields), 0))
     assert isinstance(outcome, Refuse)
     assert outcome.code == code
-    assert shell.kinds == [ReportPeerAhead] * is_reported
+    assert shell.kinds == [IsProven, ReportPeerAhead] * is_reported
+
+
+def test_a_proof_begins_a_new_epoch() -> None:
+    """The same claim with a proof: the store begins a new epoch, the peer is answered so, and there is no incident."""
+    shell = Shell(answers={IsProven: lambda _: True})
+    request = fetch(after_offset=31)
+    outcome = shell.run(CORE.fetch(request, 0))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == "epoch_changed"
+    assert shell.kinds == [IsProven, BeginEpoch]
+    assert shell.acts[0] == IsProven("idmz", request)
+
+
+def test_a_fetch_that_waits_when_an_epoch_begins_is_told_so() -> None:
+    """What waited under the old epoch is not answered with facts: its offsets are of the old one."""
+
+    def begun(_: Park) -> Parked:
+        shell.epoch, shell.end_offset = "11" * 16, 31
+        return Parked(is_superseded=False, waited_ns=1)
+
+    shell = Shell(answers={Park: begun})
+    outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
+    assert isinstance(outcome, Refuse)
+    assert outcome.code == "epoch_changed"
+    assert ReadPage not in shell.kinds
+
+
+@pytest.mark.parametrize("name", ["enterprise.facts", "local.mes", "idmz", "idmz-2.facts", "plant-a.own"])
+def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
+    """Whether a consumer of that name exists makes no difference, in any operation."""
+    for consumer in (None, Registered("idmz", STREAM, 0), Registered("enterprise", STREAM, 0)):
+        for steps in (
+            CORE.fetch(fetch(consumer_name=name, stream=STREAM), 0),
+            CORE.confirm(ConfirmReceipt(consumer_name=name, offset=1)),
+            CORE.get_cursor(GetCursor(consumer_name=name)),
+            CORE.unregister(UnregisterConsumer(consumer_name=name)),
+        ):
+            shell = Shell(consumer)
+            outcome = shell.run(steps)
+            assert isinstance(outcome, Refuse)
+            assert (outcome.code, shell.kinds) == ("consumer_not_yours", [])
 
 
 TAKEN, HELD = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_sequence=7, digest="bb" * 16)
@@ -269,7 +311,7 @@ def test_history_is_compared_before_anything_is_written(fields: dict[str, object
     shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
     outcome = shell.run(CORE.fetch(fetch(stream=STREAM, confirm=CONFIRM, **fields), 0))
     assert outcome == Refuse("history_differs", "it differs")
-    assert shell.kinds == [*kinds, ReportPeerAhead]
+    assert shell.kinds == [*kinds, IsProven, ReportPeerAhead]
 
 
 def test_a_page_that_was_served_a_moment_ago_is_not_compared_on_the_disk() -> None:
@@ -297,7 +339,7 @@ def test_a_confirmation_answers_with_a_durable_frontier() -> None:
     shell = Shell()
     request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
     outcome = shell.run(CORE.confirm(request))
-    assert shell.acts == [StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3)), AwaitConfirm(CONFIRMING)]
+    assert shell.acts == [StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH), AwaitConfirm(CONFIRMING)]
     assert isinstance(outcome, Reply)
     assert outcome.answer == ConfirmAnswer(store_zone="plant-a", epoch=EPOCH, cursor_advanced_to=20, lease=3)
 
@@ -318,7 +360,7 @@ def test_a_confirmation_of_another_log_releases_nothing(
     outcome = shell.run(CORE.confirm(ConfirmReceipt(**{"consumer_name": NAME, "offset": 10, **fields})))
     assert isinstance(outcome, Refuse)
     assert outcome.code == code
-    assert shell.kinds == [ReportPeerAhead] * is_reported
+    assert shell.kinds == [IsProven, ReportPeerAhead] * is_reported
 
 
 def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:

@@ -16,6 +16,7 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page, StoredBatch
+from agent.replication.protocol.limits import CONSUMERS_BESIDE_STREAMS
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -68,21 +69,26 @@ class Store:
     def get(self, _: str) -> Registered | None:
         return self.held
 
-    def all(self) -> list[Registered]:
-        return [self.held] if self.held else []
-
     def end_offset(self, _: str) -> int:
         return self.end
 
-    def register(self, *arguments: object) -> Future[Any]:
+    def register(self, *arguments: object, zone_max: int) -> Future[Any]:
+        assert zone_max == CONSUMERS_BESIDE_STREAMS
         return self._later("register", *arguments)
 
     def hold_lease(self, *arguments: object) -> Future[Any]:
         return self._later("hold_lease", *arguments)
 
     def confirm(
-        self, name: str, last: int, first: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        name: str,
+        last: int,
+        first: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[Any]:
+        assert epoch == self.epoch
         return self._later("confirm", name, last, first, shown)
 
     def begin_serving(self, stream: str, zone: str) -> Future[Any] | None:
@@ -260,6 +266,10 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
             ("contradiction", STREAM, (9, b"\xaa" * 16), (7, b"\xbb" * 16)),
             ("peer_is_ahead", "idmz", f"consumer {NAME} of idmz: {store.contradicts}"),
         ]
+        await consumers.fetch(ONE, fetch(high_water_offset=10, last_batch=taken, origin_head=held))
+        assert store.names().count("peer_is_ahead") == 1, (
+            "each report is a commit, and the claim comes with each request"
+        )
 
     play(scenario)
 

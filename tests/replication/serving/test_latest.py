@@ -19,6 +19,7 @@ from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.latest_page import (
     KEPT_MAX,
@@ -29,7 +30,6 @@ from agent.replication.serving.latest_page import (
     SearchCache,
     page_of,
 )
-from agent.replication.serving.operations.latest import WAITING_MAX
 from agent.replication.serving.server import Server
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
@@ -180,7 +180,7 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
         plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
         asker = idmz.requester("plant-a")
         async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(asker)) for _ in range(WAITING_MAX + 1)]
+            tasks = [group.create_task(ask(asker)) for _ in range(SEARCHES_WAITING_MAX + 1)]
             await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
             with pytest.raises(PeerRefused) as refused:
                 await ask(asker)

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store.log.errors import StoreForked
 from agent.fact_store.log.settings import StoreSettings
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.requester import Requester
@@ -30,7 +30,9 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetBounds,
     GetCursor,
+    LastBatchEnd,
     ListStreams,
+    OriginHead,
     Request,
     StreamsAnswer,
 )
@@ -167,17 +169,33 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
     serve(broker, tmp_path, scenario)
 
 
-def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_path: Path) -> None:
-    """Offsets beyond the end are refused; named together with the present epoch, they say that this store is an old
-    copy."""
+@pytest.mark.parametrize(
+    "claim, code",
+    [
+        ({"after_offset": 301}, "offset_beyond_log"),
+        ({"confirm": Confirm(last_offset=301)}, "confirm_beyond_log"),
+        ({"last_batch": LastBatchEnd(last_offset=300, digest="0" * 32)}, "history_differs"),
+        ({"origin_head": OriginHead(last_sequence=999, digest="0" * 32)}, "history_differs"),
+        ({"high_water_offset": 300}, "history_differs"),
+    ],
+)
+def test_a_peers_word_moves_nothing_but_an_incident(
+    broker: Mosquitto, tmp_path: Path, claim: dict[str, Any], code: str
+) -> None:
+    """A zone that never registered a consumer claims facts of this epoch that are not here: it is refused, however
+    often it repeats it, no consumer is registered, the epoch stays, the server goes on, and one incident names it."""
 
     async def scenario(plant: Node, asker: Requester) -> None:
-        ahead = FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, after_offset=301, epoch=plant.store.epoch.hex())
-        with pytest.raises(PeerRefused) as refused:
-            await asker.ask(ahead, 5)
-        assert refused.value.code == "offset_beyond_log"
-        await wait_until_async(plant.store.ended.done, "the store to end")
-        assert isinstance(plant.store.failure, StoreForked)
+        epoch = plant.store.epoch
+        for _ in range(5):
+            with pytest.raises(PeerRefused) as refused:
+                await asker.ask(FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, epoch=epoch.hex(), **claim), 5)
+            assert refused.value.code == code
+        await wait_until_async(plant.store.incidents, "the incident")
+        (incident,) = plant.store.incidents()
+        assert (incident.kind, incident.subject, incident.count) == ("ahead", "peer idmz", 1)
+        assert (plant.store.epoch, plant.store.failure, plant.store.consumers.all()) == (epoch, None, [])
+        await asker.ask(FetchFacts(consumer_name=NAME, limit=1, stream=STREAM), 5)
 
     serve(broker, tmp_path, scenario)
 
@@ -197,8 +215,8 @@ def test_a_peer_that_knows_more_of_this_epoch_ends_it(broker: Mosquitto, tmp_pat
             "confirm_beyond_log",
         ),
         (FetchFacts(consumer_name=NAME, limit=1, stream=STREAM, epoch="0" * 32), "epoch_changed"),
-        (ConfirmReceipt(consumer_name="nobody", offset=1), "unknown_consumer"),
-        (GetCursor(consumer_name="nobody"), "unknown_consumer"),
+        (ConfirmReceipt(consumer_name="idmz.nobody", offset=1), "unknown_consumer"),
+        (GetCursor(consumer_name="idmz.nobody"), "unknown_consumer"),
         (GetCursor(consumer_name="plant-a.own"), "consumer_not_yours"),
         (GetBounds(stream="facts.audit"), "stream_not_exported"),
     ],

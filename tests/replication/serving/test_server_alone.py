@@ -41,6 +41,7 @@ class Published:
     """A connection that keeps the answers."""
 
     packet_bytes_max = 1_000_000
+    outgoing_bytes = 0
 
     def __init__(self) -> None:
         self.answers = list[Any]()
@@ -128,7 +129,7 @@ def test_store_errors_become_protocol_codes(tmp_path: Path, error: Exception, co
 
 def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes beyond is dropped, and taken again as soon as one of those in hand has ended."""
-    monkeypatch.setattr(server_module, "REQUESTS_PER_ZONE_MAX", 2)
+    monkeypatch.setattr(server_module, "REQUESTS_OPEN_MAX", 2)
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         may_end, begun = asyncio.Event(), 0

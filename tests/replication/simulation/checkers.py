@@ -18,7 +18,7 @@
     echo          no node is sent facts of its own zone
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
     fenced        no instance confirms for a consumer once another instance has its lease
-    store         no store ends itself on a peer's claim unless it is a copy or has a twin (checked by the nodes)
+    store         no store begins a new epoch on a peer's claim unless it is a copy or has a twin (checked by the nodes)
 
 The network itself checks that everything converges within a bound. A checker that finds a violation raises Violation.
 """
@@ -164,6 +164,8 @@ class Checkers:
         self._uncertain: dict[str, list[Row]] = {}
         self._acknowledged_ranges: dict[str, list[tuple[int, int]]] = {}
         self._values: dict[str, dict[int, object]] = {}
+        self._origins: dict[str, Origin] = {}
+        """By node, under which epoch it was last seen."""
         self.resealed = 0
         """Batches that a store resealed under a new epoch."""
         self._sealed: set[Key] = set()
@@ -180,9 +182,15 @@ class Checkers:
         """A store has committed."""
         log = self.logs.setdefault(node.name, Log())
         store = node.running
+        renamed = dict[int, Row]()
+        if self._origins.setdefault(node.name, store.origin) != store.origin:
+            self._origins[node.name] = store.origin
+            renamed = {row.first_offset: row for row in _rows(store, "batch", 0)}
+            self._check_resealed(node, renamed)
+            log = self.logs[node.name]
         if store.end_offset(STREAM) > log.end_offset:
             for row in _rows(store, "inserted", log.end_offset):
-                self._check_row(node, log, row)
+                self._check_row(node, log, renamed.get(row.first_offset, row))
         self._resolve(node, log)
         for consumer in store.consumers.all():
             before = log.frontiers.get(consumer.name, 0)
@@ -349,6 +357,7 @@ class Checkers:
         """A store was reopened: it must hold what it held, except what retention has deleted. `is_old`: from restored
         files, so without what it held since."""
         store, released = node.running, node.released_offset
+        self._origins[node.name] = store.origin
         for statement in _RECORD_INSERTS.strip().split(";\n", 2):
             stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
@@ -423,8 +432,12 @@ class Checkers:
         held = set[Key]().union(*(one.keys for one in self.logs.values()))
         self.gone |= before.keys - held
 
-        values = self._values.get(node.name, {})
-        self._values[node.name] = {offset: value for offset, value in values.items() if offset <= log.end_offset}
+        # Values of facts that the image lacks are forgotten, also where the image has others at their offsets: it may
+        # be of a life before the one that it replaces.
+        values, known = self._values.get(node.name, {}), {(row.first_offset, row.key) for row in before.rows}
+        same = [row for row in log.rows if (row.first_offset, row.key) in known]
+        kept = {offset for row in same for offset in range(row.first_offset, row.last_offset + 1)}
+        self._values[node.name] = {offset: value for offset, value in values.items() if offset in kept}
 
     # --- the end
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from agent.fact_store import FactStore
-from agent.fact_store.log.errors import StoreError, StoreForked
+from agent.fact_store.log.errors import StoreError
 from agent.fact_store.log.records import Appended
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
@@ -46,7 +46,8 @@ class Node:
         self.was_restored = False
         self.is_retired = False
         self.is_copied = False
-        """Whether it was restored or has a twin. Only such a store may end itself on a peer's claim."""
+        """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
+        self._epoch = b""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -89,6 +90,7 @@ class Node:
         )
         self._set_wall()
         self._store = stepped.open_store(self._folder, self.zone, policy)
+        self._epoch = self._store.epoch
         self.world.check.reopened(self, is_old=is_old)
         writer = stepped.writer_of(self._store)
         writer.bell.ring = self._rung
@@ -134,16 +136,11 @@ class Node:
         store, check = self.running, self.world.check
         stepped.writer_of(store).step()
         if store.failure is not None:
-            self._failed(store.failure)
-            return
+            raise Violation(f"store: {self.name} ended: {store.failure}")
+        if store.epoch != self._epoch and not self.is_copied:
+            raise Violation(f"store: {self.name} began an epoch: {store.incidents()}")
+        self._epoch = store.epoch
         check.committed(self)
-
-    def _failed(self, failure: StoreError) -> None:
-        """The process ends and is restarted, as StoreForked demands; any other failure is a violation."""
-        if not isinstance(failure, StoreForked) or not self.is_copied:
-            raise Violation(f"store: {self.name} ended: {failure}")
-        self.world.check.committed(self)
-        self.kill("idle")
 
     def _produce(self) -> None:
         world = self.world
@@ -203,7 +200,7 @@ class Node:
 
     def restore_grown(self) -> bool:
         """As `restore`, with the witness, and the store grows past its former end before most receivers reach it again.
-        Once for each node: a peer's claim is accepted once a week."""
+        Once for each node."""
         if self._store is None or self.was_restored:
             return False
         self.was_restored = True

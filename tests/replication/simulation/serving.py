@@ -78,7 +78,7 @@ class SteppedContext(Context):
         self.node.after(round(delay_s * 1000), act)
         return cancel
 
-    async def in_thread(self, call: Callable[..., T], *arguments: object) -> T:
+    async def in_executor(self, call: Callable[..., T], *arguments: object) -> T:
         return call(*arguments)
 
 
@@ -100,7 +100,8 @@ class Serving:
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES)
+        # A claim counts as proven, as if each zone signed what it holds. A false claim is a violation (`Node`).
+        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=lambda *_: True)
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
@@ -115,6 +116,7 @@ class Serving:
     # --- as a connection
 
     packet_bytes_max = PACKET_BYTES_MAX
+    outgoing_bytes = 0
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
@@ -172,7 +174,13 @@ class WatchedConsumers:
         return holding
 
     def confirm(
-        self, consumer: str, last_offset: int, first_offset: int | None = None, *, shown: LeaseClaim | None = None
+        self,
+        consumer: str,
+        last_offset: int,
+        first_offset: int | None = None,
+        *,
+        shown: LeaseClaim | None = None,
+        epoch: bytes | None = None,
     ) -> Future[int]:
         (requester, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
@@ -183,7 +191,7 @@ class WatchedConsumers:
             if future.exception() is None:
                 check.confirmation_durable(node, consumer, request.lease)
 
-        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown)
+        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown, epoch=epoch)
         confirming.add_done_callback(confirmed)
         return confirming
 

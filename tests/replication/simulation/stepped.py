@@ -23,7 +23,6 @@ import pytest
 
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
-from agent.fact_store.divergence import opening
 from agent.fact_store.integrity import damage_registry
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.retention import housekeeping
@@ -169,8 +168,7 @@ def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytes
         patch.setattr(store_module, "Scrubber", Scrubber)
         for module in (store_module, housekeeping):
             patch.setattr(module, "disk_free", disks.free)
-        for module in (opening, recovery):
-            patch.setattr(module.os, "urandom", chance.randbytes)
+        patch.setattr(recovery.os, "urandom", chance.randbytes)  # the module `os`, which all share
         yield patch
 
 

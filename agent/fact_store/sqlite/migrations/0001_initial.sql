@@ -3,16 +3,15 @@
 -- Numbers: offsets and sequences start at 1 and have no holes; 0 means "nothing yet". Times are nanoseconds (_ns) or
 -- milliseconds (_unix_ms) since 1970, UTC. Digests are BLAKE2b-128.
 
--- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new
--- epoch, NULL where it does not. peer_epoch_unix_ms: when a claim of a peer last began one.
+-- The zone that owns this store, and the store's epoch. One row. new_epoch_because: set within the transaction that
+-- begins a new epoch, and NULL outside of it.
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     format INTEGER NOT NULL,
     created_unix_ms INTEGER NOT NULL,
-    new_epoch_because TEXT,
-    peer_epoch_unix_ms INTEGER NOT NULL DEFAULT 0
+    new_epoch_because TEXT
 ) STRICT;
 
 -- The stores that first recorded the facts held here. This store is the origin with its present epoch.
@@ -43,14 +42,11 @@ CREATE TABLE compromised (
 ) STRICT, WITHOUT ROWID;
 
 -- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch.
--- unseen_after: set while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get
--- the new epoch (decision 0041).
 CREATE TABLE stream (
     id INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     released_offset INTEGER NOT NULL DEFAULT 0,
-    released_bytes INTEGER NOT NULL DEFAULT 0,
-    unseen_after INTEGER CHECK (unseen_after >= 0)
+    released_bytes INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 -- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are
@@ -83,6 +79,7 @@ CREATE TABLE batch (
 -- Identity: one batch starts at a sequence of an origin in a stream, whatever path it came by.
 CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 
+-- Own batches that no reader has got are resealed while a new epoch begins (decision 0041).
 CREATE TRIGGER batch_update_refused BEFORE UPDATE OF
     id, stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
     definition_count, bytes_total, digest, previous_digest, body

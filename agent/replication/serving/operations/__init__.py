@@ -12,7 +12,7 @@ from agent.replication.protocol import messages
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations import appends, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
-from agent.replication.serving.operations.context import Context
+from agent.replication.serving.operations.context import Context, IsProven, never_proven
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Outcome
 
@@ -28,4 +28,4 @@ STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitab
     messages.PutObject: objects.put_object,
 }
 
-__all__ = ["STATELESS", "Consumers", "Context", "Latest"]
+__all__ = ["STATELESS", "Consumers", "Context", "IsProven", "Latest", "never_proven"]

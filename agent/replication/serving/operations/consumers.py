@@ -1,4 +1,4 @@
-"""FetchFacts, ConfirmReceipt and GetCursor: carries out what the consumer core decides.
+"""FetchFacts, ConfirmReceipt, GetCursor and UnregisterConsumer: carries out what the consumer core decides.
 
 A fetch that finds nothing is parked until its stream grows or its `wait_ms` have passed; a newer fetch of the same
 consumer replaces it.
@@ -15,7 +15,7 @@ from typing import Any
 
 from agent.pages import Consumer
 from agent.replication.protocol.errors import ERRORS
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, GetCursor, UnregisterConsumer
 from agent.replication.serving import consumer_effects as effects
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.consumer_core import ConsumerCore
@@ -26,6 +26,10 @@ from agent.replication.serving.reading import PageQuery
 from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
+
+CLAIM_REPORTED_NS = 600 * 1_000_000_000
+"""Between two reports that a zone claims facts which are not here: each is a commit, and a peer repeats its claim with
+each request."""
 
 Key = tuple[str, str]
 """Zone and consumer."""
@@ -38,6 +42,7 @@ class Consumers:
         self._context = context
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
+        self._claims_reported_ns: dict[str, int] = {}
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -64,6 +69,10 @@ class Consumers:
         """GetCursor."""
         return await self._run(self._core(caller).get_cursor(request))
 
+    async def unregister(self, caller: Caller, request: UnregisterConsumer) -> Outcome:
+        """UnregisterConsumer. Raises the store's errors."""
+        return await self._run(self._core(caller).unregister(request))
+
     # --------------------------------------------------------------------------------------------------------- internal
 
     def _core(self, caller: Caller) -> ConsumerCore:
@@ -88,9 +97,9 @@ class Consumers:
                 return store.consumers.get(name)
             case effects.GetStreamState(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
-                return StreamState(store.end_offset(stream), self._waiters.count(zone), now_ms)
+                return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReadPage(plan, zone, known, signers):
-                return await context.page(PageQuery(plan, zone, known, context.packet_bytes_max, signers))
+                return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers))
             case effects.RecordServed():
                 return self._record_served(effect)
             case effects.BeginServing(stream, zone):
@@ -108,14 +117,21 @@ class Consumers:
                 return store.consumers.why_not_served(stream, zone, offset)
             case effects.HasServed(stream, zone, end):
                 return store.consumers.has_served(stream, zone, end)
-            case effects.CountConsumers(zone):
-                return sum(1 for each in store.consumers.all() if each.zone == zone)
             case effects.ReportPeerAhead(zone, why):
-                return store.peer_is_ahead(zone, why)
-            case effects.CompareHistory(stream, taken, held):
-                return await context.in_thread(store.contradiction, stream, taken, held)
+                return self._report_ahead(zone, why)
+            case effects.IsProven(zone, request):
+                return context.is_proven(zone, request)
+            case effects.BeginEpoch(why):
+                return await context.wrap(store.begin_epoch(why))
+            case effects.CompareHistory(stream, zone, taken, held):
+                return await context.in_thread(zone, store.contradiction, stream, taken, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
+            case effects.Unregister(name, zone, shown):
+                was_registered = await context.wrap(store.consumers.unregister(name, zone, shown))
+                self._waiters.supersede((zone, name))
+                _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
+                return was_registered
             case effects.HoldLease(name, shown):
                 return await context.wrap(store.consumers.hold_lease(name, shown))
             case effects.AnnounceLease(name, zone, before, lease):
@@ -124,8 +140,18 @@ class Consumers:
                 return self._waiters.supersede((zone, name))  # the parked instance asks again and is fenced
         raise AssertionError(effect)
 
+    def _report_ahead(self, zone: str, why: str) -> None:
+        now_ns = self._context.now_ns()
+        if now_ns - self._claims_reported_ns.get(zone, -CLAIM_REPORTED_NS) >= CLAIM_REPORTED_NS:
+            self._claims_reported_ns[zone] = now_ns
+            _log.warning("peer_claims_more", extra={"peer": zone, "reason": why})
+            self._context.store.peer_is_ahead(zone, why)
+
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
-        registering = self._context.store.consumers.register(effect.name, effect.zone, effect.stream, effect.start)
+        zone_max = self._context.limits_of(effect.zone).consumers_max
+        registering = self._context.store.consumers.register(
+            effect.name, effect.zone, effect.stream, effect.start, zone_max=zone_max
+        )
         consumer = await self._context.wrap(registering)
         self._bootstraps.began(effect.name, effect.zone, effect.stream)
         fields = {"consumer": effect.name, "peer": effect.zone, "stream": effect.stream}
@@ -136,7 +162,11 @@ class Consumers:
         confirm, telemetry = effect.confirm, self._context.telemetry
         confirming = self._context.wrap(
             self._context.store.consumers.confirm(
-                effect.name, confirm.last_offset, confirm.first_offset, shown=effect.shown
+                effect.name,
+                confirm.last_offset,
+                confirm.first_offset,
+                shown=effect.shown,
+                epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
             )
         )
         span = telemetry.start(

@@ -1,7 +1,8 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
-One search runs at a time, because it opens batches, which nothing else in serving does; a few requests may wait for it,
-more are refused as busy. The later pages of a question come from the search that answered the first, while it is kept.
+One search runs at a time, because it opens batches, which nothing else in serving does. The zones take turns, and a
+zone that had long searches waits until others had theirs; a few requests of a zone may wait, more are refused as busy.
+The later pages of a question come from the search that answered the first, while it is kept.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 
+from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-
-WAITING_MAX = 8
-"""Searches that wait for the one before, some tenths of a second each: all end before their requests time out."""
+from agent.replication.serving.turns import Turns
 
 HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
@@ -28,8 +28,7 @@ class Latest:
     def __init__(self, context: Context, look_up: LookUp) -> None:
         self._context = context
         self._look_up = look_up
-        self._turn = asyncio.Lock()
-        self._waiting = 0
+        self._turns: Turns[asyncio.Future[bool]] = Turns(1, 1, self._may_search)
         self._kept = SearchCache()
 
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
@@ -37,18 +36,13 @@ class Latest:
         context = self._context
         if request.stream not in context.exports[caller.zone]:
             return not_exported(request.stream, caller.zone)
-        if self._waiting > WAITING_MAX:
-            return Refuse("busy", f"{self._waiting} searches for latest values are waiting already")
-        self._waiting += 1
-        try:
-            async with self._turn:
-                searched = await self._searched(request)
-                room = context.packet_bytes_max - HEAD_BYTES
-                after = None if request.after is None else request.after.order
-                page = searched.found, after, request.limit, min(request.bytes_max, room)
-                values, more = await context.in_thread(page_of, *page)
-        finally:
-            self._waiting -= 1
+        if self._turns.waiting(caller.zone) >= SEARCHES_WAITING_MAX:
+            return Refuse("busy", f"{SEARCHES_WAITING_MAX} searches for latest values of your zone are waiting already")
+        searched = await self._searched(caller.zone, request)
+        room = context.packet_bytes_max - HEAD_BYTES
+        after = None if request.after is None else request.after.order
+        page = searched.found, after, request.limit, min(request.bytes_max, room)
+        values, more = await context.in_thread(caller.zone, page_of, *page)
         answer = LatestAnswer(
             **context.own,
             stream=request.stream,
@@ -60,17 +54,43 @@ class Latest:
         )
         return Reply(answer, [])
 
-    async def _searched(self, request: GetLatest) -> Search:
+    async def _searched(self, zone: str, request: GetLatest) -> Search:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, question = self._context, LatestQuery.of(request)
         searched = None if request.after is None else self._kept.get(question, _now_ms())
-        if searched is None:
-            end_offset = context.store.end_offset(request.stream)
+        if searched is not None:
+            return searched
+        turn = context.future()
+        self._turns.add(zone, turn)
+        self._begin_next()
+        try:
+            if not turn.done():
+                await turn
+            began_ms, end_offset = _now_ms(), context.store.end_offset(request.stream)
             asked = request.stream, question.is_about, request.fresh_ms, request.depth_facts
-            searched = Search(await context.in_thread(self._look_up, *asked), end_offset, _now_ms())
-            self._kept.put(question, searched)
-            asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
+            searched = Search(await context.in_executor(self._look_up, *asked), end_offset, _now_ms())
+            context.pacer.searched(zone, _now_ms() - began_ms, _now_ms())
+        finally:
+            if not self._turns.withdraw(zone, turn):
+                self._turns.end(zone)
+            self._begin_next()
+        self._kept.put(question, searched)
+        asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
         return searched
+
+    def _may_search(self, zone: str) -> bool:
+        now_ms = _now_ms()
+        return self._context.pacer.search_ready_ms(zone, now_ms) <= now_ms
+
+    def _begin_next(self) -> None:
+        while (turn := self._turns.take()) is not None:
+            if not turn.done():  # else its request is being cancelled
+                turn.set_result(False)
+        now_ms = _now_ms()
+        due = [self._context.pacer.search_ready_ms(zone, now_ms) for zone in self._turns.zones_waiting()]
+        if any(at_ms > now_ms for at_ms in due):
+            at_ms = min(at_ms for at_ms in due if at_ms > now_ms)
+            self._context.call_later((at_ms - now_ms) / 1000, self._begin_next)
 
 
 def _now_ms() -> int:

@@ -17,7 +17,7 @@ async def get_object(context: Context, caller: Caller, request: GetObject) -> Ou
     """Bytes from an offset on, as many as are asked for and fit the broker's packet."""
     room = context.packet_bytes_max - ANSWER_OVERHEAD_BYTES
     exports = context.exports[caller.zone]
-    return await context.in_thread(_read, context, request, min(request.bytes_max, room), exports)
+    return await context.in_thread(caller.zone, _read, context, request, min(request.bytes_max, room), exports)
 
 
 def _read(context: Context, request: GetObject, length: int, exports: frozenset[str]) -> Outcome:
@@ -36,5 +36,5 @@ async def put_object(context: Context, caller: Caller, request: PutObject) -> Ou
             "append_not_allowed", f"{caller.zone} may not append here, so it has nothing to refer to artifacts"
         )
     put = context.store.artifacts.put_chunk
-    held = await context.in_thread(put, request.digest, request.size, request.offset, request.data)
+    held = await context.in_thread(caller.zone, put, request.digest, request.size, request.offset, request.data)
     return Reply(PutAnswer(**context.own, received=held.received, is_complete=held.is_complete), [])

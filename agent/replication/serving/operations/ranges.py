@@ -21,7 +21,8 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     if isinstance(plan, Refuse):
         return plan
     asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max, request.signers_known)
-    read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
+    origin = origin_named(request.origin)
+    read = await context.in_thread(caller.zone, read_sequences, context.store, origin, asked)
     if isinstance(read, Refuse):
         return read
     answer = SequencesAnswer(
@@ -45,7 +46,7 @@ async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> 
     if isinstance(plan, Refuse):
         return plan
     asked = PageQuery(plan, caller.zone, request.definitions_known, context.packet_bytes_max)
-    read = await context.page(asked)
+    read = await context.page(caller.zone, asked)
     if isinstance(read, Refuse):
         return read
     answer = RangeAnswer(

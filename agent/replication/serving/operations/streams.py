@@ -64,7 +64,7 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
         return Reply(_ranges(context, stream, request.after_origin or ""), [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
-    found = await context.in_thread(context.store.batch_ends, stream, origin, targets)
+    found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
     return Reply(
         DigestsAnswer(**context.own, stream=stream, end_offset=context.store.end_offset(stream), ends=ends), []

@@ -19,8 +19,7 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
     Tick,
 )
-from agent.replication.pulling.receiver import Receiver
-from agent.replication.pulling.token_bucket import (
+from agent.replication.protocol.token_bucket import (
     OVERDRAWN_MS_MAX,
     PAGE_BYTES_MIN,
     REPAIR_SAVED_MS,
@@ -29,6 +28,7 @@ from agent.replication.pulling.token_bucket import (
     Priority,
     TokenBucket,
 )
+from agent.replication.pulling.receiver import Receiver
 
 ONE = "1" * 32
 RATE = 100_000

@@ -1,4 +1,5 @@
-"""The bandwidth limit of one peer: a token bucket shared by all pulls of the peer, which may be overdrawn. A core.
+"""A token bucket that may be overdrawn: the bandwidth limit of one peer, shared by all pulls of it; and what one zone
+may take of a serving node, in requests, bytes or milliseconds. A core.
 
 The size of a page is known only when it has arrived, so its tokens are taken afterwards, and the next page is asked for
 when the debt is gone. A stream at the end of its log goes first: it may ask while the debt is below two seconds, which
@@ -10,8 +11,6 @@ the rate, a quarter of a second's worth that was saved, and what was under way.
 from __future__ import annotations
 
 from enum import Enum
-
-from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 
 PAGE_MS = 250
 """One page's worth of time: what a backlog's page may delay a live one on a conduit of just this rate."""
@@ -41,10 +40,11 @@ _LEAST_MS = {Priority.LIVE: -OVERDRAWN_MS_MAX, Priority.BACKLOG: 0, Priority.REP
 
 
 class TokenBucket:
-    """The bytes a second that one peer may send. Times are in ms of one monotonic clock and never go back."""
+    """The bytes, or other tokens, that one peer may take in a second. Times are in ms of one monotonic clock and never
+    go back."""
 
     def __init__(self, bytes_per_second_max: int) -> None:
-        assert bytes_per_second_max >= BYTES_PER_SECOND_MIN, bytes_per_second_max
+        assert bytes_per_second_max > 0, bytes_per_second_max
         # Bytes a second, which are thousandths of a byte a ms: all below are whole numbers.
         self._rate = bytes_per_second_max
         self._saved = bytes_per_second_max * SAVED_MS_MAX

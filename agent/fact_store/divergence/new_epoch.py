@@ -1,0 +1,66 @@
+"""Begins a new epoch of a store, when it is opened or while it runs: one transaction, after which own sequences start at
+1 again.
+
+All facts held keep their offsets and their content. Own facts that no reader has got become the first facts of the new
+epoch (reseal.py). Own tag definitions are copied with their numbers, so that a source which defined its tags under the
+epoch before goes on with them. Consumers, message ids and artifacts are not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+
+from agent.batch import EPOCH_BYTES, Origin
+from agent.fact_store.append import append_notice, sign_backlog
+from agent.fact_store.divergence.high_water import ReadHighWater
+from agent.fact_store.divergence.reseal import Resealed, reseal_unread
+from agent.fact_store.sqlite import Transaction
+
+log = logging.getLogger(__name__)
+
+
+def begin_epoch(transaction: Transaction, why: str, read_until: Mapping[str, int] | None = None) -> Origin:
+    """Begin a new epoch with this transaction, and record it as an incident and a fact; returns the new origin.
+
+    `read_until`: the offset of each stream up to which a reader may have got facts; None for all of them.
+    """
+    catalog = transaction.catalog
+    before, now = catalog.origin, Origin(catalog.origin.zone, os.urandom(EPOCH_BYTES))
+    # First: a trigger lets batches be rewritten only while the reason is set (decision 0041).
+    transaction.set_new_epoch_because(why)
+    resealed = [] if read_until is None else reseal_unread(transaction, now, read_until)
+    number, definitions = transaction.origin(now), catalog.own_definitions()
+    transaction.add_definitions(number, transaction.definition_bodies(catalog.own_origin, 0, definitions.count))
+    transaction.set_epoch(now)
+    if transaction.signer is not None:  # what was resealed has lost its heads; when a store is opened it signs later
+        sign_backlog(transaction)
+    # New objects, so that subscribers hear of every stream: a fetch that waits is answered `epoch_changed`.
+    catalog.streams = {name: replace(state) for name, state in catalog.streams.items()}
+    catalog.tails = {}
+    _record(transaction, before, why, resealed)
+    return now
+
+
+def begin_epoch_while_running(
+    transaction: Transaction, why: str, read: ReadHighWater, *, is_resealing: bool = True
+) -> Origin:
+    """Call of the writer: as `begin_epoch`. Reads are refused from here on, until the caller thaws them after the
+    commit."""
+    read_until = read.freeze()
+    return begin_epoch(transaction, why, read_until if is_resealing else None)
+
+
+def _record(transaction: Transaction, before: Origin, why: str, resealed: list[Resealed]) -> None:
+    now = transaction.catalog.origin
+    about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
+    log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
+    detail = f"began after {before.epoch.hex()}: {why}"
+    if resealed:
+        about["sealed_anew"] = [one._asdict() for one in resealed]
+        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
+        detail += f"; facts that had not been read were resealed under it: {named}"
+    transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
+    append_notice(transaction, None, "epoch_began", about, now.epoch.hex())

@@ -1,0 +1,65 @@
+"""Paces what is served to each zone: how many requests begin, how many bytes of answers are read and sent, how long is
+searched for it. A core: no IO, no clock.
+
+What a request costs is known only afterwards, so a token bucket may be overdrawn by one request, and the next one of
+the zone waits until the debt is gone. No other zone waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from agent.replication.protocol.limits import SEARCH_MS_PER_SECOND, PeerLimits
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
+
+
+class Pacer:
+    """The token buckets of the zones. Times are in ms of one monotonic clock."""
+
+    def __init__(self, limits_of: Callable[[str], PeerLimits]) -> None:
+        self._limits_of = limits_of
+        self._requests: dict[str, TokenBucket] = {}
+        self._bytes: dict[str, TokenBucket | None] = {}
+        self._searches: dict[str, TokenBucket] = {}
+
+    def request_ready_ms(self, zone: str, now_ms: int) -> int:
+        """When the next request of a zone may begin; `now_ms` for at once."""
+        return self._requests_of(zone).ready_ms(now_ms, Priority.BACKLOG)
+
+    def request_begins(self, zone: str, now_ms: int) -> None:
+        """A request of a zone begins."""
+        self._requests_of(zone).spend(1, now_ms)
+
+    def answer_ready_ms(self, zone: str, now_ms: int) -> int:
+        """When the next answer may be read for a zone."""
+        bucket = self._bytes_of(zone)
+        return now_ms if bucket is None else bucket.ready_ms(now_ms, Priority.BACKLOG)
+
+    def answered(self, zone: str, size: int, now_ms: int) -> None:
+        """An answer of `size` bytes goes to a zone."""
+        if (bucket := self._bytes_of(zone)) is not None:
+            bucket.spend(size, now_ms)
+
+    def search_ready_ms(self, zone: str, now_ms: int) -> int:
+        """When the next search for latest values may begin for a zone."""
+        return self._searches_of(zone).ready_ms(now_ms, Priority.BACKLOG)
+
+    def searched(self, zone: str, took_ms: int, now_ms: int) -> None:
+        """A search for a zone has taken so long."""
+        self._searches_of(zone).spend(took_ms, now_ms)
+
+    def _requests_of(self, zone: str) -> TokenBucket:
+        if (known := self._requests.get(zone)) is None:
+            known = self._requests[zone] = TokenBucket(self._limits_of(zone).requests_per_second_max)
+        return known
+
+    def _bytes_of(self, zone: str) -> TokenBucket | None:
+        if zone not in self._bytes:
+            rate = self._limits_of(zone).answer_bytes_per_second_max
+            self._bytes[zone] = TokenBucket(rate) if rate else None
+        return self._bytes[zone]
+
+    def _searches_of(self, zone: str) -> TokenBucket:
+        if (known := self._searches.get(zone)) is None:
+            known = self._searches[zone] = TokenBucket(SEARCH_MS_PER_SECOND)
+        return known
