@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from agent.errors import BsfgError
-from agent.fact_store import StoreSettings, StreamSettings
+from agent.fact_store import HOURS_MAX, HoldLimit, StoreSettings, StreamSettings
 from agent.ingest import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import LOCAL_ZONE, STREAM, ZONE
 from agent.replication.protocol.limits import CONSUMERS_BESIDE_STREAMS, REQUESTS_PER_SECOND_MAX, PeerLimits
@@ -32,6 +32,8 @@ from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
+
+HOLD_BYTES_MIN = 1024 * 1024  # a batch, with the batch after it, must fit
 
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # stands for a value that was reported as a problem
@@ -135,7 +137,9 @@ class PeerSettings:
     compare`.
 
     What it may take here: `consumers_max` consumers (0: eight more than it has exports), `requests_per_second_max`
-    requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it.
+    requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it. `hold_bytes_max` sealed bytes, and
+    `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the stream's settings allow); beyond
+    that it loses the oldest.
     """
 
     zone: str
@@ -151,6 +155,13 @@ class PeerSettings:
     consumers_max: int = 0
     requests_per_second_max: int = REQUESTS_PER_SECOND_MAX
     answer_bytes_per_second_max: int = 0
+    hold_bytes_max: int = 0
+    hold_hours_max: float = 0.0
+
+    @property
+    def hold_limit(self) -> HoldLimit:
+        """What its consumers may hold back from being released."""
+        return HoldLimit(self.hold_bytes_max, self.hold_hours_max)
 
     @property
     def limits(self) -> PeerLimits:
@@ -191,6 +202,10 @@ class PeerSettings:
             yield "start", f"{missing[0]!r} is not among pulls"
         if len(set(named)) < len(named):
             yield "start", "names a stream twice"
+        if self.hold_bytes_max and self.hold_bytes_max < HOLD_BYTES_MIN:
+            yield "hold_bytes_max", f"0 (no limit of its own) or at least {HOLD_BYTES_MIN}"
+        if not 0 <= self.hold_hours_max <= HOURS_MAX:
+            yield "hold_hours_max", f"0 (no limit of its own) to {HOURS_MAX}"
         if not 0 <= self.consumers_max <= 1000:
             yield "consumers_max", "1 to 1000, or 0 for eight more than there are exports"
         if not 1 <= self.requests_per_second_max <= 100_000:

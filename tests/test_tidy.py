@@ -176,6 +176,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/retention/{name}.py"
         for name in (
             "fullness",
+            "holding",
             "retention",
         )
     ),

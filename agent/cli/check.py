@@ -32,7 +32,9 @@ from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
 from agent.replication.pki import check_identity
-from agent.signing import Signer, SigningError, describe_signer, load_identity, load_trust
+from agent.signing.certificates import Signer, describe_signer
+from agent.signing.errors import SigningError
+from agent.signing.files import load_identity, load_trust
 
 if TYPE_CHECKING:
     from agent.cli.source.connections import Tried
@@ -159,7 +161,7 @@ def check_signing(sections: Sections) -> Iterator[Finding]:
         return
     try:
         if (identity := load_identity(sections.signing, sections.node.zone)) is not None:
-            signer = describe_signer(identity[1])
+            signer = describe_signer(identity.certificate)
             assert isinstance(signer, Signer), "load_identity refuses other certificates"
             days = (signer.not_after_ms - datetime.now(UTC).timestamp() * 1000) / 86_400_000
             if days < SIGNER_WARN_DAYS:

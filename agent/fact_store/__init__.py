@@ -10,6 +10,7 @@ from agent.fact_store.divergence import migrate_store
 from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
+    HOURS_MAX,
     Acks,
     AcksRefused,
     ArtifactMismatch,
@@ -27,6 +28,7 @@ from agent.fact_store.log import (
     ConsumerStreamMismatch,
     EpochEnded,
     FactsRefused,
+    HoldLimit,
     Incident,
     LeaseUnknown,
     StoreBusy,

@@ -39,6 +39,7 @@ from agent.fact_store.divergence import (
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
+    HoldLimit,
     Integrity,
     StoreDamaged,
     StoreError,
@@ -110,14 +111,16 @@ class FactStore:
         *,
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
+        holds: Mapping[str, HoldLimit] | None = None,
         connect_to: Connect = connect,
         signer: HeadSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`. With `signer` the facts recorded
-        here are signed, also those recorded before in this epoch. `unattended`, as nodes open it: a
+        Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
+        back from being released. With `signer` the facts recorded here are signed, also those recorded before in this
+        epoch. `unattended`, as nodes open it: a
         file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
         epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
 
@@ -127,9 +130,8 @@ class FactStore:
         descriptor = lock(path)
         try:
             policies = {one.name: one for one in streams}
-            return cls._open_locked(
-                path, zone, settings or StoreSettings(), policies, connect_to, signer, descriptor, unattended=unattended
-            )
+            opening = partial(cls._open_locked, path, zone, settings or StoreSettings(), policies, holds or {})
+            return opening(connect_to, signer, descriptor, unattended=unattended)
         except StoreError:
             unlock(descriptor)
             raise
@@ -141,6 +143,7 @@ class FactStore:
         zone: str,
         settings: StoreSettings,
         policies: dict[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
         connect_to: Connect,
         signer: HeadSigner | None,
         descriptor: int,
@@ -158,12 +161,12 @@ class FactStore:
             raise
         witness = opened.witness
         writer = Writer(
-            *(path, opened.connection, opened.catalog, opened.index, settings, policies),
+            *(path, opened.connection, opened.catalog, opened.index, settings, policies, holds),
             witness=witness.record if witness is not None else None,
             signer=signer,
         )
         damages.start(writer)
-        space = partial(_space, writer, reader, settings, policies)
+        space = partial(_space, writer, reader, settings, policies, holds)
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness, signer)
         if unattended:
@@ -417,6 +420,10 @@ class FactStore:
 
 
 def _space(
-    writer: Writer, reader: StoreReader, settings: StoreSettings, policies: dict[str, StreamSettings]
+    writer: Writer,
+    reader: StoreReader,
+    settings: StoreSettings,
+    policies: dict[str, StreamSettings],
+    holds: Mapping[str, HoldLimit],
 ) -> StoreSpace:
-    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms())
+    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=holds)

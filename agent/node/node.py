@@ -29,6 +29,7 @@ from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
 from agent.node import compare
 from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
+from agent.node.own_proof import OwnProof
 from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
@@ -78,13 +79,13 @@ class Node:
         self._telemetry = Telemetry()
         self._freshness = Freshness()
         self._heads_watches: list[HeadsWatch] = []
+        self._judge = compare.page_judge(settings, store)
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
         self._requesters = {
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
-        self._judge = compare.page_judge(settings, store)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(
             *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
@@ -168,6 +169,7 @@ class Node:
             ),
             telemetry=self._telemetry,
             limits={peer.zone: peer.limits for peer in peers},
+            is_proven=OwnProof(self._store, self._judge),
             ends_known=self._freshness.newest,
         )
 

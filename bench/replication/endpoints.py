@@ -7,6 +7,7 @@ server's store reports when a confirmation becomes durable.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import signal
 import threading
 import time
@@ -24,8 +25,10 @@ from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
-from agent.replication.pulling import Puller, PullSettings
+from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
 from agent.replication.serving import Server
+from agent.signing.files import load_identity, load_trust
+from agent.signing.settings import OriginSettings, SigningSettings
 from bench.common.data_sets import definitions, runs, samples
 from bench.common.measuring import results
 from bench.common.testbed import ASKING, SERVING, BrokerAccess
@@ -81,18 +84,40 @@ def fill(options: Options) -> None:
 def _fill(options: Options) -> dict[str, Any]:
     file, batch_facts = Path(options["file"]), options["batch_facts"]
     facts = 0
-    with closing(FactStore.open(file, SERVING, settings=StoreSettings(batch_facts_target=batch_facts))) as store:
+    settings = StoreSettings(batch_facts_target=batch_facts)
+    signer = load_identity(_signing(options), SERVING)
+    with closing(FactStore.open(file, SERVING, settings=settings, signer=signer)) as store:
         store.appends.define(definitions()).result()
         backlog = _backlog(options["facts"], options.get("distinct_facts"), options["seed"], batch_facts)
         for appended in results((store.appends.append_samples(STREAM, run) for run in backlog), IN_FLIGHT):
             facts += appended.last_offset - appended.first_offset + 1
     count = size = 0
+    if not options["blobs"]:
+        return {"facts": facts}
     with closing(open_blobs(Path(options["blobs"]))) as database:
         source = batches(file)
         while blobs := [sealed for sealed, _ in islice(source, 1000)]:
             insert_blobs(database, count, blobs)
             count, size = count + len(blobs), size + sum(map(len, blobs))
     return {"facts": facts, "batches": count, "sealed_bytes": size}
+
+
+def _signing(options: Options) -> SigningSettings:
+    """The key that signs the facts of the serving zone, if this round has one."""
+    key, certificate = (Path(options[name]) if options.get(name) else None for name in ("signer_key", "signer_cert"))
+    return SigningSettings(key, certificate)
+
+
+def _judge(options: Options, store: FactStore) -> PageJudge:
+    """Demands the signature of that key; without one, a node as it is configured by default."""
+    signing = _signing(options)
+    if signing.certificate_file is None:
+        return PageJudge(store)
+    identity = load_identity(signing, SERVING)
+    assert identity is not None
+    pin = hashlib.sha256(identity.certificate).hexdigest()
+    trust = load_trust(SigningSettings(), [OriginSettings(SERVING, "required", (pin,))])
+    return PageJudge(store, Beliefs(trust, {SERVING: "required"}, ASKING))
 
 
 def _backlog(facts: int, distinct_facts: int | None, seed: int, batch_facts: int) -> Iterator[list[Sample]]:
@@ -186,7 +211,8 @@ async def _pull(options: Options, store: FactStore) -> None:
     link = Link(access(broker))
     asker = Requester(link, SERVING)
     streams = options.get("streams", [STREAM])
-    pullers = [Puller(asker, store, pull_settings(stream), STORE_ERRORS) for stream in streams]
+    judge = _judge(options, store)
+    pullers = [Puller(asker, store, pull_settings(stream), STORE_ERRORS, judge=judge) for stream in streams]
     async with running(link.run()):
         await link.wait_up()
         since_ns, started_ns = time.process_time_ns(), time.monotonic_ns()

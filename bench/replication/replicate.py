@@ -6,16 +6,21 @@ The bare loop moves the same sealed bytes in pages of the same size, through the
 another. Both take turns, each round with new files. After every round both stores must hold the same batches, digest by
 digest.
 
+`signed` is the same backlog in a store that signs it, pulled by a node that demands and verifies these signatures; its
+rounds take turns with the unsigned ones, which go first in every other turn.
+
 `queued` is the alternative in use today: the same facts, one a message, in the broker's own persistent queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agent.replication.pki import create_signer
 from bench.common.measuring import Report, files_bytes, machine, median, process_cpu_ns, rounded
 from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
 from bench.replication import mosquitto_queue
@@ -47,25 +52,57 @@ def run(facts: int, repeats: int, seed: int, below: Path | None, batch_facts: in
         filled_with = {"file": source, "blobs": blobs, "facts": facts, "seed": seed, "batch_facts": batch_facts}
         with testbed.worker("fill", "fill", SERVING, **filled_with) as filling:
             filled = filling.result()
-        product, bare, bare_apart = [], [], []
+        signer, _ = create_signer(testbed.folder / "pki", SERVING, datetime.now(UTC))
+        keys = {"signer_key": signer.key_file, "signer_cert": signer.cert_file}
+        signed_source = testbed.folder / "sender-signed" / "facts.db"
+        signed_source.parent.mkdir()
+        signed_with = {**filled_with, **keys, "file": signed_source, "blobs": ""}
+        with testbed.worker("fill-signed", "fill", SERVING, **signed_with) as filling:
+            filling.result()
+        product, signed = list[Round](), list[Round]()
+        bare, bare_apart = list[Round](), list[Round]()
         at_rest = 0.0
         for number in range(repeats):
-            target = testbed.folder / f"receiver-{number}" / "facts.db"
-            target.parent.mkdir()
-            product.append(_product_round(testbed, number, source, target, facts))
-            _check_equal(source, target)
-            at_rest = files_bytes(target.parent) / facts
+            for is_signed in (True, False) if number % 2 else (False, True):
+                name = f"{number}-signed" if is_signed else str(number)
+                target = testbed.folder / f"receiver-{name}" / "facts.db"
+                target.parent.mkdir()
+                sender = signed_source if is_signed else source
+                one = _product_round(testbed, name, sender, target, facts, keys if is_signed else {})
+                _check_equal(sender, target)
+                (signed if is_signed else product).append(one)
+                at_rest = at_rest if is_signed else files_bytes(target.parent) / facts
             bare.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=False))
             bare_apart.append(_bare_round(testbed, number, blobs, filled["batches"], storing_apart=True))
     queue = mosquitto_queue.drain(min(QUEUED_FACTS, facts), seed, below)
     chosen = {"batch_facts": batch_facts, "seed": seed}
-    return _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, queue, described)
+    report = _report(facts, chosen, filled["sealed_bytes"], at_rest, product, bare, bare_apart, queue, described)
+    return _with_signed(report, facts, product, signed)
 
 
-def _product_round(testbed: Testbed, number: int, source: Path, target: Path, facts: int) -> Round:
+def _with_signed(report: Report, facts: int, product: list[Round], signed: list[Round]) -> Report:
+    """The report, with what signatures cost in the same run."""
+    rate, plain = (median([one.facts_per_s(facts) for one in rounds]) for rounds in (signed, product))
+    cpu_us = _cpu_us(signed, facts)
+    wire = median([one.receiver["received_bytes"] / facts for one in signed])
+    values = {
+        "facts_per_s": round(rate),
+        "ratio": rounded(rate / plain),
+        "rounds_facts_per_s": [round(one.facts_per_s(facts)) for one in signed],
+        "cpu_us_per_fact": cpu_us,
+        "wire_bytes_per_fact": rounded(wire),
+    }
+    used = ", ".join(f"{side} {us:.3f}" for side, us in cpu_us.items())
+    line = f"signed     {rate / 1e6:6.2f} M facts/s, {values['ratio']} of the unsigned; us a fact: {used}; {wire:.2f} bytes"
+    return replace(report, values={**report.values, "signed": values}, lines=(*report.lines, line))
+
+
+def _product_round(
+    testbed: Testbed, number: str, source: Path, target: Path, facts: int, keys: Mapping[str, Path]
+) -> Round:
     with testbed.worker(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
         broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
-        with testbed.worker(f"pull-{number}", "pull", ASKING, file=target) as pulling:
+        with testbed.worker(f"pull-{number}", "pull", ASKING, file=target, **keys) as pulling:
             sender = serving.result_with(pulling)
             broker_cpu_ns = process_cpu_ns(testbed.broker.pid) - broker_cpu_ns
             receiver = pulling.ended()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agent import batch, columns
 from agent.errors import BsfgError
-from agent.message import Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
+from agent.message import ZONE, Message, MessageError, TagDefinition, canonical_json, check_message, parse_json
 from agent.message import _are_plainly_canonical as are_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
@@ -21,6 +21,8 @@ from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
 from agent.replication.serving.appends import ParsedAppend, parse_append
 from agent.replication.serving.outcomes import Drop, Refuse
+from agent.signing.certificates import Refusal, Signer, describe_signer
+from agent.signing.heads import Head, HeadError, parse_head
 from tests.fuzz import hostile, seeds
 
 KIB, MIB = 1024, 1024 * 1024
@@ -35,7 +37,7 @@ class Target(NamedTuple):
     """
 
     decode: Callable[[bytes], Any]
-    error: type[BsfgError] | type[BadPacket]
+    error: type[BsfgError] | type[BadPacket] | type[HeadError]
     check: Callable[[bytes, Any], None]
     seeds: Callable[[], list[bytes]]
     mutate: hostile.Mutate
@@ -212,6 +214,28 @@ def check_object(payload: bytes, canonical: bytes) -> None:
         assert canonical == payload
 
 
+# ----------------------------------------------------------------------------------------------------------- signatures
+
+
+def check_head(payload: bytes, found: Head) -> None:
+    """Written again it is the same record."""
+    assert found.packed() == payload
+
+
+def signer(payload: bytes) -> Signer:
+    """The signer that a peer's certificate names; nothing but a refusal may come of any other bytes."""
+    found = describe_signer(payload)
+    if isinstance(found, Refusal):
+        raise HeadError(str(found))
+    return found
+
+
+def check_signer(_: bytes, found: Signer) -> None:
+    """It names a zone and a key that can verify."""
+    assert ZONE.fullmatch(found.zone)
+    assert not found.public.verify(b"data", bytes(64))
+
+
 # Free: what a decoder takes for itself, and the facts of a full batch that are told in a hundred bytes because all are
 # equal. Per byte: an object of Python for every three bytes of JSON or content, and the pieces that canonical JSON is
 # put together from. Max: what the limits of the format make of that; for a batch 25 times CONTENT_BYTES_MAX, as
@@ -230,5 +254,7 @@ TARGETS = {
     "definition": Target(
         TagDefinition.from_json, MessageError, check_definition, seeds.definitions, hostile.json_text, 256 * KIB, 64, 64 * MIB
     ),
+    "head": Target(parse_head, HeadError, check_head, seeds.heads, hostile.some_bytes, 64 * KIB, 64, MIB),
+    "signer": Target(signer, HeadError, check_signer, lambda: seeds.certificates()[:1], hostile.some_bytes, 64 * KIB, 64, MIB),
     "json": Target(json_object, MessageError, check_object, seeds.objects, hostile.json_text, 256 * KIB, 64, 64 * MIB),
 }  # fmt: skip

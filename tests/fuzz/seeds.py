@@ -21,7 +21,9 @@ from agent.replication.protocol import messages
 from agent.replication.protocol.codec import encode_answer, encode_error, encode_request
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
+from agent.signing.heads import Head
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
+from tests.signing.signers import CLIENT, make, p256
 
 EPOCH = "0123456789abcdef" * 2
 LINK = batch.Link(OPERATIONAL, batch.Origin("plant-a", bytes(16)))
@@ -109,6 +111,13 @@ def requests() -> list[bytes]:
     found: list[messages.Request] = [
         fetch,
         messages.FetchFacts(consumer_name="c", limit=1),
+        messages.FetchFacts(
+            consumer_name="c",
+            limit=1,
+            origin_head=messages.OriginHead(last_sequence=7, digest=EPOCH, head=heads()[0]),
+            whole_runs=True,
+            signers_known=[EPOCH[:16]],
+        ),
         messages.FetchRange(stream=TELEMETRY, first_offset=1, last_offset=9, limit=10),
         messages.FetchSequences(
             stream=TELEMETRY, origin=f"plant-a/{EPOCH}", first_sequence=1, last_sequence=9, limit=10
@@ -164,8 +173,26 @@ def answers() -> list[bytes]:
             messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told),
         )
         found += [(one, page.batches) for one in page_answers]
+        signed = {"heads": [len(page.entries) - 1], "signers": [certificates()[0]]}
+        signed_answers = (
+            messages.FetchAnswer(**own, frontier=0, end_offset=page.end_offset, **told, **signed),
+            messages.SequencesAnswer(**own, origin=f"plant-a/{EPOCH}", **told, **signed),
+        )
+        found += [(one, [*page.batches, heads()[0]]) for one in signed_answers]
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
     return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
+
+
+def heads() -> list[bytes]:
+    """Heads that a store has made."""
+    return [Head(bytes(8), 1_780_000_000_000, bytes(64)).packed(), Head(b"\xff" * 8, 0, b"\x01" * 64).packed()]
+
+
+@functools.cache
+def certificates() -> list[bytes]:
+    """Certificates of signers, good ones and of the wrong kind."""
+    authority = make("facts authority", is_ca=True)
+    return [make("plant-a", authority).der, make("plant-a", authority, usages=(CLIENT,), key=p256()).der, authority.der]
 
 
 def packets() -> list[bytes]:

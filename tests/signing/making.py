@@ -9,10 +9,11 @@ from agent.signing.certificates import Refusal, Signer
 from agent.signing.heads import sign_head
 from agent.signing.keys import SigningKey
 from agent.signing.runs import Offered, Rule, Trust
+from tests.signing.signers import NOW_MS
 
 STREAM = "facts.telemetry"
 EPOCH = bytes(range(16))
-SIGNED_AT_MS = 1_780_000_000_000
+SIGNED_AT_MS = NOW_MS
 
 
 def message(number: int, text: str = "x") -> Message:

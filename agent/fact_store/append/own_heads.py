@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agent.batch import Batch
+from agent.batch import DIGEST_BYTES, Batch
 from agent.fact_store.sqlite import Transaction
 from agent.pages import KeptHead
 from agent.signing.heads import RUN_BYTES_MAX
@@ -43,7 +43,7 @@ def sign_backlog(transaction: Transaction) -> None:
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):
             unsigned_bytes = 0
             for row, body_bytes, last_sequence, digest in rows:
-                unsigned_bytes += body_bytes
+                unsigned_bytes += body_bytes + DIGEST_BYTES  # as a receiver counts: sealed bytes
                 if row == rows[-1][0] or unsigned_bytes >= RUN_BYTES_MAX:
                     transaction.add_head(row, transaction.sign(stream.name, last_sequence, digest))
                     unsigned_bytes = 0

@@ -41,6 +41,8 @@ def begin_epoch(
     number, definitions = transaction.origin(now), catalog.own_definitions()
     transaction.add_definitions(number, transaction.definition_bodies(catalog.own_origin, 0, definitions.count))
     transaction.set_epoch(now)
+    if transaction.signer is not None:  # what was resealed has lost its heads; when a store is opened it signs later
+        sign_backlog(transaction)
     # New objects, so that subscribers hear of every stream: a fetch that waits is answered `epoch_changed`.
     catalog.streams = {name: replace(state) for name, state in catalog.streams.items()}
     catalog.tails = {}

@@ -249,6 +249,7 @@ class ArtifactTooLarge(ArtifactRefused):
 class EpochEnded(Refused):
     """The offsets belong to an epoch of this store that is over."""
 
+    retryable = True
     hint = "start again at offset 0 of the present epoch"
 
 

@@ -80,6 +80,15 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldLimit:
+    """What one zone may hold back from being released, of all streams together: sealed bytes, and hours since they were
+    recorded. 0 for no limit. Beyond it the zone loses its oldest facts, as soon as all others have confirmed them."""
+
+    bytes_max: int = 0
+    hours_max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StreamSettings:
     """[[stream]]: the settings of one stream. A stream that is not configured has these defaults."""
 

@@ -3,8 +3,9 @@ Core: no IO.
 
 It answers two questions. *If all consumers stopped now, when would the store be full?* New facts may replace confirmed
 ones, so the room is the free bytes and the bytes confirmed by all consumers; the inflow is that of the last hour,
-without backlog that peers had kept. *If nothing changes, when are the first facts lost?* The time to live less the age
-of the oldest fact that a consumer lacks, for the worst consumer.
+without backlog that peers had kept. *If nothing changes, when are the first facts lost?* The time to live, or the hours
+that a zone may hold facts back, less the age of the oldest fact that a consumer lacks, for the worst consumer; or when
+its zone will hold back the bytes that it may, at the present inflow.
 
 Full means full of unconfirmed facts. Where the time to live makes room before the limit is reached, the store is never
 full, and the forecast is a loss instead.
@@ -15,11 +16,12 @@ clock jumps do not matter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
-from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
+from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS, HoldLimit
 
 INFLOW_MS = HOUR_MS  # the inflow of this time is the forecast of later inflow
 INFLOW_MS_MIN = 10_000  # a shorter time gives no rate
@@ -67,11 +69,12 @@ def inflow_of(marks: Sequence[Mark], first_ms: int, bytes_total: int, age_ms: in
 @dataclass(frozen=True, slots=True)
 class ConsumerLag:
     """The lag of one consumer. `bytes_total`: the stream's sealed bytes up to its frontier. `age_ms`: the highest
-    possible age of the oldest fact that it has not confirmed; None where it has confirmed all."""
+    possible age of the oldest fact that it has not confirmed; None where it has confirmed all. `zone`: whose it is."""
 
     consumer: str
     bytes_total: int
     age_ms: int | None
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,15 @@ class StoreSpace:
     consumers: tuple[ConsumerSpace, ...] = field(default=())
 
 
-def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[StreamUse]) -> StoreSpace:
-    """The forecast for a store whose file uses `used_bytes` and may grow by `room_bytes` (None: unknown)."""
+def forecast(
+    used_bytes: int,
+    room_bytes: int | None,
+    logs: Sequence[StreamUse],
+    holds: Mapping[str, HoldLimit] = MappingProxyType({}),
+) -> StoreSpace:
+    """The forecast for a store whose file uses `used_bytes` and may grow by `room_bytes` (None: unknown). `holds`: what
+    each zone may hold back."""
+    of_zone = {zone: _ZoneHold(limit, *_held_by(zone, logs)) for zone, limit in holds.items()}
     room = None if room_bytes is None else max(0, room_bytes)
     rates = [log.inflow.bytes_per_s for log in logs]
     known = [rate for rate in rates if rate is not None]
@@ -167,19 +177,37 @@ def forecast(used_bytes: int, room_bytes: int | None, logs: Sequence[StreamUse])
         bytes_max=limit,
         fill_percent=_percent(stuck, limit),
         hours_until_full=hours,
-        streams=tuple(_stream(log, hours) for log in logs),
-        consumers=tuple(_consumer(log, one) for log in logs for one in log.lags),
+        streams=tuple(_stream(log, hours, of_zone) for log in logs),
+        consumers=tuple(_consumer(log, one, of_zone.get(one.zone)) for log in logs for one in log.lags),
     )
 
 
-def _stream(log: StreamUse, store_hours: float | None) -> StreamSpace:
+class _ZoneHold(NamedTuple):
+    """A zone's limit, the bytes that it holds back of all streams, and their inflow."""
+
+    limit: HoldLimit
+    bytes: int
+    bytes_per_s: float
+
+
+def _held_by(zone: str, logs: Sequence[StreamUse]) -> tuple[int, float]:
+    held, inflow = 0, 0.0
+    for log in logs:
+        ends = [one.bytes_total for one in log.lags if one.zone == zone]
+        if ends:
+            held += max(0, log.bytes_total - max(min(ends), log.released_bytes))
+            inflow += log.inflow.bytes_per_s or 0
+    return held, inflow
+
+
+def _stream(log: StreamUse, store_hours: float | None, holds: Mapping[str, _ZoneHold]) -> StreamSpace:
     """A stream is full when it reaches its own limit or the store's, whichever comes first."""
     inflow, limit = log.inflow.bytes_per_s, log.bytes_max or None
     stuck = log.bytes - log.confirmed_bytes
     own_hours = None
     if limit is not None and (log.lasting_bytes or 0) > limit:
         own_hours = _hours(max(0, limit - stuck), inflow)
-    losses = [_until_loss(log, one) for one in log.lags]
+    losses = [_until_loss(log, one, holds.get(one.zone)) for one in log.lags]
     return StreamSpace(
         name=log.name,
         bytes=log.bytes,
@@ -192,15 +220,25 @@ def _stream(log: StreamUse, store_hours: float | None) -> StreamSpace:
     )
 
 
-def _consumer(log: StreamUse, one: ConsumerLag) -> ConsumerSpace:
+def _consumer(log: StreamUse, one: ConsumerLag, hold: _ZoneHold | None) -> ConsumerSpace:
     held = max(0, log.bytes_total - max(one.bytes_total, log.released_bytes))
-    return ConsumerSpace(one.consumer, log.name, held, (one.age_ms or 0) / HOUR_MS, _until_loss(log, one))
+    return ConsumerSpace(one.consumer, log.name, held, (one.age_ms or 0) / HOUR_MS, _until_loss(log, one, hold))
 
 
-def _until_loss(log: StreamUse, one: ConsumerLag) -> float | None:
-    if not log.ttl_hours or one.age_ms is None:
+def _until_loss(log: StreamUse, one: ConsumerLag, hold: _ZoneHold | None) -> float | None:
+    """Hours until a fact is released that this consumer has not confirmed."""
+    if one.age_ms is None:
         return None
-    return max(0.0, log.ttl_hours - one.age_ms / HOUR_MS)
+    age_hours = one.age_ms / HOUR_MS
+    found = [max(0.0, log.ttl_hours - age_hours) if log.ttl_hours else None]
+    if hold is not None:
+        # From half of a limit on: before that, a zone that is behind for a moment is no forecast of a loss.
+        hours_max, bytes_max = hold.limit.hours_max, hold.limit.bytes_max
+        if hours_max and age_hours >= hours_max / 2:
+            found.append(max(0.0, hours_max - age_hours))
+        if bytes_max and hold.bytes >= bytes_max / 2:
+            found.append(_hours(max(0, bytes_max - hold.bytes), hold.bytes_per_s))
+    return _least(*found)
 
 
 def _hours(room_bytes: int, bytes_per_s: float | None) -> float | None:

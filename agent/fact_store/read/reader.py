@@ -20,6 +20,7 @@ from agent.fact_store.log import (
     BatchHead,
     Catalog,
     ConsumerState,
+    HoldLimit,
     Incident,
     PageAssembly,
     StoreClosed,
@@ -357,13 +358,14 @@ class StoreReader:
         *,
         catalog: Catalog | None = None,
         age_ms: int | None = None,
+        holds: Mapping[str, HoldLimit] | None = None,
     ) -> StoreSpace:
-        """Free space and forecast under these settings. Without the writer's catalog and age, they are as of the last
+        """Free space and forecast under these settings; `holds`: what each zone may hold back. Without the writer's catalog and age, they are as of the last
         mark."""
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:
-            return measure_space(connection, self.path.parent, catalog, age_ms, settings, policies)
+            return measure_space(connection, self.path.parent, catalog, age_ms, settings, policies, holds or {})
 
     def close(self) -> None:
         """Close the connections. Reads in progress finish; later ones raise StoreClosed."""

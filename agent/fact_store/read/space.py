@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.batch import DIGEST_BYTES
-from agent.fact_store.log import MARK_EVERY_MS, Catalog, StoreSettings, StreamSettings, StreamState
+from agent.fact_store.log import MARK_EVERY_MS, Catalog, HoldLimit, StoreSettings, StreamSettings, StreamState
 from agent.fact_store.read.forecast import (
     INFLOW_MS,
     ConsumerLag,
@@ -36,6 +36,7 @@ def measure_space(
     age_ms: int,
     settings: StoreSettings,
     policies: Mapping[str, StreamSettings],
+    holds: Mapping[str, HoldLimit],
 ) -> StoreSpace:
     """The forecast for the store of a connection; `age_ms` is the store's age now."""
     logs = [
@@ -43,7 +44,7 @@ def measure_space(
         for name, stream in catalog.streams.items()
     ]
     used, room = _room(connection, folder, settings)
-    return forecast(used, room, logs)
+    return forecast(used, room, logs, holds)
 
 
 def _room(connection: sqlite3.Connection, folder: Path, settings: StoreSettings) -> tuple[int, int | None]:
@@ -70,8 +71,9 @@ def _stream_use(
     lags = tuple(
         ConsumerLag(
             name,
-            _bytes_up_to(connection, stream, one.frontier),
+            bytes_up_to(connection, stream, one.frontier),
             _age_of(connection, stream, one.frontier + 1, age_ms) if one.frontier < stream.end_offset else None,
+            one.zone,
         )
         for name, one in catalog.consumers.items()
         if one.stream == stream.name
@@ -87,7 +89,7 @@ def _stream_use(
     )
 
 
-def _bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: int) -> int:
+def bytes_up_to(connection: sqlite3.Connection, stream: StreamState, frontier: int) -> int:
     """Sealed bytes of the stream up to a frontier; a batch confirmed in part counts as unconfirmed."""
     if frontier >= stream.end_offset:
         return stream.bytes_total

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.fact_store.append import append_notice
@@ -22,20 +22,28 @@ from agent.fact_store.log import (
     HOUR_MS,
     NEVER_NS,
     Catalog,
+    HoldLimit,
     StoreFull,
     StoreSettings,
     StreamSettings,
     StreamState,
     last_offset_before,
 )
+from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.ballast import Ballast, disk_free
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
+from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
 from agent.fact_store.sqlite import QUERIES, Transaction
 
 log = logging.getLogger(__name__)
 
+_WHY = {
+    Reason.TTL: "their time to live was over",
+    Reason.HELD: "its zone held back more than it may",
+    Reason.FULL: "the store was full",
+}
 LOOK_EVERY_NS = 1_000_000_000  # between two checks of ages and limits: they change slowly
 DELETE_AGAIN_NS = 20_000_000  # between two commits of deletions while the writer is idle: spares the disk
 MEASURE_EVERY_NS = 100_000_000  # between two measurements of free space where no limit is near
@@ -49,7 +57,8 @@ LITTLE_BYTES = 64 * 1024 * 1024  # more than any source writes between two measu
 
 
 class Housekeeping:
-    """Retention for the writer. `policy` gives a stream's settings, `age_ms` the store's age."""
+    """Retention for the writer. `policy` gives a stream's settings, `age_ms` the store's age, `holds` what each zone may
+    hold back."""
 
     def __init__(
         self,
@@ -58,8 +67,11 @@ class Housekeeping:
         settings: StoreSettings,
         policy: Callable[[str], StreamSettings],
         age_ms: Callable[[], int],
+        holds: Mapping[str, HoldLimit],
     ) -> None:
         self._path = path
+        self._holds = holds
+        self._connection = connection
         self._execute = connection.execute
         self._settings = settings
         self._policy = policy
@@ -271,7 +283,9 @@ class Housekeeping:
 
     def _offsets(self, catalog: Catalog, stream: StreamState, *, may_drop: bool) -> StreamOffsets:
         policy = self._policy(stream.name)
-        frontiers = [one.frontier for one in catalog.consumers.values() if one.stream == stream.name]
+        frontiers = self._frontiers_of_zones(catalog, stream.name)
+        nearest = fullest(self._limits(stream))
+        full = nearest if nearest is not None and nearest.is_full else None
         kept_ms, ttl_ms = policy.keep_hours * HOUR_MS, policy.ttl_hours * HOUR_MS
         marks = self._execute(QUERIES["select_marks"], (stream.id, MARKS_READ)).fetchall()
 
@@ -282,24 +296,81 @@ class Housekeeping:
         return StreamOffsets(
             released=stream.released_offset,
             end=stream.end_offset,
-            confirmed=min(frontiers) if frontiers else None,
+            confirmed=min(frontiers.values()) if frontiers else None,
             kept=before(kept_ms) if kept_ms else stream.end_offset,
             expired=before(ttl_ms) if ttl_ms else None,
             overdue=before(ttl_ms + ttl_ms / TTL_PIECES) if ttl_ms else None,
-            excess=self._excess(stream),
+            excess=None if full is None else self._excess(stream, full),
             may_drop=may_drop and policy.on_full == "drop_oldest",
+            forfeited=self._forfeited(catalog, stream, frontiers, full, before),
         )
 
-    def _excess(self, stream: StreamState) -> int | None:
-        """The offset up to which facts must be released for the stream to be below its nearest limit by a piece; None
-        below the limit."""
-        nearest = fullest(self._limits(stream))
-        if nearest is None or not nearest.is_full:
-            return None
-        bytes_total = stream.released_bytes + nearest.used - nearest.limit + piece_bytes(nearest.limit)
-        values = (stream.id, stream.released_offset, min(bytes_total, stream.bytes_total))
+    def _excess(self, stream: StreamState, full: Limit) -> int | None:
+        """The offset up to which facts must be released for the stream to be below a limit by a piece."""
+        bytes_total = stream.released_bytes + full.used - full.limit + piece_bytes(full.limit)
+        return self._offset_at(stream, stream.released_offset, bytes_total)
+
+    def _offset_at(self, stream: StreamState, after_offset: int, bytes_total: int) -> int | None:
+        """The end of the batch after an offset that reaches so many bytes of the stream."""
+        values = (stream.id, after_offset, min(bytes_total, stream.bytes_total))
         row = self._execute(QUERIES["select_offset_at_bytes"], values).fetchone()
         return None if row is None else row[0]
+
+    # ---------------------------------------------------------------------------------------------------------- holding
+
+    @staticmethod
+    def _frontiers_of_zones(catalog: Catalog, stream: str) -> dict[str, int]:
+        """The frontier of the slowest consumer of each zone."""
+        found = dict[str, int]()
+        for one in catalog.consumers.values():
+            if one.stream == stream:
+                found[one.zone] = min(found.get(one.zone, NEVER_NS), one.frontier)
+        return found
+
+    def _forfeited(
+        self,
+        catalog: Catalog,
+        stream: StreamState,
+        frontiers: Mapping[str, int],
+        full: Limit | None,
+        before: Callable[[float], int],
+    ) -> int:
+        """The offset up to which every zone has confirmed the stream or forfeited it (holding.py)."""
+        if not frontiers:
+            return 0
+        lowest = dict(frontiers)
+        for zone in frontiers.keys() & self._holds.keys():
+            lowest[zone] = max(lowest[zone], self._forfeited_by(catalog, stream, zone, before))
+        if full is not None:
+            zones = {zone: self._backlog(stream, frontier) for zone, frontier in lowest.items()}
+            if (alone := alone_forfeited(zones, full.limit)) is not None:
+                zone, size = alone
+                until = self._offset_at(stream, lowest[zone], zones[zone].bytes_before + size)
+                lowest[zone] = max(lowest[zone], until or 0)
+        return min(lowest.values())
+
+    def _forfeited_by(self, catalog: Catalog, stream: StreamState, zone: str, before: Callable[[float], int]) -> int:
+        """The offset up to which a zone has held back the stream for too long, or too much of it."""
+        limit, until = self._holds[zone], 0
+        frontier = self._frontiers_of_zones(catalog, stream.name)[zone]
+        hold_ms = limit.hours_max * HOUR_MS
+        if hold_ms and before(hold_ms + hold_ms / TTL_PIECES) > max(frontier, stream.released_offset):
+            until = before(hold_ms)
+        if limit.bytes_max:
+            backlogs = {
+                name: self._backlog(other, low)
+                for name, other in catalog.streams.items()
+                if (low := self._frontiers_of_zones(catalog, name).get(zone)) is not None
+            }
+            if size := bytes_forfeited(backlogs, limit.bytes_max).get(stream.name):
+                mine = backlogs[stream.name]
+                until = max(until, self._offset_at(stream, mine.frontier, mine.bytes_before + size) or 0)
+        return until
+
+    def _backlog(self, stream: StreamState, frontier: int) -> Backlog:
+        frontier = max(frontier, stream.released_offset)
+        bytes_before = bytes_up_to(self._connection, stream, frontier)
+        return Backlog(frontier, bytes_before, stream.bytes_total - bytes_before)
 
     def _frontiers_moved(self, catalog: Catalog) -> set[str]:
         """Streams whose slowest consumer has moved since the last call, or whose only consumer came or went."""
@@ -330,7 +401,7 @@ def _record_loss(transaction: Transaction, stream: StreamState, until: int, deci
     key = f"{stream.name}:{about['first_offset']}-{until}"
     append_notice(transaction, stream.name, "facts_expired", about, key)
     who = ", ".join(str(one["name"]) for one in consumers) or "no consumer was registered"
-    why = "their time to live was over" if decision.reason is Reason.TTL else "the store was full"
+    why = _WHY[decision.reason]
     transaction.add_incident(
         "facts_expired",
         stream.name,

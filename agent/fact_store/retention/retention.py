@@ -1,9 +1,10 @@
 """Decides which facts may be released, and why. Core: no IO.
 
-A fact is released for one of three reasons, checked in this order:
+A fact is released for one of four reasons:
 
     confirmed   every consumer has confirmed it, and its hours for local readers are over or its room is needed. No loss
     ttl         its time to live is over. A loss for each consumer that has not confirmed it
+    held        as confirmed, but for zones that have held back more than they may (holding.py). A loss for these
     full        the stream is at its limit, no confirmed fact is left to release, and `on_full` is drop_oldest. A loss
 
 Without a registered consumer no fact is confirmed: facts wait for one until their time to live is over. Whether an
@@ -25,6 +26,7 @@ class Reason(Enum):
 
     CONFIRMED = "confirmed"
     TTL = "ttl"
+    HELD = "held"
     FULL = "full"
 
 
@@ -35,7 +37,8 @@ class StreamOffsets:
     `confirmed`: confirmed by every consumer (None without consumers). `kept`: recorded longer ago than `keep_hours`.
     `expired`: recorded longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece.
     `excess`: must be released for the stream to be below its limit by a piece (None: it is not full). `may_drop`:
-    unconfirmed facts may be released for that.
+    unconfirmed facts may be released for that. `forfeited`: confirmed, or forfeited, by every consumer; at least
+    `confirmed`.
     """
 
     released: int
@@ -46,6 +49,7 @@ class StreamOffsets:
     overdue: int | None = None
     excess: int | None = None
     may_drop: bool = False
+    forfeited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,9 @@ def decide_release(offsets: StreamOffsets) -> Release | None:
     harmless = min(confirmed, max(offsets.kept, _or_none(offsets.excess)))
     if offsets.overdue is not None and offsets.expired is not None and offsets.overdue > offsets.released:
         return _release(offsets.expired, Reason.TTL, confirmed, harmless)
+    forfeited = min(offsets.forfeited, max(offsets.kept, _or_none(offsets.excess)))
+    if forfeited > max(offsets.released, confirmed):
+        return _release(forfeited, Reason.HELD, confirmed, harmless)
     if offsets.may_drop and offsets.excess is not None and offsets.excess > max(offsets.released, harmless):
         return _release(offsets.excess, Reason.FULL, confirmed, harmless)
     if harmless > offsets.released:

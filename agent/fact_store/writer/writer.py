@@ -47,6 +47,7 @@ from agent.fact_store.log import (
     Catalog,
     ClockReading,
     ForkError,
+    HoldLimit,
     Refused,
     StoreBusy,
     StoreClosed,
@@ -94,6 +95,7 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
+        holds: Mapping[str, HoldLimit],
         witness: Witness | None = None,
         signer: HeadSigner | None = None,
     ) -> None:
@@ -116,7 +118,7 @@ class Writer:
         self._age = AgeClock(catalog.age_ms, time.monotonic_ns())
         self._witness = witness
         self._clock = _read_clocks()
-        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms)
+        self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())

@@ -126,7 +126,7 @@ _ROWS = (
              "Another instance with this consumer name has acquired a newer lease; final for the instance that gets "
              "this error.",
              "Two receivers use one name (a cloned machine?): stop one. To continue with the fenced one, restart it."),
-    ErrorRow("lease_unknown", Fault.NONE, True,
+    ErrorRow("lease_unknown", Fault.REQUESTER, False,
              "The lease that the request shows was never granted by this store: the store is new or was restored, or "
              "the consumer was removed meanwhile.",
              "Request a lease again: FetchFacts with lease 0."),

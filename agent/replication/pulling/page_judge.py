@@ -23,11 +23,13 @@ from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.freshness import SignedEnd
-from agent.signing.heads import HeadError, key_id_in, parse_head, signed_bytes
-from agent.signing.runs import Judgement, Offered, Rule, Trust, judge_page
+from agent.signing.heads import key_id_in
+from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Rule, Trust, check_head, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
 """For so long a peer need not send again the certificate of a key that is not trusted here, only passed on."""
+DECLINED_MAX = 16
+"""Ranges of one page that are named; each becomes an incident and a notice, and a page may have 2,048."""
 EVIDENCE_FILES_MAX, EVIDENCE_BYTES_MAX = 16, 4 * 1024 * 1024
 EVIDENCE_PER_PAGE_MAX = 4
 _K = TypeVar("_K")
@@ -122,24 +124,26 @@ class PageJudge:
             passed_on = [(key_id, one) for zone, key_id in sorted(kept) for one in signers.of(zone, key_id)]
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
-        return JudgedPage(batches, found.heads, tuple(passed_on), found.declined)
+        return JudgedPage(batches, found.heads, tuple(passed_on), _bounded(found.declined))
+
+    def proves_own(self, record: bytes, end: ChainEnd) -> bool:
+        """Whether a present or former key of ours has signed the end of a chain of this zone. Reads the disk for a
+        former key only."""
+        key_id, beliefs = key_id_in(record), self._beliefs
+        certificates = (*beliefs.own_certificates, *self._store.signers([key_id]))
+        found = [beliefs.signer(one, self._clock_ms()) for one in certificates]
+        own = [one for one in found if isinstance(one, Signer) and one.zone == beliefs.own_zone]
+        return end.origin.zone == beliefs.own_zone and proves_own(record, end, own)
 
     def prove(self, end: SignedEnd, certificates: Sequence[bytes]) -> SignedEnd | None:
         """The end with the certificate of the trusted key of its zone that signed it; None where none did."""
         signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
-        signer = signers.resolve(end.origin.zone, key_id_in(end.head))
-        if not isinstance(signer, Signer):
+        signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
+        if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
             return None
         with self._lock:
             _remember(self._believed, signers.believed)
-        try:
-            head = parse_head(end.head)
-        except HeadError:
-            return None
-        data = signed_bytes(end.stream, end.origin, end.last_sequence, end.digest, head.key_id, head.signed_at_ms)
-        if signer.refuses(head.signed_at_ms) is not None or not signer.public.verify(data, head.signature):
-            return None
-        return end._replace(certificate=signers.believed[signer.zone, signer.key_id].certificate)
+        return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificate)
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
@@ -227,6 +231,17 @@ def _remember(known: dict[_K, _V], new: Mapping[_K, _V]) -> None:
         known[key] = value
     while len(known) > SIGNERS_KNOWN_MAX:
         del known[next(iter(known))]
+
+
+def _bounded(declined: tuple[Declined, ...]) -> tuple[Declined, ...]:
+    """The first ranges; the last of them says that there are others."""
+    if len(declined) <= DECLINED_MAX:
+        return declined
+    *kept, last = declined[:DECLINED_MAX]
+    return (
+        *kept,
+        last._replace(reason=f"{last.reason}; and so were other facts of the same page, for this or other reasons"),
+    )
 
 
 class EvidenceFolder:

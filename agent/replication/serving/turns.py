@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 class Turns(Generic[T]):
     """Work of several zones for a few places. At most `places` pieces are under way at once, `places_of_zone` of them
-    for one zone; `may` says whether a zone may begin another one now."""
+    for one zone; `may` says whether a zone may begin another one now. A zone with less work under way goes first."""
 
     def __init__(self, places: int, places_of_zone: int, may: Callable[[str], bool] = lambda _: True) -> None:
         self._places = places
@@ -35,15 +35,16 @@ class Turns(Generic[T]):
         """The next piece of work to begin; None where none may begin now."""
         if self._under_way.total() >= self._places:
             return None
-        for zone, queue in self._queues.items():
-            if self._under_way[zone] < self._places_of_zone and self._may(zone):
-                work = queue.popleft()
-                self._under_way[zone] += 1
-                del self._queues[zone]
-                if queue:  # it is the last zone's turn now
-                    self._queues[zone] = queue
-                return work
-        return None
+        free = [zone for zone in self._queues if self._under_way[zone] < self._places_of_zone and self._may(zone)]
+        if not free:
+            return None
+        zone = min(free, key=self._under_way.__getitem__)  # of several the one that waits longest
+        queue = self._queues.pop(zone)
+        work = queue.popleft()
+        self._under_way[zone] += 1
+        if queue:  # it is the last zone's turn now
+            self._queues[zone] = queue
+        return work
 
     def end(self, zone: str) -> None:
         """Work of a zone that was taken has ended."""
@@ -52,12 +53,15 @@ class Turns(Generic[T]):
         if not self._under_way[zone]:
             del self._under_way[zone]
 
-    def withdraw(self, zone: str, work: T) -> None:
-        """Work that has not begun is not wanted any more."""
-        queue = self._queues[zone]
+    def withdraw(self, zone: str, work: T) -> bool:
+        """Work is not wanted any more; False where it has been taken already, and has to be ended."""
+        queue = self._queues.get(zone)
+        if queue is None or work not in queue:
+            return False
         queue.remove(work)
         if not queue:
             del self._queues[zone]
+        return True
 
     def waiting(self, zone: str) -> int:
         """How much work of a zone waits."""

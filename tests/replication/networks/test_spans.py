@@ -227,7 +227,7 @@ def test_how_a_confirm_span_ends_on_the_serving_side() -> None:
         epoch, zone, consumers = b"", "plant-a", Confirmed()
 
     telemetry = Telemetry()
-    effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1), LeaseClaim("5f3a"))
+    effect = StartConfirm("idmz.a", "idmz", Confirm(last_offset=1), LeaseClaim("5f3a"), None)
 
     async def scenario() -> None:
         nonlocal at

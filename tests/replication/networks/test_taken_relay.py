@@ -4,6 +4,7 @@ them, and serves the enterprise whatever it likes. The enterprise believes the p
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -28,16 +29,18 @@ pytestmark = pytest.mark.system
 SMALL = StoreSettings(batch_facts_target=50)
 """Small batches, so that a page has many and a run several."""
 
+LONG_AGO, LATER = datetime(2020, 1, 1, tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
 
 @pytest.fixture(scope="module")
 def authority() -> Made:
-    """The facts authority of the site."""
-    return make("facts authority", is_ca=True)
+    """The facts authority of the site, valid by the clock of this machine, as the plant's store signs."""
+    return make("facts authority", is_ca=True, begins=LONG_AGO, ends=LATER)
 
 
 def signer(authority: Made, zone: str) -> ZoneSigner:
     """A zone's key with a certificate of the authority."""
-    made = make(zone, authority)
+    made = make(zone, authority, begins=LONG_AGO, ends=LATER)
     return ZoneSigner(signing_key(made), made.der)
 
 

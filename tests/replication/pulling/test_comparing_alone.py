@@ -35,6 +35,7 @@ class Peer:
 
     peer_zone = "plant-a"
     packet_bytes_max = 1_000_000
+    outgoing_bytes = 0
 
     def __init__(self, store: FactStore) -> None:
         self.link = Link(Access("b", "plant-a", "host", 1, lambda: None))  # type: ignore[arg-type, return-value]

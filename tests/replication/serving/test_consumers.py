@@ -114,7 +114,7 @@ class Store:
     def record_served(self, *arguments: object) -> None:
         self.asked.append(("record_served", *arguments))
 
-    def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None) -> Page:
+    def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None, **_how: bool) -> Page:
         self.asked.append(("read", after_offset, until_offset))
         self.disk_reads.append(("read", threading.current_thread()))
         if after_offset >= self.end:

@@ -19,6 +19,7 @@ from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.pull_events import Asking, LinkDown, LinkUp, Note, Tick
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpEvent
+from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
@@ -174,11 +175,12 @@ class Pull:
             self._answers = version, served
             self._runner.answered(fetch_id, payload)
 
-    def check(self, check: Callable[[], list[Batch]], _size: int) -> Awaitable[list[Batch]]:
+    def check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
         """At once, or after a while where the node is slow."""
-        world, checked = self.node.world, Future[list[Batch]]()
+        world, checked = self.node.world, Future[JudgedPage]()
         try:
-            batches = _Batches(check())
+            judged = check()
+            batches = _Batches(judged.batches)
         except PageRefused as error:
             checked.set_exception(error)
             return Waiting(checked)
@@ -188,9 +190,9 @@ class Pull:
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1
             delay_ms = world.chance.randint(0, world.faults.slow_consumer_ms_max)
-            self.node.after(delay_ms, lambda: checked.set_result(batches))
+            self.node.after(delay_ms, lambda: checked.set_result(replace(judged, batches=batches)))
         else:
-            checked.set_result(batches)
+            checked.set_result(replace(judged, batches=batches))
         return Waiting(checked)
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
@@ -243,7 +245,7 @@ class _WatchedInbound:
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]],
-        **how: bool,
+        **how: Any,
     ) -> Future[PutResult]:
         pull, check = self._pull, self._pull.node.world.check
         if batches.version == "major":

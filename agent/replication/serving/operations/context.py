@@ -136,10 +136,8 @@ class Context:
                 await place
             yield
         finally:
-            if place.done() and not place.cancelled():
+            if not self._reads.withdraw(zone, place):  # it has been given the place, perhaps a moment ago
                 self._reads.end(zone)
-            else:
-                self._reads.withdraw(zone, place)
             self._give_places()
 
     def _may_read(self, zone: str) -> bool:
@@ -149,7 +147,8 @@ class Context:
 
     def _give_places(self) -> None:
         while (place := self._reads.take()) is not None:
-            place.set_result(False)
+            if not place.done():  # else its request is being cancelled, and gives the place back
+                place.set_result(False)
         # Zones that wait for their bytes to be paid for get their places later, without any other event.
         now_ms = self.now_ms()
         due = [self.pacer.answer_ready_ms(zone, now_ms) for zone in self._reads.zones_waiting()]

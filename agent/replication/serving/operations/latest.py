@@ -71,10 +71,8 @@ class Latest:
             searched = Search(await context.in_executor(self._look_up, *asked), end_offset, _now_ms())
             context.pacer.searched(zone, _now_ms() - began_ms, _now_ms())
         finally:
-            if turn.done() and not turn.cancelled():
+            if not self._turns.withdraw(zone, turn):
                 self._turns.end(zone)
-            else:
-                self._turns.withdraw(zone, turn)
             self._begin_next()
         self._kept.put(question, searched)
         asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
@@ -86,7 +84,8 @@ class Latest:
 
     def _begin_next(self) -> None:
         while (turn := self._turns.take()) is not None:
-            turn.set_result(False)
+            if not turn.done():  # else its request is being cancelled
+                turn.set_result(False)
         now_ms = _now_ms()
         due = [self._context.pacer.search_ready_ms(zone, now_ms) for zone in self._turns.zones_waiting()]
         if any(at_ms > now_ms for at_ms in due):

@@ -1,0 +1,54 @@
+"""What a zone may hold back. Core: no IO.
+
+Facts wait for the slowest consumer, so a zone that never confirms would fill the room of all others. Two limits end
+that. A zone with a `HoldLimit` forfeits what it holds back beyond it. When room runs out, a zone that alone holds back
+more than half of it forfeits the rest, with or without such a limit. What is forfeited is released only when all other
+zones have confirmed it, so no other zone loses a fact.
+
+Forfeiting moves no frontier. Facts are forfeited in pieces, because each loss writes a fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PIECES = 100
+ALONE_SHARE = 2
+"""A zone may hold back a half of the room alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a zone has not confirmed of a stream: after which offset, sealed bytes of the stream up to there, and bytes
+    behind it."""
+
+    frontier: int
+    bytes_before: int
+    bytes: int
+
+
+def bytes_forfeited(backlogs: Mapping[str, Backlog], bytes_max: int) -> dict[str, int]:
+    """How many bytes a zone forfeits of each stream, so that it holds back a piece less than `bytes_max` of all
+    together; the streams of which it holds back most come first. Empty within the limit."""
+    held = sum(one.bytes for one in backlogs.values())
+    if not bytes_max or held <= bytes_max:
+        return {}
+    surplus, found = held - bytes_max + bytes_max // PIECES, dict[str, int]()
+    for stream, one in sorted(backlogs.items(), key=lambda item: -item[1].bytes):
+        found[stream] = min(surplus, one.bytes)
+        surplus -= found[stream]
+        if surplus <= 0:
+            break
+    return found
+
+
+def alone_forfeited(zones: Mapping[str, Backlog], room_bytes: int) -> tuple[str, int] | None:
+    """The zone that alone holds back more than its share of a stream's room, and how many bytes it forfeits; None where
+    none does. `zones`: the backlog of each zone."""
+    if len(zones) < 2:
+        return None
+    zone, other = sorted(zones, key=lambda name: zones[name].bytes_before)[:2]
+    share = room_bytes // ALONE_SHARE
+    alone = zones[other].bytes_before - zones[zone].bytes_before
+    return None if alone <= share else (zone, min(alone, alone - share + room_bytes // PIECES))

@@ -1,0 +1,173 @@
+"""What a zone may hold back: the decision as a table, and in a real store, where one zone never confirms."""
+
+import json
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore, HoldLimit, StoreSettings, StreamSettings
+from agent.fact_store.log.errors import StoreFull
+from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
+from agent.message import Sample
+from agent.pages import Hole
+from tests.fact_store.making import AT_ONCE, EVERYTHING, LIMIT_S, TELEMETRY, done, samples, tag
+from tests.fact_store.retention.test_retention import Clock, clock, fill, first_offset, notices
+from tests.waiting import wait_until
+
+__all__ = ["clock"]
+OTHER = "facts.other"
+HOUR_NS = 3_600_000_000_000
+
+
+def backlog(size: int, before: int = 0) -> Backlog:
+    """A backlog of so many bytes."""
+    return Backlog(0, before, size)
+
+
+@pytest.mark.parametrize(
+    "sizes, bytes_max, forfeited",
+    [
+        ({"a": 900}, 0, {}),
+        ({"a": 900}, 1000, {}),
+        ({"a": 1000}, 1000, {}),
+        ({"a": 1001}, 1000, {"a": 11}),
+        ({"a": 600, "b": 401}, 1000, {"a": 11}),
+        ({"a": 400, "b": 5000}, 1000, {"b": 4410}),
+        ({"a": 4000, "b": 5000}, 1000, {"b": 5000, "a": 3010}),
+        ({}, 1000, {}),
+    ],
+)
+def test_a_zone_forfeits_what_is_beyond_its_limit(
+    sizes: dict[str, int], bytes_max: int, forfeited: dict[str, int]
+) -> None:
+    """A hundredth more than the surplus, of the streams with the largest backlog first; nothing within the limit."""
+    assert bytes_forfeited({name: backlog(size) for name, size in sizes.items()}, bytes_max) == forfeited
+
+
+@pytest.mark.parametrize(
+    "ends, expected",
+    [
+        ({"evil": 0}, None),
+        ({"evil": 0, "idmz": 500}, None),
+        ({"evil": 0, "idmz": 501}, ("evil", 11)),
+        ({"evil": 0, "idmz": 900}, ("evil", 410)),
+        ({"evil": 0, "idmz": 900, "cloud": 300}, None),
+        ({"evil": 0, "idmz": 900, "cloud": 800}, ("evil", 310)),
+    ],
+)
+def test_a_zone_that_alone_holds_most_of_the_room_forfeits(
+    ends: dict[str, int], expected: tuple[str, int] | None
+) -> None:
+    """Counted is only what no other zone lacks: two zones that are both away hold nothing back from each other."""
+    zones = {zone: backlog(1000 - end, end) for zone, end in ends.items()}
+    assert alone_forfeited(zones, 1000) == expected
+
+
+@contextmanager
+def store_of(folder: Path, holds: dict[str, HoldLimit], **stream: object) -> Iterator[FactStore]:
+    """A store with two zones as readers of its telemetry: idmz, which confirms, and evil, which never does."""
+    streams = [StreamSettings(TELEMETRY, **stream), StreamSettings(OTHER, keep_hours=0)]  # type: ignore[arg-type]
+    with FactStore.open(folder / "facts.db", "plant", settings=AT_ONCE, streams=streams, holds=holds) as store:
+        done(store.appends.define([tag(1)]))
+        for zone in ("idmz", "evil"):
+            done(store.consumers.register(f"{zone}.t", zone, TELEMETRY))
+        yield store
+
+
+def frontier(store: FactStore, name: str) -> int:
+    """The frontier of a consumer."""
+    known = store.consumers.get(name)
+    assert known is not None
+    return known.frontier
+
+
+def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> None:
+    """What evil holds back beyond its bytes is released once idmz has confirmed it, and not before. A fact and an
+    incident name evil and no other; its frontier stays, and it reads a hole."""
+    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=2_000)}, keep_hours=0) as store:
+        end = fill(store, 30)
+        assert first_offset(store) == 1, "idmz has confirmed nothing"
+        done(store.consumers.confirm("idmz.t", 100))
+        wait_until(lambda: first_offset(store) > 1, "the first release")
+        done(store.consumers.confirm("idmz.t", end))
+        wait_until(lambda: store.streams()[0].bytes <= 2_400, "the backlog of evil to be within its limit")
+        assert store.streams()[0].bytes > 1_000
+        first = first_offset(store)
+        assert frontier(store, "evil.t") == 0
+        assert store.read(TELEMETRY, 0, EVERYTHING, EVERYTHING).holes == (Hole(1, first - 1, "expired"),)
+        assert not store.read(TELEMETRY, first - 1, EVERYTHING, EVERYTHING).holes
+        losses = [json.loads(fact.object_json) for fact in notices(store)]
+        assert {loss["reason"] for loss in losses} == {"held"}
+        assert {one["name"] for loss in losses for one in loss["consumers"]} == {"evil.t"}
+        (incident,) = store.incidents()
+        assert incident.detail.endswith("its zone held back more than it may; not confirmed by: evil.t")
+
+
+def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
+    """Of two streams the one with the larger backlog loses, the other keeps all."""
+    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=2_000)}, keep_hours=0) as store:
+        done(store.consumers.register("evil.o", "evil", OTHER))
+        done(store.appends.append_samples(OTHER, samples(10)))
+        end = fill(store, 30)
+        done(store.consumers.confirm("idmz.t", end))
+        wait_until(lambda: first_offset(store) > 1, "the release")
+        wait_until(lambda: sum(one.bytes for one in store.streams()) <= 2_400, "the limit")
+        assert {one.name: one.first_offset for one in store.streams()}[OTHER] == 1
+
+
+def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
+    """After its hours evil holds nothing back any more; from half of them on, the status has the hours that are left."""
+    with store_of(tmp_path, {"evil": HoldLimit(hours_max=10)}, keep_hours=0) as store:
+        end = fill(store, 2)
+        done(store.consumers.confirm("idmz.t", end))
+        for hours, left in ((4, 168 - 4), (6, 4)):
+            clock.ahead_ns = hours * HOUR_NS
+            found = {one.name: one.hours_until_ttl_loss for one in store.space().consumers}
+            assert found == {"idmz.t": None, "evil.t": pytest.approx(left, abs=0.1)}
+        clock.ahead_ns = 11 * HOUR_NS
+        wait_until(lambda: first_offset(store) == end + 1, "everything to go")
+        assert {json.loads(fact.object_json)["reason"] for fact in notices(store)} == {"held"}
+
+
+def test_bytes_are_forecast_in_hours(tmp_path: Path, clock: Clock) -> None:
+    """From half of the limit on: the room that is left of it, over the inflow of the last hour."""
+    with store_of(tmp_path, {"evil": HoldLimit(bytes_max=6_000)}, keep_hours=0) as store:
+        fill(store, 10)
+        clock.ahead_ns = HOUR_NS // 2
+        fill(store, 10)
+        (stream,) = [one for one in store.space().streams if one.name == TELEMETRY]
+        (evil,) = [one for one in store.space().consumers if one.name == "evil.t"]
+        assert 3_000 <= evil.bytes_held <= 6_000
+        assert stream.inflow_bytes_per_s
+        expected = (6_000 - evil.bytes_held) / stream.inflow_bytes_per_s / 3600
+        assert evil.hours_until_ttl_loss == pytest.approx(expected, rel=0.05)
+
+
+def test_a_full_store_takes_from_the_zone_that_holds_most_of_it(tmp_path: Path) -> None:
+    """Without any limit of its own: evil alone holds back all of a full stream, idmz has confirmed it. The append is
+    stored, evil loses the older half; where idmz is behind too, the append is refused as before."""
+    size = 1024 * 1024
+    settings = StoreSettings(commit_interval_ms=0, ballast_bytes=0, disk_free_bytes_min=0)
+    streams = [StreamSettings(TELEMETRY, bytes_max=size, keep_hours=0)]
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=settings, streams=streams) as store:
+        done(store.appends.define([tag(1)]))
+        for zone in ("idmz", "evil"):
+            done(store.consumers.register(f"{zone}.t", zone, TELEMETRY))
+        noise = random.Random(1)
+
+        def rows(count: int) -> list[Sample]:
+            return [one._replace(value=noise.randbytes(60)) for one in samples(count)]
+
+        while (error := store.appends.append_samples(TELEMETRY, rows(1000)).exception(LIMIT_S)) is None:
+            pass
+        assert isinstance(error, StoreFull)
+        assert first_offset(store) == 1
+        done(store.consumers.confirm("idmz.t", store.end_offset(TELEMETRY)))
+        done(store.appends.append_samples(TELEMETRY, rows(10)))
+        assert first_offset(store) > 1
+        assert frontier(store, "evil.t") == 0
+        (incident,) = store.incidents()
+        assert incident.detail.endswith("not confirmed by: evil.t")

@@ -1,0 +1,160 @@
+"""One zone floods a serving node over a real broker: another zone is neither refused nor kept behind the flood.
+
+Counted, not timed: how many answers of the flooding zone leave between a request of the other and its answer.
+"""
+
+import asyncio
+import contextlib
+import secrets
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import StoreSettings
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX, PeerLimits
+from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
+from agent.replication.protocol.topics import request_topic, response_topic
+from agent.replication.serving import LatestValues
+from agent.replication.serving.server import Server
+from tests.replication.nodes import STREAM, Node, access
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+FLOOD = request_topic("plant-a", "evil")
+FLOOD_TO = response_topic("plant-a", "evil", "flood")
+EXPORTS = {"idmz": frozenset({STREAM}), "evil": frozenset({STREAM})}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A broker where two zones may ask plant-a."""
+    folder = tmp_path_factory.mktemp("shared")
+    links = ("plant-a:idmz", "plant-a:evil")
+    with Mosquitto.started(folder, ("plant-a", "idmz", "evil"), links) as running:
+        yield running
+
+
+class Flood:
+    """A connection of evil that has as many requests open as the server takes, and asks again after each answer."""
+
+    def __init__(self, broker: Mosquitto, request: Request) -> None:
+        self._access = access(broker, "evil")
+        self._payload = encode_request(request)
+        self._connection: Connection | None = None
+        self.answers = 0
+
+    def _arrived(self, _: Incoming) -> None:
+        self.answers += 1
+        self._ask()
+
+    def _ask(self) -> None:
+        assert self._connection is not None
+        with contextlib.suppress(TransportError):  # its own queue is full: enough is under way
+            asked = self._connection.publish_request(FLOOD, self._payload, FLOOD_TO, secrets.token_bytes(16), 30)
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["Flood"]:
+        """Connected, with all its requests open."""
+        self._connection = await Connection.open(self._access, self._arrived)
+        await self._connection.subscribe([FLOOD_TO])
+        try:
+            for _ in range(2 * REQUESTS_OPEN_MAX):
+                self._ask()
+            yield self
+        finally:
+            connection, self._connection = self._connection, None
+            self._ask = lambda: None  # type: ignore[method-assign]
+            await connection.close()
+
+
+def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquitto, tmp_path: Path) -> None:
+    """Evil has all its searches for latest values open, and refused ones besides. The search of idmz begins next, after
+    the one that runs, and none of its requests is refused."""
+    may_go_on, begun = threading.Semaphore(0), list[str]()
+
+    def look_up(stream: str, _wanted: object, fresh_ms: int, _: int) -> LatestValues:
+        begun.append("idmz" if fresh_ms == 1 else "evil")
+        assert may_go_on.acquire(timeout=20)
+        return LatestValues([], lambda _: pytest.fail(stream), 0, 7)
+
+    async def scenario() -> None:
+        plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)
+        server = plant.server = Server(plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, look_up=look_up)
+        asker = idmz.requester("plant-a")
+        flood = Flood(shared, GetLatest(stream=STREAM))
+        async with plant.running(), idmz.running(), flood.running():
+            await wait_until_async(lambda: server.statistics().refusals.get("busy", 0) > 0, "evil to be refused")
+            asking = asyncio.create_task(asker.ask(GetLatest(stream=STREAM, fresh_ms=1), 20))
+            await wait_until_async(lambda: server.statistics().requests["GetLatest"] > SEARCHES_WAITING_MAX, "requests")
+            await wait_until_async(lambda: server._handlers[GetLatest].__self__._turns.waiting("idmz") == 1, "idmz")  # type: ignore[attr-defined]
+            may_go_on.release(2)
+            assert isinstance((await asking).answer, LatestAnswer)
+            assert begun[:2] == ["evil", "idmz"]
+            may_go_on.release(1000)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_pages_of_one_zone_do_not_delay_those_of_another(
+    shared: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evil asks for pages of the largest size, as many at once as it may. Between a request of idmz and its answer at
+    most a few pages of evil leave: those that are being read, and those that are handed to the connection."""
+    events = list[str]()
+    publish, arrive = Connection.publish_answer, Server._arrived
+
+    def published(self: Connection, topic: str, payload: bytes, correlation: bytes) -> None:
+        events.append(topic.split("/")[3])
+        publish(self, topic, payload, correlation)
+
+    def arrived(self: Server, incoming: Incoming) -> None:
+        if incoming.topic == request_topic("plant-a", "idmz"):
+            events.append("asked")
+        arrive(self, incoming)
+
+    monkeypatch.setattr(Connection, "publish_answer", published)
+    monkeypatch.setattr(Server, "_arrived", arrived)
+
+    async def scenario() -> None:
+        settings = StoreSettings(batch_facts_target=10_000)
+        plant, idmz = Node.open(shared, "plant-a", tmp_path, settings), Node.open(shared, "idmz", tmp_path)
+        limits = PeerLimits(requests_per_second_max=100_000)
+        plant.server = Server(
+            plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, limits={"evil": limits, "idmz": limits}
+        )
+        await plant.append(0, 400_000)
+        asker = idmz.requester("plant-a")
+        whole = FetchRange(stream=STREAM, first_offset=1, last_offset=400_000, limit=1_000_000, bytes_max=1_000_000)
+        async with plant.running(), idmz.running(), Flood(shared, whole).running() as flood:
+            await wait_until_async(lambda: flood.answers > REQUESTS_OPEN_MAX, "the flood")
+            for _ in range(30):
+                fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1000, bytes_max=10_000)
+                await asker.ask(fetch, 20)
+        plant.store.close()
+        idmz.store.close()
+
+    asyncio.run(scenario())
+    between = [0]
+    is_open = False
+    for event in events:
+        if event == "asked":
+            is_open = True
+            between.append(0)
+        elif event == "idmz":
+            is_open = False
+        elif is_open:
+            between[-1] += 1
+    print("answers of evil between a request of idmz and its answer:", sorted(between))
+    assert max(between) <= 2 * READS_MAX

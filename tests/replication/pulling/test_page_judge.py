@@ -1,0 +1,183 @@
+"""Whom a node believes, with a real store: certificates that came with a page or are held, keys that are known, proof by
+what is held, and the evidence of what was declined."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from agent.batch import Batch
+from agent.fact_store import FactStore
+from agent.pages import PeerPosition
+from agent.replication.pulling.page_judge import (
+    DECLINED_MAX,
+    EVIDENCE_BYTES_MAX,
+    EVIDENCE_FILES_MAX,
+    PASSED_ON_MS,
+    Beliefs,
+    EvidenceFolder,
+    JudgedPage,
+    PageJudge,
+    is_held,
+)
+from agent.signing.certificates import SignerTrust
+from agent.signing.runs import Offered
+from tests.fact_store.making import IN_MEMORY
+from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
+from tests.signing.signers import Made, make, signing_key
+
+AUTHORITY = make("facts authority", is_ca=True)
+PLANT = make("plant", AUTHORITY)
+KEY = signing_key(PLANT)
+NOW_MS = SIGNED_AT_MS
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[FactStore]:
+    """The receiver's store."""
+    with FactStore.open(tmp_path / "facts.db", "enterprise", settings=IN_MEMORY) as opened:
+        yield opened
+
+
+def judge_of(
+    store: FactStore, *, rule: str = "required", trust: SignerTrust | None = None, **more: object
+) -> PageJudge:
+    """A judge that believes the authority, at a time at which the certificates are valid."""
+    trusted = SignerTrust((AUTHORITY.certificate,)) if trust is None else trust
+    beliefs = Beliefs(trusted, {"plant": rule}, "enterprise")  # type: ignore[dict-item]
+    return PageJudge(store, beliefs, clock_ms=lambda: NOW_MS, **more)  # type: ignore[arg-type]
+
+
+def put(store: FactStore, judged: JudgedPage, last: int) -> None:
+    """Store what was judged, as a pull does."""
+    position = PeerPosition(b"p" * 16, last)
+    proofs = {"heads": judged.heads, "signers": judged.signers, "declined": judged.declined}
+    store.inbound.put_batches("idmz", STREAM, judged.batches, [], position, **proofs).result(10)  # type: ignore[arg-type]
+
+
+def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: FactStore) -> None:
+    """The first page brings the certificate; a judge of the next life, which gets none, finds it in the store, and each
+    names the key in its requests."""
+    run = chain(4)
+    first = judge_of(store)
+    assert first.signers_known() == []
+    judged = first.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
+    assert len(judged.batches) == 2
+    assert judged.signers == ((KEY.key_id, PLANT.der),)
+    put(store, judged, 2)
+    assert first.signers_known() == [KEY.key_id.hex()]
+    again = judge_of(store)
+    assert again.judge("idmz", STREAM, signed(run[2:], KEY), []).declined == ()
+    assert again.signers_known() == [KEY.key_id.hex()]
+
+
+def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
+    """A relay that sends, first, certificates of the plant's key by another authority and for another zone: the good one
+    beside them counts, and without it nothing is believed."""
+    other = make("other authority", is_ca=True)
+    bad = [make("plant", other, key=PLANT.key).der, make("evil", AUTHORITY, key=PLANT.key).der, b"no certificate"]
+    run = chain(2)
+    judge = judge_of(store)
+    assert judge.judge("idmz", STREAM, signed(run, KEY), bad).batches == []
+    assert judge.signers_known() == []
+    assert len(judge.judge("idmz", STREAM, signed(run, KEY), [*bad, PLANT.der]).batches) == 2
+
+
+def test_a_compromised_key_is_believed_no_more(store: FactStore) -> None:
+    """From the time on which the operator has marked a key, its heads prove nothing, though its certificate is held."""
+    run = chain(1)
+    put(store, judge_of(store).judge("idmz", STREAM, signed(run, KEY), [PLANT.der]), 1)
+    trust = SignerTrust((AUTHORITY.certificate,), {}, {KEY.key_id: NOW_MS})
+    judged = judge_of(store, trust=trust).judge("idmz", STREAM, signed(chain(2)[1:], KEY), [PLANT.der])
+    assert "the key is compromised" in judged.declined[0].reason
+
+
+def test_a_pinned_zone_has_only_the_pinned_certificate(store: FactStore) -> None:
+    """A facts authority that was taken over issues another certificate: it does not count for a pinned zone."""
+    trust = SignerTrust((AUTHORITY.certificate,), {"plant": frozenset({PLANT.sha256})})
+    stolen = make("plant", AUTHORITY)
+    run = chain(2)
+    judge = judge_of(store, trust=trust)
+    assert judge.judge("idmz", STREAM, signed(run, signing_key(stolen)), [stolen.der]).batches == []
+    assert len(judge.judge("idmz", STREAM, signed(run, KEY), [PLANT.der]).batches) == 2
+
+
+def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
+    """A relay without configuration stores facts, heads and certificates, unverified, and asks for the certificate again
+    after a while, because the first that came may not be the good one."""
+    now_ms = NOW_MS
+    judge = PageJudge(store, clock_ms=lambda: now_ms)
+    judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
+    assert (len(judged.batches), [one.is_verified for one in judged.heads]) == (2, [False])
+    assert judged.signers == ((KEY.key_id, PLANT.der),)
+    assert judge.signers_known() == [KEY.key_id.hex()]
+    now_ms += PASSED_ON_MS + 1
+    assert judge.signers_known() == []
+
+
+def test_our_own_facts_come_back_with_our_own_signature(store: FactStore) -> None:
+    """A node that signs believes its own certificate without any authority, and takes facts in its name only so."""
+    own: Made = make("enterprise")
+    beliefs = Beliefs(SignerTrust(), {}, "enterprise", (own.der,))
+    judge = PageJudge(store, beliefs, clock_ms=lambda: NOW_MS)
+    run = chain(2, "enterprise", epoch=b"f" * 16)
+    assert judge.judge("idmz", STREAM, page(run, {}), []).batches == []
+    assert len(judge.judge("idmz", STREAM, signed(run, signing_key(own)), []).batches) == 2
+
+
+def sealed(batches: Sequence[Batch]) -> list[bytes]:
+    """Their bytes."""
+    return [one.sealed for one in batches]
+
+
+def test_a_gap_is_filled_without_a_head(store: FactStore) -> None:
+    """The later half of a run is held and proven; its first half comes without a head, is proven by it, and is not
+    declined when it comes again. Facts that only look like a predecessor are declined."""
+    run, judge = chain(6), judge_of(store)
+    put(store, judge.judge("idmz", STREAM, signed(run[3:], KEY), [PLANT.der]), 6)
+    assert [is_held(store, STREAM, one) for one in run] == [False, False, True, True, True, True]
+    forged = chain(3, text="forged")
+    assert not judge.judge("idmz", STREAM, page(forged, {}), []).batches
+    filled = judge.judge("idmz", STREAM, page(run[:3], {}), [])
+    assert sealed(filled.batches) == sealed(run[:3])
+    put(store, filled, 6)
+    again = judge.judge("idmz", STREAM, page(run[:3], {}), [])
+    assert not again.declined
+
+
+def test_what_is_held_and_was_never_proven_proves_nothing(store: FactStore) -> None:
+    """Facts stored while the rule was off do not prove their predecessors after it was set."""
+    run = chain(4)
+    put(store, judge_of(store, rule="off").judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]), 4)
+    assert not judge_of(store).judge("idmz", STREAM, page(run[:2], {}), []).batches
+
+
+def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
+    """A hostile page with an epoch for each batch does not become an incident for each."""
+    forged = [chain(1, epoch=bytes([number]) * 16, text="forged")[0] for number in range(40)]
+    judged = judge_of(store).judge("idmz", STREAM, page(forged, {}), [])
+    assert len(judged.declined) == DECLINED_MAX
+    assert "other facts of the same page" in judged.declined[-1].reason
+
+
+def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:
+    """Batches with a wrong signature or unreadable content are kept as files, the newest of them, within the limits, and
+    readable for their owner only; names hold nothing that a path could be made of."""
+    folder = tmp_path / "declined"
+    judge = judge_of(store, evidence=EvidenceFolder(folder))
+    for number in range(EVIDENCE_FILES_MAX + 5):
+        (one,) = chain(1, epoch=bytes([number]) * 16)
+        head = head_of(KEY, chain(1, text="other")[0])
+        judge.judge("../idmz", STREAM, [Offered(one, 1, 1, head)], [PLANT.der])
+    files = sorted(folder.iterdir())
+    assert len(files) == EVIDENCE_FILES_MAX
+    assert all(one.name.startswith(".._idmz-facts.telemetry-plant-1-") for one in files)
+    assert {one.stat().st_mode & 0o777 for one in files} == {0o600}
+    assert one.sealed + head in {each.read_bytes() for each in files}
+    evidence = EvidenceFolder(tmp_path / "large")
+    for number in range(5):
+        evidence.keep(f"large-{number}", bytes(EVIDENCE_BYTES_MAX // 3))
+    assert sum(each.stat().st_size for each in (tmp_path / "large").iterdir()) <= EVIDENCE_BYTES_MAX
+    blocked = tmp_path / "file"
+    blocked.touch()
+    EvidenceFolder(blocked).keep("nothing", b"x")
