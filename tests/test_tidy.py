@@ -61,7 +61,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.file_hints",
     ),  # appends through a port
     "agent.replication": (*GROUND, "agent.file_hints"),  # stores through a port
-    "agent.health": ("agent.errors",),  # reads figures that the node hands it
+    "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
     "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
     "agent.config": (*GROUND, *PARTS),  # the settings of each part
     "agent.local_socket": (*GROUND, "agent.fact_store", "agent.replication", "agent.config"),

@@ -11,15 +11,17 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.sqlite import sync_folder
+from agent.message import check_depth
 
 
 def read_witness(path: Path) -> Witness | None:
     """The witness of the store at `path`; None where there is none or it cannot be read."""
     try:
-        found = json.loads(sidecar_path(path, ".witness").read_text(encoding="utf-8"))
+        found = _read(sidecar_path(path, ".witness"))
         return Witness(str(found["epoch"]), {str(name): int(end) for name, end in found["ends"].items()})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -46,7 +48,7 @@ def sidecar_path(path: Path, ending: str) -> Path:
 def read_json(path: Path) -> dict[str, object]:
     """The JSON object in a file; empty where it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = _read(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -62,3 +64,9 @@ def write_json(path: Path, content: dict[str, object]) -> None:
             os.fsync(file.fileno())
         draft.replace(path)
         sync_folder(path.parent)
+
+
+def _read(path: Path) -> Any:
+    data = path.read_bytes()
+    check_depth(path.name, data)
+    return json.loads(data)
