@@ -380,6 +380,8 @@ def test_the_page_shows_what_the_code_does() -> None:
     shown = set(re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", table, re.MULTILINE))
     assert shown
     assert shown <= {text for _, text in PRESENTED}
+    expressions = dict(re.findall(r"^\| `([A-Z]+)` \| `(.+)` \|$", page, re.MULTILINE))
+    assert expressions == {name: getattr(message, name).pattern for name in ("SUBJECT", "PREDICATE")}
     limits = re.findall(r"^\| `([A-Z_]+)` \| ([0-9,]+)", page, re.MULTILINE)
     assert limits
     for name, number in limits:
