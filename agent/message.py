@@ -19,6 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -184,7 +185,7 @@ def canonical_json(value: Any) -> bytes:
         data = rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
         raise MessageError("object_json", f"has no canonical form: {error}") from error
-    _check_depth("object_json", data)
+    check_depth("object_json", data)
     return data
 
 
@@ -192,10 +193,10 @@ def parse_json(name: str, data: bytes) -> Any:
     """A JSON value from UTF-8 bytes. Raises MessageError, also for what has no canonical form: duplicate keys, NaN and
     infinities, integers that a double would change, structures deeper than JSON_DEPTH_MAX.
 
-    A number without fraction beyond 2**53 is read as a double if its digits are those of a double: RFC 8785 writes 1e16
-    as 10000000000000000, and its output must be readable again.
+    A number beyond 2**53, however it is written, is read as a double if its digits are those of a double: RFC 8785
+    writes 1e16 as 10000000000000000, and its output must be readable again.
     """
-    _check_depth(name, data)
+    check_depth(name, data)
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -215,10 +216,36 @@ def parse_json(name: str, data: bytes) -> Any:
             raise MessageError(name, f"{digits[:40]} is beyond 2^53 and would be rounded; write it as a text")
         return double
 
+    def fraction(text: str) -> float:
+        double = float(text)
+        if abs(double) > JSON_INTEGER_MAX and math.isfinite(double) and Decimal(text) != Decimal(repr(double)):
+            raise MessageError(name, f"{text[:40]} is beyond 2^53 and would be rounded; write it as a text")
+        return double
+
     try:
-        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse, parse_int=number)
+        return json.loads(
+            data.decode(),
+            object_pairs_hook=unique,
+            parse_constant=refuse,
+            parse_int=number,
+            parse_float=fraction,
+        )
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise MessageError(name, f"is not JSON: {error}") from error
+
+
+def check_depth(name: str, data: bytes) -> None:
+    """Raise MessageError for JSON with arrays and objects deeper inside one another than JSON_DEPTH_MAX, before a parser
+    recurses into it. Everything that is parsed and comes from outside this process passes here."""
+    if _is_flat(data):
+        return
+    # Without escapes every other part between quotes is outside a string. A wrong escape stops the parser where it is.
+    outside = b"".join(data.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
+    depth = 0
+    for bracket in outside.translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > JSON_DEPTH_MAX:
+            raise MessageError(name, f"is nested deeper than {JSON_DEPTH_MAX} arrays and objects")
 
 
 def check_name(name: str, text: object, pattern: re.Pattern[str], example: str = "") -> None:
@@ -389,17 +416,6 @@ def _check_canonical(data: bytes) -> None:
         raise MessageError("object_json", "is not canonical JSON (RFC 8785); canonicalise before appending")
 
 
-def _check_depth(name: str, data: bytes) -> None:
-    """Raise MessageError for JSON that is nested too deeply, before a parser recurses into it."""
-    if _is_flat(data):
-        return
-    depth = 0
-    for bracket in _STRING.sub(b"", data).translate(None, _NO_BRACKETS):
-        depth += 1 if bracket in b"[{" else -1
-        if depth > JSON_DEPTH_MAX:
-            raise MessageError(name, f"is nested deeper than {JSON_DEPTH_MAX} arrays and objects")
-
-
 def _is_flat(data: bytes) -> bool:
     """Whether JSON is too short, or has too few brackets, to be nested too deeply."""
     return len(data) <= 2 * JSON_DEPTH_MAX or data.count(b"[") + data.count(b"{") <= JSON_DEPTH_MAX
@@ -435,7 +451,6 @@ def _canonical_number(text: str) -> msgspec.Raw:
     return msgspec.Raw(canonical)
 
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _LONG_NUMBER, _DIGITS_AS_0 = b"0" * 16, bytes.maketrans(b"123456789", b"000000000")  # a pattern takes ten times longer
 _PLAIN = msgspec.json.Decoder(float_hook=_canonical_number)

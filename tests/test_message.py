@@ -144,10 +144,25 @@ def test_structures_have_a_depth_that_is_the_same_everywhere(opening: bytes) -> 
                 message.parse_json("object_json", data)
     with pytest.raises(MessageError, match="nested deeper than 100"):
         canonical_json(reduce(lambda inner, _: [inner], range(101), 1))
+    two = b'[{"a":' * 51 + b"1" + b"}]" * 51
+    with pytest.raises(MessageError, match="nested deeper than 100"):
+        message.check_depth("x", two)
+    message.check_depth("x", two[6:-2])
     assert message.wrong_json([b'["' + b"[{" * 500 + b'\\"[",1]', b"[" + b",".join([b"[]"] * 500) + b"]"]) == ""
 
 
-@pytest.mark.parametrize("digits", ["9007199254740993", "-9007199254740993", "1152921504606846976", "1" * 400])
+@pytest.mark.parametrize(
+    "digits",
+    [
+        "9007199254740993",
+        "-9007199254740993",
+        "1152921504606846976",
+        "1" * 400,
+        "9007199254740993.0",
+        "90071992547409930e-1",
+        "9007199254740993E0",
+    ],
+)
 def test_an_integer_that_would_be_rounded_is_refused(digits: str) -> None:
     """An application that sends one is told so by AppendFact and `bsfg append`, which make its JSON canonical."""
     with pytest.raises(MessageError, match=r"beyond 2\^53|canonical"):
@@ -365,6 +380,8 @@ def test_the_page_shows_what_the_code_does() -> None:
     shown = set(re.findall(r"^\| [^|]+ \| `([^`]+)` \|$", table, re.MULTILINE))
     assert shown
     assert shown <= {text for _, text in PRESENTED}
+    expressions = dict(re.findall(r"^\| `([A-Z]+)` \| `(.+)` \|$", page, re.MULTILINE))
+    assert expressions == {name: getattr(message, name).pattern for name in ("SUBJECT", "PREDICATE")}
     limits = re.findall(r"^\| `([A-Z_]+)` \| ([0-9,]+)", page, re.MULTILINE)
     assert limits
     for name, number in limits:

@@ -63,7 +63,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.file_hints",
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
-    "agent.health": ("agent.errors",),  # reads figures that the node hands it
+    "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),

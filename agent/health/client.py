@@ -8,7 +8,9 @@ import json
 from typing import Any
 
 from agent.errors import BsfgError
+from agent.message import check_depth
 
+ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times what a node with a thousand consumers says
 _HTTP_S_MAX = 2.0
 
 
@@ -27,8 +29,10 @@ def ask_health(host: str, port: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
     try:
         connection.request("GET", "/healthz")
-        found = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+        body = connection.getresponse().read(ANSWER_BYTES_MAX)
+        check_depth("answer", body)
+        found = json.loads(body)
+    except (OSError, http.client.HTTPException, ValueError) as error:
         raise NodeSilent(f"no answer from the node at {host} port {port}: {error}") from error
     finally:
         connection.close()

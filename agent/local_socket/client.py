@@ -16,6 +16,7 @@ from agent.local_socket.transport import (
     read_length,
     socket_address,
 )
+from agent.message import MessageError, check_depth
 
 ANSWER_S_MAX = 30.0
 _ANSWER = msgspec.json.Decoder(Answer)
@@ -39,9 +40,11 @@ async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:
         writer.write(framed(request))
         async with asyncio.timeout(ANSWER_S_MAX + waits_ms / 1000):
             length = min(await read_length(reader), ANSWER_BYTES_MAX)
-            answer: Answer = _ANSWER.decode(await reader.readexactly(length))
+            payload = await reader.readexactly(length)
+            check_depth("answer", payload)
+            answer: Answer = _ANSWER.decode(payload)
             return answer
-    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError) as error:
+    except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError, MessageError) as error:
         raise LocalError(
             "the node ended before it answered", "ask again; the same message_id is stored once"
         ) from error

@@ -17,6 +17,7 @@ import msgspec
 from agent.local_socket.handler import RequestHandler
 from agent.local_socket.messages import Answer, Refused, Request
 from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
+from agent.message import MessageError, check_depth
 
 CONNECTIONS_MAX = 32
 WAITING_MAX = 32
@@ -110,8 +111,8 @@ async def _answer_one(
         answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
     else:
         try:
-            request = _REQUEST.decode(payload)
-        except (msgspec.MsgspecError, RecursionError) as error:
+            request = _request(payload)
+        except (msgspec.MsgspecError, MessageError) as error:
             answer = Refused(
                 f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
             )
@@ -122,3 +123,10 @@ async def _answer_one(
     async with asyncio.timeout(idle_s):  # a client that sends requests and never reads holds a place too
         await writer.drain()
     return is_readable
+
+
+def _request(payload: bytes) -> Request:
+    """Raises msgspec.MsgspecError and MessageError."""
+    check_depth("request", payload)
+    request: Request = _REQUEST.decode(payload)
+    return request

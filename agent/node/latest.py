@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from agent.fact_store import StoreReader
+from agent.message import check_depth
 from agent.query.latest import AbsentTags, LatestRecord, find_latest_in_stream, latest_record, merge_peer_records
 from agent.query.scan import Dictionary, Scanner
 from agent.replication.protocol.messages import LatestEntry, PeerLatest
@@ -113,6 +114,8 @@ def _file(state_dir: Path, peer: str, stream: str) -> Path:
 
 def _read(file: Path) -> PeerLatest | None:
     try:
-        return _DECODER.decode(file.read_bytes())
+        data = file.read_bytes()
+        check_depth("values", data)
+        return _DECODER.decode(data)
     except (OSError, ValueError):  # missing, or not written by us; every msgspec error is a ValueError
         return None

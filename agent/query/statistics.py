@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent.batch import Kind, Origin
+from agent.batch import DIGEST_BYTES, Kind, Origin
 from agent.fact_store import BatchHead, ConsumerState, Incident, StoreReader
 from agent.message import time_text
 from agent.query.scan import Scanner
@@ -32,7 +32,7 @@ class OriginStatistics:
 
 @dataclass(slots=True)
 class StreamStatistics:
-    """One stream. Times are source times; None where it is empty."""
+    """One stream. Times are source times; None where it is empty. `bytes` are those of its sealed batches, as everywhere."""
 
     name: str
     first_offset: int
@@ -51,7 +51,7 @@ class StreamStatistics:
         self.facts += count
         self.messages += count if head.kind == Kind.MESSAGES else 0
         self.batches += 1
-        self.bytes += head.body_bytes
+        self.bytes += head.body_bytes + DIGEST_BYTES
         self.oldest_ns = head.time_min_ns if self.oldest_ns is None else min(self.oldest_ns, head.time_min_ns)
         self.newest_ns = head.time_max_ns if self.newest_ns is None else max(self.newest_ns, head.time_max_ns)
         of = self.origins.setdefault(head.origin, OriginStatistics(0, head.first_sequence, 0))
@@ -124,7 +124,7 @@ def statistics(reader: StoreReader) -> Statistics:
             stream.add(head)
             for one in behind:
                 if head.last_offset > one.state.frontier:
-                    one.unconfirmed_bytes += head.body_bytes
+                    one.unconfirmed_bytes += head.body_bytes + DIGEST_BYTES
         streams.append(stream)
     definitions = {origin: len(scanner.dictionary.all_of(origin)) for origin in reader.origins()}
     file = FileStatistics(reader.path, *reader.sizes())

@@ -18,10 +18,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from errno import ENOSPC
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.sqlite import sync_folder
+from agent.message import check_depth
 
 LINE_BYTES = 128
 DEFINITIONS = "(tag definitions)"  # no stream can have this name
@@ -119,7 +121,7 @@ def sidecar_path(path: Path, ending: str) -> Path:
 def read_json(path: Path) -> dict[str, object]:
     """The JSON object in a file; empty where it cannot be read."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = _read(path)
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -144,3 +146,9 @@ def write_file(path: Path, content: bytes) -> None:
             os.close(descriptor)
         draft.replace(path)
         sync_folder(path.parent)
+
+
+def _read(path: Path) -> Any:
+    data = path.read_bytes()
+    check_depth(path.name, data)
+    return json.loads(data)

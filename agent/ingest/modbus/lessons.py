@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.plan import BITS_PER_READ_MAX, Span
 from agent.ingest.settings import UNIT_ID_MAX
+from agent.message import check_depth
 
 VERSION = 1
 LESSONS_MAX = 100_000  # twice the rows of a tag file
@@ -29,11 +30,12 @@ def lessons_document(refused: Mapping[Span, int]) -> bytes:
 def read_lessons(document: bytes) -> dict[Span, int]:
     """The refused spans in a document. Raises ValueError that says what is wrong with it."""
     try:
+        check_depth("lessons", document)
         found = json.loads(document)
         if found["version"] != VERSION:
             raise ValueError(f"version {found['version']!r} is not {VERSION}")
         return dict(_lesson(*row) for row in found["refused"][:LESSONS_MAX])
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"is not a document of lessons: {error!r}") from error
 
 

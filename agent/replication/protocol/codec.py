@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.foreign_text import printable
+from agent.message import MessageError, check_depth
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
 
@@ -75,6 +76,7 @@ def decode_request(payload: bytes) -> Request:
     """The request in `payload`. Raises MalformedMessage with the code to answer."""
     if len(payload) > REQUEST_BYTES_MAX:
         raise _too_large(payload)
+    _check_depth(payload)
     head = _decode_head(_REQUEST_HEAD, payload)
     decoder = _REQUESTS.get(head.operation)
     if decoder is None:
@@ -108,7 +110,8 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     attachment_at = _LENGTH.size + header_bytes
     if header_bytes > HEADER_BYTES_MAX or attachment_at > len(payload):
         raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
-    header = memoryview(payload)[_LENGTH.size : attachment_at]
+    header = payload[_LENGTH.size : attachment_at]
+    _check_depth(header)
     head = _decode_head(_ANSWER_HEAD, header)
     if head.status == "error":
         refused = _decode(_ERROR, header, head.operation)
@@ -135,14 +138,21 @@ def _too_large(payload: bytes) -> MalformedMessage:
     return MalformedMessage(why, code, hint=ERRORS[code].hint)
 
 
-def _decode(decoder: msgspec.json.Decoder[_T], data: bytes | memoryview, operation: str) -> _T:
+def _check_depth(data: bytes) -> None:
+    try:
+        check_depth("message", data)
+    except MessageError as error:
+        raise MalformedMessage(str(error)) from error
+
+
+def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, operation: str) -> _T:
     try:
         return decoder.decode(data)
     except (ValueError, RecursionError) as error:  # every msgspec error is a ValueError
         raise MalformedMessage(str(error), "bad_request", operation) from error
 
 
-def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes | memoryview) -> _HeadT:
+def _decode_head(decoder: msgspec.json.Decoder[_HeadT], data: bytes) -> _HeadT:
     """The fields of every message. For another version the error names the version, even if these fields have
     changed."""
     try:

@@ -28,6 +28,7 @@ from agent.ingest.tags.foreign.translation import (
     translate_rows,
 )
 from agent.ingest.tags.sheet import ROWS_MAX, check_size
+from agent.message import check_depth
 
 DEPTH_MAX = 20  # folders in folders, and UDTs in UDTs
 NODES_MAX = 2 * ROWS_MAX  # folders and tags with all UDTs written out; UDTs in UDTs multiply
@@ -188,8 +189,9 @@ def _from_json(file: str, data: bytes, refused: list[Remark]) -> Iterator[tuple[
     """(number of the tag, path and name, settings) of each tag, members of UDT instances included. Those that have none
     are added to `refused`."""
     try:
+        check_depth("tags", data)
         root = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TagMapError([Problem(file, 0, "", "", f"is not JSON: {error}")]) from error
     export = _Export(file, root)
     for index, (name, tag) in enumerate(export.tags(), 1):
