@@ -42,6 +42,7 @@ from agent.fact_store.log import (
     StoreDamaged,
     StoreError,
     StoreSettings,
+    StoreUnusable,
     StreamInfo,
     StreamSettings,
     StreamState,
@@ -49,7 +50,16 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.retention import Ballast, disk_free
-from agent.fact_store.sqlite import Connect, close_and_keep_log, connect, lock, unlock
+from agent.fact_store.sqlite import (
+    OPENING_BYTES,
+    Connect,
+    close_and_keep_log,
+    connect,
+    file_bytes,
+    lock,
+    room_hint,
+    unlock,
+)
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
@@ -138,6 +148,9 @@ class FactStore:
     ) -> FactStore:
         if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
+        free = disk_free(path.parent)
+        if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
+            raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
         opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
         damages = DamageRegistry()
         try:

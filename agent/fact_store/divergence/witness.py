@@ -78,10 +78,12 @@ class LiveWitness:
             ends = {DEFINITIONS: definitions, **ends}
         if self._descriptor is None:
             return
-        with suppress(OSError):
+        try:
             for name, end in ends.items():
                 place = self._places.setdefault(name, len(self._places))
                 os.pwrite(self._descriptor, _line(name, end, self._epoch), place * LINE_BYTES)
+        except OSError:
+            return
 
     def sync(self) -> None:
         """Have the disk hold what was recorded."""
