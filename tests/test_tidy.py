@@ -159,6 +159,7 @@ CORES: tuple[str, ...] = (
             "records",
             "store_age",
             "tail_cache",
+            "wall_clock",
         )
     ),
     *(f"agent/fact_store/read/{name}.py" for name in ("forecast",)),
