@@ -5,7 +5,7 @@ A store restored from an old copy, or opened without the end of its write-ahead 
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
 beside the store that records where its streams ended; the log's file, compared with the mark that an open store has;
 and a peer that names offsets which were never written here. In a new epoch own sequences and tag definitions start from
-1 again; all facts held stay, under their origin (decisions 0030 and 0045).
+1 again; all facts held stay, under their origin (decisions 0030 and 0046).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def log_lost_because(found: LogFound) -> str | None:
     """Why committed frames of the last life must be missing; None where the log does not show it.
 
     A power cut leaves neither: the header is synced before the first frame, and of unsynced frames there is never more
-    than one transaction (decision 0045).
+    than one transaction (decision 0046).
     """
     if found.was_open and not found.has_header:
         return "the store was not closed, and its write-ahead log is missing or damaged from its beginning"

@@ -6,7 +6,7 @@ that is found to be an old copy, or to have lost the end of its write-ahead log,
 gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
 
 One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
-open in the database file itself, before the first append: from then on the log must be there (decision 0045).
+open in the database file itself, before the first append: from then on the log must be there (decision 0046).
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def connect_writer(path: Path, connect_to: Connect = connect) -> sqlite3.Connect
 
 def close_and_keep_log(path: Path, connection: sqlite3.Connection) -> None:
     """Close a writer and leave the write-ahead log as it is. SQLite would copy it into the database and delete it when
-    the last connection closes: a later opening could not examine it, and would miss it (decision 0045).
+    the last connection closes: a later opening could not examine it, and would miss it (decision 0046).
 
     Raises sqlite3.Error.
     """

@@ -3,7 +3,7 @@ that were acknowledged are there, or the next opening reports the loss and begin
 
 The checker stands outside: it has its own reader of the log, and compares what the store serves with what a killed
 process had said. Each image is that of a real kill -9, so the witness beside the store is exact. After a power cut it
-may lag by half a minute; `test_a_log_that_is_gone_after_a_power_cut` says what holds then (decision 0045).
+may lag by half a minute; `test_a_log_that_is_gone_after_a_power_cut` says what holds then (decision 0046).
 """
 
 import json

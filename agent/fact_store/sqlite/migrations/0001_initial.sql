@@ -5,7 +5,7 @@
 
 -- The zone that owns this store, and the store's epoch. One row. new_epoch_because: why the next opening begins a new
 -- epoch, NULL where it does not. peer_epoch_unix_ms: when a claim of a peer last began one. is_open: set, also in the
--- database file itself, as long as there must be a write-ahead log; an orderly close clears it (decision 0045).
+-- database file itself, as long as there must be a write-ahead log; an orderly close clears it (decision 0046).
 CREATE TABLE store (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     zone TEXT NOT NULL,
