@@ -45,6 +45,7 @@ from agent.fact_store.log import (
     StoreError,
     StoreFull,
     StoreSettings,
+    StoreUnusable,
     StreamInfo,
     StreamSettings,
     StreamState,
@@ -52,7 +53,16 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.read import StoreReader, StoreSpace
 from agent.fact_store.retention import Ballast, disk_free
-from agent.fact_store.sqlite import Connect, close_and_keep_log, connect, lock, unlock
+from agent.fact_store.sqlite import (
+    OPENING_BYTES,
+    Connect,
+    close_and_keep_log,
+    connect,
+    file_bytes,
+    lock,
+    room_hint,
+    unlock,
+)
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
@@ -99,6 +109,7 @@ class FactStore:
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
+        self._epoch_named_by = set[str]()  # bounded by the peers in node.toml
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
         self._is_closed = False
@@ -152,6 +163,9 @@ class FactStore:
     ) -> FactStore:
         if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
+        free = disk_free(path.parent)
+        if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
+            raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
         opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
         damages = DamageRegistry()
         try:
@@ -379,6 +393,19 @@ class FactStore:
         origin that the peer holds, and the digest there. Read in the calling thread; see history_check.py.
         """
         return find_contradiction(self.reader, self._writer.catalog, stream, last_batch, origin_head)
+
+    def peer_names_epoch(self, peer: str, epoch: str) -> None:
+        """A configured peer has read facts of this zone under an epoch (hex) that is not the present one. If this store
+        never had it, the state folder was lost or replaced: record an incident, once for each peer in this life. Returns
+        at once."""
+        own = {one.epoch.hex() for one in self._writer.catalog.origins if one.zone == self.zone}
+        if epoch in own or peer in self._epoch_named_by:
+            return
+        self._epoch_named_by.add(peer)
+        detail = f"it has read epoch {epoch} of this zone, which this store never had: state_dir was lost or replaced,"
+        detail += " or the peer is wrong; facts that were confirmed to it are still there"
+        with contextlib.suppress(StoreError):
+            self._writer.submit("epoch named", lambda now: now.add_incident("former_epoch", f"peer {peer}", detail))
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record

@@ -2,7 +2,7 @@
 file names any more, and their newest sample does not say so yet.
 
 Only definitions of the present epoch that a source gave count. The search is bounded for each stream: a tag that
-brought nothing within the last DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts does
+brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts does
 not delay the start, and a tag that was removed long ago is not recorded again and again.
 """
 
@@ -13,16 +13,15 @@ from collections.abc import Collection, Sequence
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
-from agent.ingest import OUT_OF_SERVICE, RemovedTag
+from agent.ingest import OUT_OF_SERVICE, Newest, RemovedTag
+from agent.node.stored_samples import NEWEST_DEPTH_FACTS, find_newest
 from agent.query.scan import Bounds, Scanner
 
 log = logging.getLogger(__name__)
 
-DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour before the stop
-
 
 def find_removed_tags(
-    reader: StoreReader, origin: Origin, subjects: Collection[str], depth_facts: int = DEPTH_FACTS
+    reader: StoreReader, origin: Origin, subjects: Collection[str], depth_facts: int = NEWEST_DEPTH_FACTS
 ) -> Sequence[RemovedTag]:
     """The tags of an origin that are not among `subjects` and not out of service, by subject. A store that cannot be
     read has none; the log says so."""
@@ -56,14 +55,10 @@ def _newest_of_each(
         offset_min=scanner.ends[stream] - depth_facts + 1,
         numbers=frozenset(subjects),
     )
-    found: dict[int, tuple[RemovedTag, int]] = {}
-    for facts in scanner.scan(bounds, newest_first=True):
-        if facts.batch.header.origin != origin:
-            continue
-        columns = (facts.column(name) for name in ("tag", "source_time_ns", "quality"))
-        for number, time_ns, quality in zip(*columns, strict=True):
-            if number not in found:
-                found[number] = RemovedTag(stream, number, subjects[number], time_ns), quality
-        if len(found) == len(subjects):
-            break
-    return list(found.values())
+    own = (one for one in scanner.scan(bounds, newest_first=True) if one.batch.header.origin == origin)
+    found = dict[int, Newest]()
+    find_newest(own, subjects, found, is_good_needed=False)
+    return [
+        (RemovedTag(stream, number, subjects[number], one.sample.source_time_ns), one.sample.quality)
+        for number, one in found.items()
+    ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from agent.batch import Kind, Origin
@@ -38,21 +38,10 @@ class StoredSamples:
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each tag by the order of recording, and the time of its newest good one."""
-        wanted, found = set(numbers), dict[int, Newest]()
+        found = dict[int, Newest]()
         bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers))
         try:
-            for facts in self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS):
-                for sample in reversed(_rows(facts)):
-                    known = found.get(sample.tag)
-                    good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
-                    if known is None:
-                        found[sample.tag] = Newest(sample, good_ns)
-                    elif not known.good_ns and good_ns:
-                        found[sample.tag] = known._replace(good_ns=good_ns)
-                    if found[sample.tag].good_ns:
-                        wanted.discard(sample.tag)
-                if not wanted:
-                    break
+            find_newest(self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS), numbers, found)
         except StoreError as error:
             _log_unreadable(stream, error)
         return found
@@ -122,6 +111,26 @@ class StoredSamples:
         for facts in scanner.scan(bounds, newest_first=depth_facts is not None):
             if facts.batch.header.origin == origin:
                 yield facts
+
+
+def find_newest(
+    pages: Iterable[Facts], numbers: Collection[int], found: dict[int, Newest], *, is_good_needed: bool = True
+) -> None:
+    """Put the newest sample of each tag by the order of recording into `found`, from samples of one stream that come
+    newest first; ends as soon as each has one, and a good one where that is needed. Raises StoreError."""
+    wanted = set(numbers)
+    for facts in pages:
+        for sample in reversed(_rows(facts)):
+            known = found.get(sample.tag)
+            good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
+            if known is None:
+                found[sample.tag] = Newest(sample, good_ns)
+            elif not known.good_ns and good_ns:
+                found[sample.tag] = known._replace(good_ns=good_ns)
+            if found[sample.tag].good_ns or not is_good_needed:
+                wanted.discard(sample.tag)
+        if not wanted:
+            break
 
 
 def _rows(facts: Facts) -> list[Sample]:

@@ -74,9 +74,13 @@ def keep_log(path: Path, epoch: str, why: str, now_unix_ms: int) -> str:
     """Copy the damaged log of a store, which goes on without its end, and record why a new epoch is due; returns the
     reason with the name of the copy. On a disk without room nothing is kept."""
     target = _free_name(path, now_unix_ms)
-    with suppress(OSError):
-        shutil.copyfile(wal_path(path), wal_path(target))
-        why += f" (the log is kept as {wal_path(target).name})"
+    copy = wal_path(target)
+    try:
+        shutil.copyfile(wal_path(path), copy)
+        why += f" (the log is kept as {copy.name})"
+    except OSError:  # there is no log, or no room; a part of it would take the room that opening needs
+        with suppress(OSError):
+            copy.unlink(missing_ok=True)
     write_json(sidecar_path(target, ".why"), {"why": why, "epoch": epoch})
     return why
 

@@ -64,26 +64,37 @@ class LiveWitness:
     refuses leaves it as it was, with lower ends."""
 
     def __init__(self, path: Path, witness: Witness) -> None:
-        write_witness(path, witness)
-        self._epoch = witness.epoch
-        self._places = {name: number for number, name in enumerate((DEFINITIONS, *witness.ends))}
-        self._definitions = witness.definitions
+        self._path = path
         self._descriptor: int | None = None
-        if (left := read_witness(path)) is not None and left.epoch == witness.epoch:
-            with suppress(OSError):
-                self._descriptor = os.open(sidecar_path(path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
+        self._replace(witness.epoch, {DEFINITIONS: witness.definitions, **witness.ends})
 
-    def record(self, ends: Mapping[str, int], definitions: int) -> None:
-        """Record the ends that a commit has moved, and the count of own tag definitions. The commit is durable."""
-        if definitions != self._definitions:
-            self._definitions = definitions
+    def record(self, epoch: str, ends: Mapping[str, int], definitions: int) -> None:
+        """Record the epoch (hex), the ends that a commit has moved, and the count of own tag definitions. The commit is
+        durable."""
+        if definitions != self._ends[DEFINITIONS]:
             ends = {DEFINITIONS: definitions, **ends}
+        self._ends.update(ends)
+        if epoch != self._epoch:  # rare: it costs two syncs
+            self.close()
+            self._replace(epoch, self._ends)
+            return
         if self._descriptor is None:
             return
-        with suppress(OSError):
+        try:
             for name, end in ends.items():
                 place = self._places.setdefault(name, len(self._places))
                 os.pwrite(self._descriptor, _line(name, end, self._epoch), place * LINE_BYTES)
+        except OSError:
+            return
+
+    def _replace(self, epoch: str, ends: Mapping[str, int]) -> None:
+        self._epoch, self._ends = epoch, dict(ends)
+        self._places = {name: number for number, name in enumerate(ends)}
+        streams = {name: end for name, end in ends.items() if name != DEFINITIONS}
+        write_witness(self._path, Witness(epoch, streams, ends[DEFINITIONS]))
+        if (left := read_witness(self._path)) is not None and left.epoch == epoch:
+            with suppress(OSError):
+                self._descriptor = os.open(sidecar_path(self._path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)
 
     def sync(self) -> None:
         """Have the disk hold what was recorded."""

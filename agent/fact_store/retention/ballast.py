@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-OPENING_BYTES = 1024 * 1024  # shared memory, and the WAL of the first commits
+from agent.fact_store.sqlite import OPENING_BYTES
 
 
 class Ballast:

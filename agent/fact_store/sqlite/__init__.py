@@ -5,6 +5,7 @@ Only this folder opens the file or names a table; all statements are in `queries
 """
 
 from agent.fact_store.sqlite.connection import (
+    OPENING_BYTES,
     Connect,
     SecondWriter,
     close_and_keep_log,
@@ -18,6 +19,7 @@ from agent.fact_store.sqlite.connection import (
     private_files,
     reading_error,
     reading_tables,
+    room_hint,
     running_error,
     sync_folder,
     unlock,

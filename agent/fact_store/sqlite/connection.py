@@ -41,6 +41,9 @@ class SecondWriter(sqlite3.DatabaseError):
 
 APPLICATION_ID = 0x42534647  # "BSFG", so that other programs can recognise the file
 PAGE_BYTES = 4096
+OPENING_BYTES = 1024 * 1024
+"""What opening may need of the disk: a new store takes half of it (tables, the same in the log, shared memory); an
+existing one 36 kB, and 32 kB more for each 16 MB of log that a kill has left."""
 BUSY_MS = 5000  # only recovery after a crash, started by a reader, can make a writer wait
 
 # Set in an empty file, before its first table; cannot be changed later.
@@ -190,6 +193,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def room_hint() -> str:
+    """What to do where a disk has too little room to open a store."""
+    return f"opening a store may need {OPENING_BYTES:,} bytes; free some"
+
+
 def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
     """The store's error for an SQLite error at opening."""
     name = getattr(error, "sqlite_errorname", "")
@@ -198,7 +206,7 @@ def opening_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLocked(f"{path}: {error}")
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHMSIZE")):
-        return StoreUnusable(f"{path}: {error} ({name})", "the disk is full; opening needs 100 kB of it, free some")
+        return StoreUnusable(f"{path}: {error} ({name})", f"the disk is full; {room_hint()}")
     if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
         return StoreUnusable(
             f"{path}: {error}", "check owner and mode of the file and its folder, and that the disk is writable"

@@ -79,8 +79,9 @@ LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three time
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
-Witness = Callable[[Mapping[str, int], int], None]
-"""Records which ends a commit has moved, and how many tag definitions of its own the store has. Must not raise."""
+Witness = Callable[[str, Mapping[str, int], int], None]
+"""Records the epoch (hex), which ends a commit has moved, and how many tag definitions of its own the store has. Must
+not raise."""
 _Outcomes = list[tuple[Work, Any]]
 
 
@@ -309,7 +310,7 @@ class Writer:
             if stream is not ends_before.get(name)
         }
         if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0046)
-            self._witness(ends, self.catalog.own_definitions().count)
+            self._witness(self.catalog.origin.epoch.hex(), ends, self.catalog.own_definitions().count)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:

@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.divergence import witness
 from agent.fact_store.divergence.epoch_rules import Witness, restored_because
 from agent.fact_store.divergence.quarantine import mark_suspect, quarantine, quarantined_files
-from agent.fact_store.divergence.witness import read_witness, write_witness
+from agent.fact_store.divergence.witness import LiveWitness, read_witness, write_witness
 from agent.fact_store.log.errors import EpochEnded, StoreDamaged, StoreForeign
 from agent.pages import Page, PeerPosition, ReceivedDefinition
 from tests.fact_store.durability.faults import Faults, broken_error
@@ -209,6 +209,40 @@ def test_when_a_store_is_an_old_copy() -> None:
     assert "a ends at 10, the witness has seen 11" in found
     assert "c ends at 0" in found, "every stream that is short is named"
     assert "e3" in str(restored_because(Witness("e3", {}), own, held))
+
+
+def test_the_witness_follows_each_commit(tmp_path: Path) -> None:
+    """Ends, new streams and definitions are there at once, in lines of which a damaged one is left out; a new epoch
+    replaces them all."""
+    path = tmp_path / "facts.db"
+    live = LiveWitness(path, Witness("ab" * 16, {"a": 1}, 2))
+    live.record("ab" * 16, {"a": 5, "b": 7}, 2)
+    assert read_witness(path) == Witness("ab" * 16, {"a": 5, "b": 7}, 2)
+    live.record("ab" * 16, {}, 3)
+    assert read_witness(path) == Witness("ab" * 16, {"a": 5, "b": 7}, 3)
+    live.record("cd" * 16, {"b": 8}, 1)
+    assert read_witness(path) == Witness("cd" * 16, {"a": 5, "b": 8}, 1)
+    live.record("cd" * 16, {"a": 6}, 1)
+    live.close()
+    live.record("cd" * 16, {"a": 9}, 1)
+    assert read_witness(path) == Witness("cd" * 16, {"a": 6, "b": 8}, 1)
+    content = bytearray((tmp_path / "facts.db.witness").read_bytes())
+    content[2 * 128 + 80] ^= 1
+    (tmp_path / "facts.db.witness").write_bytes(content)
+    assert read_witness(path) == Witness("cd" * 16, {"a": 6}, 1)
+
+
+def test_a_peer_that_names_an_unknown_epoch_leaves_an_incident(tmp_path: Path) -> None:
+    """Once for each peer; an epoch that this store has or had is nothing new."""
+    with node(tmp_path) as store:
+        fill(store, 1)
+        store.peer_names_epoch("idmz", store.epoch.hex())
+        for epoch in ("ab", "cd"):
+            store.peer_names_epoch("idmz", epoch * 16)
+        fill(store, 11)
+        (told,) = store.incidents()
+        assert (told.kind, told.subject, told.count) == ("former_epoch", "peer idmz", 1)
+        assert f"read epoch {'ab' * 16} of this zone" in told.detail
 
 
 def test_the_scrub_reads_all_batches_and_reports_damage(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from agent.batch import open_messages, parse
 from agent.cli import bsfg
 from agent.fact_store import FactStore
-from agent.fact_store.divergence.quarantine import mark_suspect, quarantined_files
+from agent.fact_store.divergence.quarantine import keep_log, mark_suspect, quarantined_files
 from agent.fact_store.divergence.witness import read_witness
 from agent.fact_store.log.errors import StoreDamaged
 from tests.fact_store.making import AT_ONCE, EVERYTHING, OPERATIONAL, TELEMETRY, done, message, samples, tag, values_in
@@ -146,6 +146,25 @@ def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
         assert "commits follow the damage" in told.detail
         assert aside.file in told.detail
         assert store.integrity().quarantined == ((aside.file, len(log)),)
+
+
+def test_an_interrupted_opening_remembers_the_lost_log(tmp_path: Path) -> None:
+    """A power cut after SQLite has begun the log anew, over the damaged one, and before the new epoch is durable: the
+    log looks whole then, and the witness is old. The reason beside the store is what is left."""
+    killed(tmp_path)
+    path = tmp_path / "facts.db"
+    before = read_witness(path)
+    assert before is not None
+    (tmp_path / "facts.db.witness").unlink()
+    keep_log(path, before.epoch, "the log was damaged", 1_000)
+    epochs = set[bytes]()
+    for _ in range(2):
+        with node(tmp_path) as store:
+            epochs.add(store.epoch)
+            (told,) = store.incidents()
+            assert (told.kind, "the log was damaged" in told.detail) == ("epoch", True)
+    assert len(epochs) == 1
+    assert bytes.fromhex(before.epoch) not in epochs
 
 
 def die_in_opening(path: Path, step: int) -> bool:

@@ -6,6 +6,7 @@ A full disk is worse than a limit: SQLite cannot even delete rows, because that 
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader
-from agent.fact_store.log.errors import StoreFull
+from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store.log.errors import StoreFull, StoreUnusable
+from agent.fact_store.sqlite.connection import OPENING_BYTES
 from tests.fact_store.durability.promises import RUN, Promises, broken, number_of
 from tests.fact_store.filled import CONSUMER, SETTINGS, noise
-from tests.fact_store.making import LIMIT_S, TELEMETRY, done, values_in
+from tests.fact_store.making import LIMIT_S, OPERATIONAL, TELEMETRY, done, message, values_in
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
+WITHOUT_BALLAST = StoreSettings(commit_interval_ms=0, ballast_bytes=0, disk_free_bytes_min=0)
 
 
 @pytest.fixture
@@ -62,6 +65,36 @@ def refused(store: FactStore, end_offset: int) -> BaseException | None:
         return store.appends.append_samples(TELEMETRY, noise(end_offset + 1)).exception(LIMIT_S)
     except StoreFull as error:  # already when they were handed over
         return error
+
+
+@pytest.mark.parametrize("begin", ["new", "quarantined", "log lost"])
+def test_opening_needs_no_more_room_than_it_says(small_disk: Path, begin: str) -> None:
+    """With exactly the room that is named for it a store opens and stores facts, also where it has to begin anew. With
+    less a new store is refused with that figure, and nothing is made."""
+    path, other = small_disk / "facts.db", small_disk / "other"
+    if begin != "new":
+        with FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True) as store:
+            done(store.appends.append_message(OPERATIONAL, message("before")))
+            for part in ("", "-wal"):
+                shutil.copy(f"{path}{part}", f"{path}{part}.copy")
+        for part in ("", "-wal"):
+            Path(f"{path}{part}.copy").replace(f"{path}{part}")
+        Path(f"{path}-wal").unlink()
+    if begin == "quarantined":
+        path.write_bytes(b"no database" * 1000)
+    fill(other, os.statvfs(small_disk).f_bavail * 4096 - OPENING_BYTES - 4096)  # and the lock's file
+    assert os.statvfs(small_disk).f_bavail * 4096 == OPENING_BYTES + 4096
+    if begin == "new":
+        fill(small_disk / "more", 8192)
+        with pytest.raises(StoreUnusable, match=r"bytes free, too few for a new store; .* may need 1,048,576 bytes"):
+            FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True)
+        assert not path.exists()
+        (small_disk / "more").unlink()
+    with FactStore.open(path, "plant", settings=WITHOUT_BALLAST, unattended=True) as store:
+        done(store.appends.append_message(OPERATIONAL, message("after")))
+        assert {one.kind for one in store.incidents()} == {"new": set(), "quarantined": {"quarantined"}}.get(
+            begin, {"epoch"}
+        )
 
 
 def test_a_full_disk_costs_no_acknowledged_fact(small_disk: Path) -> None:

@@ -94,6 +94,9 @@ class Store:
     def begin_serving(self, stream: str, zone: str) -> Future[Any] | None:
         return None if self.is_served_before else self._later("begin_serving", stream, zone)
 
+    def peer_names_epoch(self, zone: str, epoch: str) -> None:
+        self.asked.append(("peer_names_epoch", zone, epoch))
+
     def peer_is_ahead(self, zone: str, why: str) -> None:
         self.asked.append(("peer_is_ahead", zone, why))
 
@@ -247,6 +250,19 @@ def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> No
         answer = page_of(await task)
         assert store.names()[3:] == ["read", "record_served", "seen"]
         assert (answer.lease, answer.runs()) == (1, [(1, 20)])
+
+    play(scenario)
+
+
+def test_another_epoch_is_reported_to_the_store() -> None:
+    """A peer that has read another epoch of this zone is refused, and the store hears which: it may have lost its state
+    folder."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        outcome = await consumers.fetch(ONE, fetch(epoch="11" * 16))
+        assert isinstance(outcome, Refuse)
+        assert outcome.code == "epoch_changed"
+        assert store.asked == [("peer_names_epoch", "idmz", "11" * 16)]
 
     play(scenario)
 

@@ -59,6 +59,8 @@ class Consumers:
         outcome = await self._run(self._core(caller).fetch(request, arrived_ms))
         if isinstance(outcome, Refuse):
             self._bootstraps.refused(request.consumer_name, outcome.code)
+            if outcome.code == "epoch_changed" and request.epoch is not None:
+                self._context.store.peer_names_epoch(caller.zone, request.epoch)
         return outcome
 
     async def confirm(self, caller: Caller, request: ConfirmReceipt) -> Outcome:

@@ -1,0 +1,112 @@
+"""The reader of the write-ahead log's file tells damage from the torn end that a power cut leaves, for logs that SQLite
+itself has written."""
+
+import shutil
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store.sqlite.wal_file import HEADER_BYTES, WalHeader, has_commits_behind, read_header, wal_path
+
+FRAME = 24 + 4096
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A database and its log of ten commits of two frames or more, as a killed process leaves them."""
+    alive, dead = tmp_path / "alive.db", tmp_path / "dead.db"
+    with closing(sqlite3.connect(alive, isolation_level=None)) as found:
+        found.execute("PRAGMA journal_mode = WAL")
+        found.execute("CREATE TABLE one (body)")
+        found.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        for _ in range(10):
+            found.execute("INSERT INTO one VALUES (randomblob(5000))")
+        for part in ("", "-wal"):
+            shutil.copy(f"{alive}{part}", f"{dead}{part}")
+    return dead
+
+
+def header_of(path: Path) -> WalHeader:
+    """The header, which must be undamaged."""
+    found = read_header(path)
+    assert found is not None
+    return found
+
+
+def commits(path: Path) -> list[int]:
+    """How many frames the log has at the end of each commit."""
+    log = wal_path(path).read_bytes()
+    count = (len(log) - HEADER_BYTES) // FRAME
+    sizes = [struct.unpack_from(">I", log, HEADER_BYTES + n * FRAME + 4)[0] for n in range(count)]
+    return [n + 1 for n, size in enumerate(sizes) if size]
+
+
+def recovered(path: Path) -> int:
+    """How many frames SQLite takes from a copy of the log."""
+    copy = path.with_name("copy.db")
+    for part in ("", "-wal"):
+        shutil.copy(f"{path}{part}", f"{copy}{part}")
+    with closing(sqlite3.connect(copy)) as found:
+        return int(found.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+
+
+def change(path: Path, frame: int, at: int = 100) -> None:
+    """Change a byte of a frame, counted from 0."""
+    log = bytearray(wal_path(path).read_bytes())
+    log[HEADER_BYTES + frame * FRAME + at] ^= 1
+    wal_path(path).write_bytes(log)
+
+
+def test_a_changed_header_is_none(path: Path) -> None:
+    """One bit in any byte of the header, a header that is cut, an empty file, and no file."""
+    assert header_of(path).frame_bytes == FRAME
+    log = wal_path(path).read_bytes()
+    for at in range(HEADER_BYTES):
+        wal_path(path).write_bytes(log[:at] + bytes([log[at] ^ 1]) + log[at + 1 :])
+        assert read_header(path) is None, f"byte {at}"
+    for content in (log[: HEADER_BYTES - 1], b""):
+        wal_path(path).write_bytes(content)
+        assert read_header(path) is None
+    wal_path(path).unlink()
+    assert read_header(path) is None
+
+
+def test_only_the_last_commit_can_be_torn(path: Path) -> None:
+    """A frame that is changed in any commit but the last is damage: commits follow. In the last it may be the torn end
+    of a commit that was not acknowledged."""
+    ends, log = commits(path), wal_path(path).read_bytes()
+    assert not has_commits_behind(path, header_of(path), ends[-1])
+    for number, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        for frame in range(begin, end):
+            wal_path(path).write_bytes(log)
+            change(path, frame)
+            assert recovered(path) == begin
+            assert has_commits_behind(path, header_of(path), begin) == (number < len(ends) - 1), (number, frame)
+
+
+def test_a_second_break_is_no_alarm(path: Path) -> None:
+    """Frames that an abandoned commit has left behind carry the right salts and do not continue any checksum. They stand
+    behind a torn commit after a disk was full, and prove nothing."""
+    ends, log = commits(path), wal_path(path).read_bytes()
+    left = 2 * log[HEADER_BYTES + (ends[2] - 1) * FRAME :][:FRAME]
+    wal_path(path).write_bytes(log + left)
+    change(path, ends[-2])
+    assert recovered(path) == ends[-2]
+    assert not has_commits_behind(path, header_of(path), ends[-2])
+
+
+def test_frames_of_an_earlier_log_are_passed_over(path: Path) -> None:
+    """SQLite writes its log again from the beginning. Behind its newest commit lie those of the round before, with other
+    salts."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as found:
+        found.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        found.execute("INSERT INTO one VALUES (1)")
+        again = path.with_name("again.db")
+        for part in ("", "-wal"):
+            shutil.copy(f"{path}{part}", f"{again}{part}")
+    frames = recovered(again)
+    assert 0 < frames < commits(again)[-1]
+    assert not has_commits_behind(again, header_of(again), frames)
