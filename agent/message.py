@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -213,8 +213,15 @@ def parse_json(name: str, data: bytes) -> Any:
             raise MessageError(name, f"{digits[:40]} is beyond 2^53 and would be rounded; write it as a text")
         return double
 
+    def fraction(digits: str) -> float:
+        double = float(digits)
+        if math.isinf(double):
+            raise MessageError(name, f"{digits[:40]} is beyond the largest double")
+        return double
+
+    read = partial(json.loads, object_pairs_hook=unique, parse_constant=refuse, parse_int=number, parse_float=fraction)
     try:
-        return json.loads(data.decode(), object_pairs_hook=unique, parse_constant=refuse, parse_int=number)
+        return read(data.decode())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise MessageError(name, f"is not JSON: {error}") from error
 

@@ -3,23 +3,21 @@
 
 import base64
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from tests.security.site import ENTERPRISE, EVIL, IDMZ, STREAM, Site, running_site
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, STREAM, Site
 
 pytestmark = pytest.mark.system
 
-SETTINGS = f'[[stream]]\nname = "{STREAM}"\nbytes_max = 1048576\nkeep_hours = 0\n'
 MESSAGES, MESSAGE_BYTES = 30, 120_000
 
 
-@pytest.fixture(scope="module")
-def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture
+def site(small_site: Site) -> Site:
     """A site whose idmz has room for one megabyte."""
-    with running_site(tmp_path_factory.mktemp("site"), more={IDMZ: SETTINGS}) as site:
-        yield site
+    small_site.revive()
+    return small_site
 
 
 def test_who_never_confirms_stops_nobody(site: Site) -> None:
