@@ -47,6 +47,7 @@ class HostilePeer:
     """The connection of the link, and the peer behind it. `forge` decides whether the next answer is forged."""
 
     packet_bytes_max = 1_048_576
+    outgoing_bytes = 0
 
     def __init__(self, chance: random.Random, stream: str = STREAM) -> None:
         self.chance, self.stream = chance, stream

@@ -40,6 +40,7 @@ class Served:
     """The connection of the link: keeps the answers of the honest zone, counts the others."""
 
     packet_bytes_max = 1_048_576
+    outgoing_bytes = 0
 
     def __init__(self) -> None:
         self.honest = list[bytes]()
