@@ -49,7 +49,7 @@ class Session:
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Send a request at QoS 0: no acknowledgement paces the flood."""
-        properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
         properties.ResponseTopic = self._back
         properties.CorrelationData = secrets.token_bytes(16)
         properties.MessageExpiryInterval = 10
