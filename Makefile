@@ -16,13 +16,15 @@ test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test sim fuzz fuzz-paths attacks mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
 	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, some 20 minutes; NAME=batch, RUNS=n'
+	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, some 15 minutes'
+	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
@@ -62,6 +64,13 @@ fuzz: venv
 		grep -h 'stat::' build/fuzz/$$name/log; \
 	done
 
+# Prints the seed; SEED=n repeats a run, up to the moments at which threads and disk take turns.
+fuzz-paths: venv
+	$(VENV)/python -m tests.fuzz.paths $(or $(RUNS),200000) $(SEED)
+
+attacks: foreign
+	SIM=1 $(VENV)/python -m pytest -q -rP tests/security -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
+
 # Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
 mutants: system
 	$(VENV)/python -m tests.mutants.run $(if $(GROUP),--group $(GROUP)) $(if $(ID),--id $(ID))
@@ -72,7 +81,7 @@ format: venv
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' growth ids producers retention sql ingest 'ingest --source modbus' spark); do \
+	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql ingest 'ingest --source modbus' spark); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -218,18 +218,15 @@ def parse_json(name: str, data: bytes) -> Any:
 
     def fraction(text: str) -> float:
         double = float(text)
-        if abs(double) > JSON_INTEGER_MAX and math.isfinite(double) and Decimal(text) != Decimal(repr(double)):
+        if math.isinf(double):
+            raise MessageError(name, f"{text[:40]} is beyond the largest double")
+        if abs(double) > JSON_INTEGER_MAX and Decimal(text) != Decimal(repr(double)):
             raise MessageError(name, f"{text[:40]} is beyond 2^53 and would be rounded; write it as a text")
         return double
 
+    read = partial(json.loads, object_pairs_hook=unique, parse_constant=refuse, parse_int=number, parse_float=fraction)
     try:
-        return json.loads(
-            data.decode(),
-            object_pairs_hook=unique,
-            parse_constant=refuse,
-            parse_int=number,
-            parse_float=fraction,
-        )
+        return read(data.decode())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise MessageError(name, f"is not JSON: {error}") from error
 

@@ -88,7 +88,15 @@ _benchmark(
 _benchmark(
     "replication.hostile",
     "The lag of an honest zone while another zone floods the node that serves both, beside its lag while nothing does.",
-    [_seconds(5.0)],
+    [
+        _seconds(5.0),
+        click.option(
+            *("--flood", "floods"),
+            type=click.Choice(["requests", "ranges", "parked", "artifacts", "silent", "sockets"]),
+            multiple=True,
+            help="Only this flood; may be given more than once.  [default: all]",
+        ),
+    ],
 )
 _benchmark(
     "replication.fetch",

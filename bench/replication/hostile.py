@@ -13,7 +13,7 @@ import contextlib
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +51,9 @@ class Attacked:
     state_dir: Path
 
 
-def run(seconds: float, below: Path | None) -> Report:
-    """Measure for `seconds` quiet, and as long under each flood."""
+def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
+    """Measure for `seconds` quiet, and as long under each of `floods` (none: all)."""
+    floods = floods or FLOODS
     with scratch_folder(below) as folder, _attacked(folder) as attacked:
         described = machine(folder)
         target = folder / "honest"
@@ -62,7 +63,7 @@ def run(seconds: float, below: Path | None) -> Report:
             begun = {"quiet-0": _append_for(attacked, file, seconds)}
             _append_for(attacked, file, min(1.0, seconds))  # definitions, caches
             counts = dict[str, dict[str, int]]()
-            for kind in FLOODS:
+            for kind in floods:
                 with attacked.hostile.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
                     begun[kind] = _append_for(attacked, file, seconds)
                     counts[kind] = flooding.ended()
@@ -101,7 +102,7 @@ def _report(
     seconds: float,
 ) -> Report:
     calm = Latency.of([lag for part, some in lags_ns.items() if part.startswith("quiet") for lag in some])
-    each = {kind: Latency.of(lags_ns[kind]) for kind in FLOODS}
+    each = {kind: Latency.of(lags_ns[kind]) for kind in counts}
     told = {
         kind: {
             **latency.to_dict(),

@@ -9,6 +9,7 @@ and artifacts. It knows the protocol and holds no key, as a zone with a valid ce
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
 import random
@@ -40,6 +41,7 @@ IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
     spread_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
 )  # fmt: skip
+HEAD_BYTES = 82  # docs/reference/protocol.md, Heads
 HOSTILE_TEXTS = ("", "expired", "x" * 1_000, "\x1b[2J\n\u202e", "damaged", "\x00")
 
 
@@ -47,6 +49,7 @@ class HostilePeer:
     """The connection of the link, and the peer behind it. `forge` decides whether the next answer is forged."""
 
     packet_bytes_max = 1_048_576
+    outgoing_bytes = 0
 
     def __init__(self, chance: random.Random, stream: str = STREAM) -> None:
         self.chance, self.stream = chance, stream
@@ -191,7 +194,8 @@ class HostilePeer:
         if how < 0.9:
             for _ in range(chance.randint(1, 3)):
                 header = self._lying(header)
-            return packed(header, b"".join(attached))
+            heads = [chance.randbytes(HEAD_BYTES) for _ in header.get("heads", [])]
+            return packed(header, b"".join([*attached, *heads]))
         if how < 0.95:
             return packed(header | error_body(chance.choice(list(ERRORS)), chance), b"")
         return hostile.answer(chance, packed(header, b"".join(attached)))
@@ -233,6 +237,7 @@ class HostilePeer:
             lambda: {"definitions": [self._definition(edge)]},
             lambda: {"ranges": [[f"{PEER}/{chance.randbytes(16).hex()}", edge, edge, "00" * 16, "ff" * 16]] * 3},
             lambda: {"ends": [[edge, "ff" * 16], [1, "00" * 16]]},
+            lambda: {"heads": chance.choice(([0], [0, 0], [0, 1, 2], [edge])), "signers": [_certificate(chance)]},
             lambda: {"version": chance.choice(("2.0", "1.99999999999999999999", "0.1", "1"))},
         ]
         return header | chance.choice(lies)()
@@ -242,6 +247,13 @@ class HostilePeer:
         text: Any = self.chance.choice(({}, [], {"subject": "tag:a/b"}, {"subject": "x" * 2_000}, "x", 1e308, None))
         epoch = self.chance.choice((self.epoch, self.chance.randbytes(16))).hex()
         return {"zone": zone, "epoch": epoch, "number": number, "definition": text}
+
+
+def _certificate(chance: random.Random) -> str:
+    """Base64 of what is no certificate, or begins as one."""
+    return base64.b64encode(
+        chance.choice((b"", b"\x30\x82\xff\xff", b"\x30\x82\x01\x00")) + chance.randbytes(200)
+    ).decode()
 
 
 def error_body(code: str, chance: random.Random | None = None) -> dict[str, Any]:

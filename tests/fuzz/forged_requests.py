@@ -8,6 +8,7 @@ are wrong. Zone idmz fetches and confirms in between, honestly.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import random
 from collections import Counter
@@ -137,7 +138,11 @@ class Forger:
                 "last_offset": chance.choice((1, abs(edge) + 1)),
                 "digest": chance.choice(("00", "ab")) * 16,
             },
-            "origin_head": {"last_sequence": chance.choice((1, abs(edge) + 1)), "digest": "ab" * 16},
+            "origin_head": {
+                "last_sequence": chance.choice((1, abs(edge) + 1)),
+                "digest": "ab" * 16,
+                "head": base64.b64encode(chance.randbytes(82)).decode(),
+            },
             "high_water_offset": edge,
             "after_offset": edge,
             "confirm": {"last_offset": edge, "first_offset": chance.choice(hostile.EDGES)},
@@ -162,6 +167,9 @@ class Forger:
             "after": {"zone": "x", "subject": "\x00", "predicate": ""},
             "depth_facts": edge,
             "ends_max": edge,
+            "whole_runs": True,
+            "signers_known": [chance.randbytes(8).hex()] * chance.choice((0, 1, 512, 513)),
+            "head": base64.b64encode(chance.randbytes(82)).decode(),
         }
         name = chance.choice(list(lies))
         request[name] = lies[name]

@@ -1,12 +1,22 @@
-"""The site that the tests of a file attack: three honest nodes, a broker and the attacker. A start takes seconds, so a
-file shares it; what an attack has ended is started again before the next."""
+"""The sites that tests attack: three honest nodes, brokers and the attacker. A start takes seconds, so tests share a
+site; what an attack has ended is started again before the next."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.security.attacker import HERE, STACK
-from tests.security.site import Site, running_site
+from tests.security.site import IDMZ, STREAM, Site, running_site
+
+MIB = 1024 * 1024
+SMALL = f"""[store]
+artifact_bytes_max = {2 * MIB}
+artifact_unreferenced_bytes_max = {8 * MIB}
+[[stream]]
+name = "{STREAM}"
+bytes_max = {MIB}
+keep_hours = 0
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -17,10 +27,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=why))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One site for the tests of a file."""
+    """One site for all files that need nothing else."""
     with running_site(tmp_path_factory.mktemp("site")) as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+def small_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site whose idmz has room for little: a megabyte of facts, eight of artifacts that no fact refers to."""
+    with running_site(tmp_path_factory.mktemp("small"), more={IDMZ: SMALL}) as site:
         yield site
 
 

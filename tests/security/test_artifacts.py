@@ -2,30 +2,29 @@
 
 import asyncio
 import hashlib
-from collections.abc import Iterator
 
 import pytest
 
 from agent import local_socket
 from tests.security.attacker import b64, message
-from tests.security.site import EVIL, IDMZ, STREAM, Site, running_site
+from tests.security.site import EVIL, IDMZ, STREAM, Site
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
 MIB = 1024 * 1024
 QUOTA = 8 * MIB
-SETTINGS = f"[store]\nartifact_bytes_max = {2 * MIB}\nartifact_unreferenced_bytes_max = {QUOTA}\n"
+"""As in `small_site`."""
 SIZE = 512 * 1024
 SLACK = 4 * MIB
 """What is being written while the limit is reached."""
 
 
-@pytest.fixture(scope="module")
-def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site whose idmz has small limits for artifacts."""
-    with running_site(tmp_path_factory.mktemp("site"), more={IDMZ: SETTINGS}) as site:
-        yield site
+@pytest.fixture
+def site(small_site: Site) -> Site:
+    """A site with small limits, every honest node running."""
+    small_site.revive()
+    return small_site
 
 
 def artifact_bytes(site: Site) -> int:

@@ -36,7 +36,7 @@ CLAIMS: dict[str, dict[str, Any]] = {
 CASES = {f"{claim}, {consumer}": claim for consumer in ("never registered", "registered") for claim in CLAIMS}
 
 
-@pytest.mark.parametrize("case", some(CASES, 5))
+@pytest.mark.parametrize("case", some(CASES, 2))
 def test_a_claim_moves_nothing_but_its_own_peer(site: Site, case: str) -> None:
     """A fetch that claims what the log does not hold, under a consumer that fetched before or one never registered: an
     error answers it, an incident names evil, and the node goes on under the same epoch. Each with a store of its own,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.security.site import ENTERPRISE, EVIL, IDMZ, PLANT, STREAM, Site
-from tests.sim import scaled
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, PLANT, STREAM, Site, some
+from tests.sim import IS_LONG, scaled
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -38,7 +38,7 @@ FLOODS: dict[str, dict[str, Any]] = {
     "garbage": {"kind": "requests", "operation": "x" * 60_000, "fields": {}, "open": 64, "sessions": 4},
     "sessions that do not read": {"kind": "silent", "operation": "FetchRange", "fields": BIG, "sessions": 30},
 }
-ROUNDS = scaled(20, 500)
+ROUNDS = scaled(10, 500)
 
 
 def fill(site: Site) -> None:
@@ -47,7 +47,7 @@ def fill(site: Site) -> None:
         site.append(IDMZ, content=b'"' + b"0123456789abcdef" * 2_500 + b'"')
 
 
-@pytest.mark.parametrize("name", FLOODS)
+@pytest.mark.parametrize("name", some(FLOODS, 2))
 def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> None:
     """While one zone floods idmz, every honest node keeps its connection and its process, facts of the plant reach the
     enterprise, and a request of the enterprise is answered, not `busy`."""
@@ -64,7 +64,7 @@ def test_a_flood_disconnects_nobody_and_stops_no_fact(site: Site, name: str) -> 
         print(f"{name}: {site.attacker.counts(flood)}")
 
 
-@pytest.mark.parametrize("hello", [False, True], ids=["silent", "with half a handshake"])
+@pytest.mark.parametrize("hello", [False, True] if IS_LONG else [False])
 def test_bare_sockets_lock_nobody_out(site: Site, *, hello: bool) -> None:
     """A hundred TCP connections without a certificate at the port of one zone: a node of another zone that starts now
     connects at once, and those connected stay so."""

@@ -4,12 +4,11 @@ out of range or left unanswered."""
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
 from tests.security.attacker import message
-from tests.security.site import EVIL, IDMZ, LIMIT_S, STREAM, Site, control_characters
+from tests.security.site import EVIL, IDMZ, LIMIT_S, STREAM, Site, control_characters, some
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -66,7 +65,7 @@ NUMBERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("operation", NUMBERS)
+@pytest.mark.parametrize("operation", some(NUMBERS, 3))
 def test_a_number_out_of_range_is_answered_with_an_error(site: Site, operation: str) -> None:
     """Every integer field of every operation, below and beyond its range and as another type: an error answers it, and
     the node lives."""
@@ -82,26 +81,28 @@ def test_a_number_out_of_range_is_answered_with_an_error(site: Site, operation: 
                 assert answer.get("status") == "error", (name, value, answer)
 
 
-@pytest.mark.parametrize("start", [-1, -(2**63), 2**63 - 1, 2**53, "-1", "", "yesterday", "0000-00-00T00:00:00Z", "9999-12-31T23:59:59Z"])  # fmt: skip
-def test_a_start_is_answered(site: Site, start: Any) -> None:
+STARTS = (-1, -(2**63), 2**63 - 1, 2**53, "-1", "", "yesterday", "0000-00-00T00:00:00Z", "9999-12-31T23:59:59Z")
+
+
+def test_a_start_is_answered(site: Site) -> None:
     """FetchFacts with a `start` outside of time is answered, with a page or an error."""
-    name = f"{EVIL}.start-{abs(hash(start)) % 1000}"
-    raw = {"consumer_name": name, "stream": STREAM, "limit": 10, "start": start}
-    common = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts"}
+    name = f"{EVIL}.start"
+    request = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts", "consumer_name": name}
     with site.unharmed():
-        answer = site.attacker.ask(EVIL, IDMZ, "FetchFacts", raw=json.dumps({**common, **raw}))
-        assert answer.get("status") in {"ok", "error"}
-        site.attacker.ask(EVIL, IDMZ, "UnregisterConsumer", consumer_name=name)  # a zone may have few
+        for start in STARTS:
+            raw = json.dumps({**request, "stream": STREAM, "limit": 10, "start": start})
+            answer = site.attacker.ask(EVIL, IDMZ, "FetchFacts", raw=raw)
+            assert answer.get("status") in {"ok", "error"}, start
+            site.attacker.ask(EVIL, IDMZ, "UnregisterConsumer", consumer_name=name)
 
 
-@pytest.mark.parametrize("number", [2**53, 2**53 + 1, -(2**53) - 1, 2**63, 2**63 + 1, 10**25 + 1])
-def test_an_appended_integer_is_stored_as_it_was_or_refused(site: Site, number: int) -> None:
+def test_an_appended_integer_is_stored_as_it_was_or_refused(site: Site) -> None:
     """No integer of an appended object is rounded: one that no double holds is refused."""
-    envelope = {"message_id": f"n-{number}", "from_zone": EVIL, "to_zone": "*", "produced_at_unix_ms": 1}
-    fact = {"subject": "order:line1/77", "predicate": "step_completed", "object": {"n": number}}
-    common = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": STREAM}
-    raw = json.dumps({**common, "messages": [{"envelope": envelope, "fact": fact}]})
+    request = {"protocol": "bsfg.replication", "version": "1.0", "operation": "AppendFact", "stream": STREAM}
     with site.unharmed():
-        answer = site.attacker.ask(EVIL, IDMZ, "AppendFact", raw=raw)
-        if float(number) != number:
-            assert answer.get("error", {}).get("code") == "bad_request", answer
+        for number in (2**53 + 1, -(2**53) - 1, 2**63 + 1, 10**25 + 1):
+            envelope = {"message_id": f"n-{number}", "from_zone": EVIL, "to_zone": "*", "produced_at_unix_ms": 1}
+            fact = {"subject": "order:line1/77", "predicate": "step_completed", "object": {"n": number}}
+            raw = json.dumps({**request, "messages": [{"envelope": envelope, "fact": fact}]})
+            answer = site.attacker.ask(EVIL, IDMZ, "AppendFact", raw=raw)
+            assert answer.get("error", {}).get("code") == "bad_request", (number, answer)
