@@ -24,11 +24,12 @@ CREATE TABLE facts (
     to_zone TEXT,
     correlation_id TEXT,
     causation_id TEXT,
-    labels_json TEXT
+    labels_json TEXT,
+    verified TEXT NOT NULL
 );
 
 -- insert_fact: one of them
-INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO facts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- index_offset: made at the end, when it costs a sort and not a search for each row
 CREATE UNIQUE INDEX facts_by_offset ON facts (stream, "offset");

@@ -104,6 +104,7 @@ class ParquetForm:
             pa.field("offset", whole, nullable=False), pa.field("message_id", text, nullable=False),
             pa.field("stream", text, nullable=False), pa.field("zone", text, nullable=False),
             pa.field("epoch", text, nullable=False), pa.field("sequence", whole, nullable=False),
+            pa.field("verified", text, nullable=False),
             pa.field("tag", text, nullable=False), pa.field("predicate", text, nullable=False),
             pa.field("ts", pa.timestamp("us", tz="UTC"), nullable=False),
             pa.field("source_time_ns", whole, nullable=False), pa.field("value", pa.float64()),

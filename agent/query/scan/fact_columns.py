@@ -15,6 +15,7 @@
     object_json                  of a message, canonical JSON; NULL for a sample, whose columns say the same
     message_id                   the producer's own, or computed for a sample
     from_zone to_zone correlation_id causation_id labels_json     of a message's envelope; NULL for a sample
+    verified                     whether a signature of its origin proves the fact: yes, no, or suspect
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from typing import Any
 
 from agent.batch import Batch, Kind
 from agent.columns import Unpacked
+from agent.fact_store import Verified
 from agent.message import Json, Message, TagDefinition, Value, sample_message_id, time_text
 from agent.query.scan.bounds import INT64_MAX
 
 COLUMNS = (
     "stream", "offset", "zone", "epoch", "sequence", "kind", "subject", "predicate", "tag", "value", "value_type",
     "value_text", "unit", "quality", "source_time", "source_time_ns", "object_json", "message_id", "from_zone",
-    "to_zone", "correlation_id", "causation_id", "labels_json",
+    "to_zone", "correlation_id", "causation_id", "labels_json", "verified",
 )  # fmt: skip
 _QUIET_NAN = struct.pack("<d", math.nan)
 _TYPE_NAMES: dict[type, str] = {
@@ -56,6 +58,8 @@ class Facts:
     samples: Unpacked | None
     messages: Sequence[Message]
     definitions: Sequence[TagDefinition]
+    verified: Callable[[], Verified] = lambda: "no"
+    """Whether a signature proves the batch; a look into the store, so only where it is asked for."""
 
     def column(self, name: str) -> Sequence[Any]:
         """One column, an entry for each place."""
@@ -73,6 +77,8 @@ class Facts:
                 return [header.first_sequence + place for place in self.places]
             case "kind":
                 return ["sample" if header.kind is Kind.SAMPLES else "message"] * count
+            case "verified":
+                return [self.verified()] * count
             case "source_time":
                 return list(map(time_text, self.column("source_time_ns")))
             case "value":

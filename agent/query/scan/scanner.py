@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from agent.batch import Kind, open_messages, open_packed, parse
+from agent.batch import Kind, Origin, open_messages, open_packed, parse
 from agent.columns import BatchError
-from agent.fact_store import BatchHead, StoreDamaged, StoreReader
+from agent.fact_store import BatchHead, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.dictionary import Dictionary, Wanted
@@ -117,21 +118,28 @@ class Scanner:
         try:
             batch = parse(stored.sealed)
             self.counters.batches_opened += 1
+            verified = partial(self._verified, stream, stored.origin, batch.header.first_sequence)
             if batch.header.kind is Kind.MESSAGES:
                 messages = open_messages(batch)
                 places = bounds.message_places(stored.first_offset, messages)
-                facts = Facts(stream, stored.first_offset, batch, places, None, messages, ())
+                facts = Facts(stream, stored.first_offset, batch, places, None, messages, (), verified)
             else:
                 numbers = wanted.numbers(stored.origin, stored.definition_count)
                 samples = open_packed(batch)
                 places = bounds.sample_places(stored.first_offset, samples, numbers)
                 definitions = self.dictionary.of(stored.origin, stored.definition_count)
-                facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions)
+                facts = Facts(stream, stored.first_offset, batch, places, samples, (), definitions, verified)
         except (BatchError, StoreDamaged):  # a definition that cannot be read leaves a batch without meaning
             self.counters.add_hole(stream, Hole(stored.first_offset, stored.last_offset, "damaged"))
             return None
         self.counters.facts += len(places)
         return facts if places else None
+
+    def _verified(self, stream: str, origin: Origin, sequence: int) -> Verified:
+        try:
+            return self.reader.verified(stream, [(origin, sequence)])[0]
+        except StoreDamaged:  # what cannot be looked up is not proven
+            return "no"
 
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
         group_max = 1  # small first, for queries that need few rows

@@ -24,7 +24,8 @@ CREATE TABLE facts (
     to_zone TEXT HIDDEN,
     correlation_id TEXT HIDDEN,
     causation_id TEXT HIDDEN,
-    labels_json TEXT HIDDEN
+    labels_json TEXT HIDDEN,
+    verified TEXT HIDDEN
 );
 
 -- latest: the latest value of every tag, and the staleness of its source; see agent/query/latest/

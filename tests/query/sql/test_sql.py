@@ -20,7 +20,8 @@ from agent.query.scan.errors import ExtraMissing
 from agent.query.scan.fact_columns import COLUMNS, sql_value
 from agent.query.scan.times import compare, parse_time_ns
 from agent.query.sql.session import SqlSession
-from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
+from agent.signing.keys import SigningKey, ZoneSigner
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done, message
 from tests.query.exact import exact_value
 from tests.query.making import BASE_NS, SECOND_NS, TAGS, bits, everything, naive
 from tests.query.test_scan import damage
@@ -57,7 +58,25 @@ def test_select_star_leaves_out_hidden_columns(session: SqlSession) -> None:
     shown = session.ask("select * from facts limit 1").columns
     assert set(COLUMNS) - set(shown) == {
         "epoch", "value_text", "message_id", "from_zone", "to_zone", "correlation_id", "causation_id", "labels_json",
+        "verified",
     }  # fmt: skip
+
+
+def test_facts_say_what_a_signature_proves(tmp_path: Path) -> None:
+    """`verified` is yes for the facts of a store that signs, in SQL and in exports, and suspect once its key counts as
+    compromised."""
+    signer, file = ZoneSigner(SigningKey.generate(), b""), tmp_path / "facts.db"
+    with FactStore.open(file, "plant", signer=signer) as store:
+        store.appends.append_message(OPERATIONAL, message("m")).result(20)
+
+    def verified() -> list[tuple[Any, ...]]:
+        with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as asked:
+            return ask(asked, "select distinct verified from facts")
+
+    assert verified() == [("yes",)]
+    with FactStore.open(file, "plant") as store:
+        store.set_compromised({signer.key_id: 0}).result(20)
+    assert verified() == [("suspect",)]
 
 
 def test_messages_have_their_envelope(session: SqlSession) -> None:
