@@ -272,8 +272,8 @@ def test_a_page_read_before_the_epoch_is_dropped(copy: Path) -> None:
         grow(store)
         read = store._read
 
-        def slow(*arguments: object) -> Page:
-            page = read(*arguments)  # type: ignore[arg-type]
+        def slow(*arguments: object, **how: bool) -> Page:
+            page = read(*arguments, **how)  # type: ignore[arg-type]
             begin_anew(store)
             return page
 
