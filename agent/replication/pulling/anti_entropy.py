@@ -308,7 +308,7 @@ class AntiEntropy:
         """Fetch damaged definitions with the batch that needs them."""
         peer, put_back = self._settings.peer_zone, 0
         async for offered, definitions, _ in self._pages(found, origin, (sequence, sequence), number - 1):
-            holder = next(one.batch for one in offered if one.last_offset >= sequence)
+            holder = next((one.batch for one in offered if one.last_offset >= sequence), offered[-1].batch)
             try:
                 repairing = self._store.inbound.repair_definitions(found.stream, peer, holder, definitions)
                 put_back += await asyncio.wrap_future(repairing)
