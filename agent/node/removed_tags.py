@@ -2,8 +2,8 @@
 file names any more, and their newest sample does not say so yet.
 
 Only definitions of the present epoch that a source gave count. The search is bounded for each stream: a tag that
-brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts does
-not delay the start, and a tag that was removed long ago is not recorded again and again.
+brought nothing within the last NEWEST_DEPTH_FACTS facts is not found, so that a store of hundreds of millions of facts
+does not delay the start, and a tag that was removed long ago is not recorded again and again.
 """
 
 from __future__ import annotations

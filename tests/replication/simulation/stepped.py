@@ -86,8 +86,8 @@ class SteppedWriter(Writer):
 
     dies_in_commit = False
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self.bell = Bell()
         self._changed = self.bell  # type: ignore[assignment]
 
