@@ -26,7 +26,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/")
+LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,7 +17,6 @@ from tests.sim import first_seed, patient, scaled
 CASES = scaled(1_500, 100_000)
 
 
-@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
 @patient
 def test_forged_answers_end_no_puller(memory: Path) -> None:
     """Every answer of a peer may be forged: the puller lives, and the next honest page is stored."""
