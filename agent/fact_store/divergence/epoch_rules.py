@@ -4,7 +4,7 @@ Core: no IO.
 A store restored from an old copy would give new facts the sequences of facts that peers already hold, and each peer
 would see a fork. The witness, a small file beside the store that records where its streams ended, detects it when the
 store is opened. A copy that was restored together with its witness begins a new epoch on proof (a head that this store
-signed, over facts that it does not have) or by hand; a peer's word alone begins none (decision 0030).
+signed, over facts that it does not have) or by hand; a peer's word alone begins none (decision 0047).
 """
 
 from __future__ import annotations
