@@ -409,7 +409,7 @@ class FactStore:
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
-        an incident, and change nothing else (decision 0030). Returns at once; where the store cannot take it now, the
+        an incident, and change nothing else (decision 0047). Returns at once; where the store cannot take it now, the
         peer's next claim is recorded."""
         detail = f"{why}; if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
         with contextlib.suppress(StoreError):

@@ -97,7 +97,7 @@ def confirm_offsets(
     Raises UnknownConsumer, EpochEnded, ConsumerFenced, LeaseUnknown, ConfirmRefused, ConfirmBeyondLog.
     """
     consumer = find_consumer(transaction.catalog, name)
-    # 0030: a new epoch may have begun since the request was checked.
+    # 0047: a new epoch may have begun since the request was checked.
     if epoch not in {None, transaction.catalog.origin.epoch}:
         raise EpochEnded(f"offsets of epoch {(epoch or b'').hex()}, which is over")
     # The lease comes first: a fenced instance must not move the frontier (decision 0036).

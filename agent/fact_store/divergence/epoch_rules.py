@@ -5,8 +5,8 @@ A store restored from an old copy, or opened without the end of its write-ahead 
 of facts that peers already hold, and each peer would see a fork. Three things detect it: the witness, a small file
 beside the store that records where its streams ended; the log's file, compared with the mark that an open store has;
 and proof, a head that this store signed over facts that it does not have. A peer's word alone begins no epoch. In a new
-epoch own sequences and tag definitions start from 1 again; all facts held stay, under their origin (decisions 0030 and
-0046).
+epoch own sequences and tag definitions start from 1 again; all facts held stay, under their origin (decisions 0046 and
+0047).
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ STARTS_MAX = 4
 """Requests of one zone that begin in one turn of the event loop; another zone's request waits for no more of them."""
 READS_MAX, READS_OF_ZONE_MAX = 3, 2
 """Pages, artifacts and digests being read at once, in all and for one zone: another zone always finds a place soon."""
+SHARED_MS = 1_000
+"""While another zone has asked within this time, a zone has one place instead of `READS_OF_ZONE_MAX`: what is read for
+it in one thread takes Python's global lock from the event loop half as often as in two."""
 UNSENT_BYTES_MAX = 1024 * 1024
 """Answers of one zone that wait to be sent. Nothing more is read for the zone while there are so many."""
 SEARCH_MS_PER_SECOND = 250

@@ -59,7 +59,7 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
-        # 0030: offsets of another epoch, or beyond the end, neither release facts nor select any.
+        # 0047: offsets of another epoch, or beyond the end, neither release facts nor select any.
         if refusal := (yield from self._check_offsets(request, stream, request.after_offset, request.confirm)):
             return refusal
         # 0041: a store that lacks what the peer took from it is an old copy. It must not serve other facts under the
@@ -110,7 +110,7 @@ class ConsumerCore:
         consumer = yield from self._find_own(name)
         if isinstance(consumer, Refuse):
             return consumer
-        # 0030: a confirmation meant for another epoch must not release facts of this one.
+        # 0047: a confirmation meant for another epoch must not release facts of this one.
         if refusal := (yield from self._check_offsets(request, consumer.stream, None, request.confirm)):
             return refusal
         # 0036: the store compares the lease once more in the transaction that confirms.
@@ -172,7 +172,7 @@ class ConsumerCore:
     def _refuse_claim(self, request: FetchFacts | ConfirmReceipt, refusal: Refuse) -> _Some[Refuse]:
         """The peer claims facts of this epoch that are not here: it is wrong, or this store is an old copy.
 
-        0030: its word alone moves nothing but an incident; a proof begins a new epoch, under which the node goes on.
+        0047: its word alone moves nothing but an incident; a proof begins a new epoch, under which the node goes on.
         """
         zone = self.caller.zone
         why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
@@ -233,7 +233,7 @@ class ConsumerCore:
         zone, waited_ns = self.caller.zone, 0
         while True:
             now = yield from effects.GetStreamState(stream, zone)
-            if now.epoch != self.epoch:  # 0030: a new epoch has begun while this fetch waited
+            if now.epoch != self.epoch:  # 0047: a new epoch has begun while this fetch waited
                 return Refuse("epoch_changed", f"epoch {self.epoch} of this store is over"), waited_ns
             due = decide_fetch(request, stream, position, now.end_offset, now.parked_of_zone, until_ms, now.now_ms)
             if isinstance(due, Refuse):

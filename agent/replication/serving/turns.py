@@ -17,9 +17,14 @@ class Turns(Generic[T]):
     """Work of several zones for a few places. At most `places` pieces are under way at once, `places_of_zone` of them
     for one zone; `may` says whether a zone may begin another one now. A zone with less work under way goes first."""
 
-    def __init__(self, places: int, places_of_zone: int, may: Callable[[str], bool] = lambda _: True) -> None:
+    def __init__(
+        self,
+        places: int,
+        places_of_zone: int | Callable[[str], int],
+        may: Callable[[str], bool] = lambda _: True,
+    ) -> None:
         self._places = places
-        self._places_of_zone = places_of_zone
+        self._places_of = places_of_zone if callable(places_of_zone) else lambda _: places_of_zone
         self._may = may
         self._queues: dict[str, deque[T]] = {}  # in the order of their turns
         self._under_way: Counter[str] = Counter()
@@ -35,7 +40,7 @@ class Turns(Generic[T]):
         """The next piece of work to begin; None where none may begin now."""
         if self._under_way.total() >= self._places:
             return None
-        free = [zone for zone in self._queues if self._under_way[zone] < self._places_of_zone and self._may(zone)]
+        free = [zone for zone in self._queues if self._under_way[zone] < self._places_of(zone) and self._may(zone)]
         if not free:
             return None
         zone = min(free, key=self._under_way.__getitem__)  # of several the one that waits longest

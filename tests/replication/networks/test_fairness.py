@@ -137,11 +137,13 @@ def test_pages_of_one_zone_do_not_delay_those_of_another(
         await plant.append(0, 400_000)
         asker = idmz.requester("plant-a")
         whole = FetchRange(stream=STREAM, first_offset=1, last_offset=400_000, limit=1_000_000, bytes_max=1_000_000)
-        async with plant.running(), idmz.running(), Flood(shared, whole).running() as flood:
-            await wait_until_async(lambda: flood.answers > REQUESTS_OPEN_MAX, "the flood")
-            for _ in range(30):
-                fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1000, bytes_max=10_000)
-                await asker.ask(fetch, 20)
+        fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=1000, bytes_max=10_000)
+        async with plant.running(), idmz.running():
+            await asker.ask(fetch, 20)  # registers the consumer, which waits for the disk
+            async with Flood(shared, whole).running() as flood:
+                await wait_until_async(lambda: flood.answers > REQUESTS_OPEN_MAX, "the flood")
+                for _ in range(30):
+                    await asker.ask(fetch, 20)
         plant.store.close()
         idmz.store.close()
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import READS_MAX, READS_OF_ZONE_MAX, UNSENT_BYTES_MAX, PeerLimits
+from agent.replication.protocol.limits import READS_MAX, READS_OF_ZONE_MAX, SHARED_MS, UNSENT_BYTES_MAX, PeerLimits
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse, StoreName
@@ -70,7 +70,8 @@ class Context:
 
     def __post_init__(self) -> None:
         self.pacer = Pacer(self.limits_of)
-        self._reads: Turns[asyncio.Future[bool]] = Turns(READS_MAX, READS_OF_ZONE_MAX, self._may_read)
+        self._reads: Turns[asyncio.Future[bool]] = Turns(READS_MAX, self._reads_of, self._may_read)
+        self._asked_ms: dict[str, int] = {}  # by zone, when something was last read for it
         self._unsent: Turns[_Answer] = Turns(1, 1)
         self._unsent_bytes: Counter[str] = Counter()
         self._cancel_alarm: Callable[[], None] | None = None
@@ -129,6 +130,7 @@ class Context:
     async def reading(self, zone: str) -> AsyncIterator[None]:
         """A place to read in for a zone, when it is its turn."""
         place = self.future()
+        self._asked_ms[zone] = self.now_ms()
         self._reads.add(zone, place)
         self._give_places()
         try:
@@ -139,6 +141,12 @@ class Context:
             if not self._reads.withdraw(zone, place):  # it has been given the place, perhaps a moment ago
                 self._reads.end(zone)
             self._give_places()
+
+    def _reads_of(self, zone: str) -> int:
+        """How many places a zone may have."""
+        since_ms = self.now_ms() - SHARED_MS
+        is_shared = any(at_ms > since_ms for other, at_ms in self._asked_ms.items() if other != zone)
+        return 1 if is_shared else READS_OF_ZONE_MAX
 
     def _may_read(self, zone: str) -> bool:
         """Whether more is read for a zone now: its answers are sent, and its bytes are paid for."""
