@@ -132,6 +132,22 @@ def test_a_missing_log_begins_a_new_epoch(tmp_path: Path, witness: str) -> None:
     assert len(epochs) == 1
 
 
+def test_a_backup_of_a_running_store_begins_a_new_epoch(tmp_path: Path) -> None:
+    """SQLite's own backup copies the mark of the open store and no log. Restored, also without a witness, it is known to
+    be an old copy; all facts of the backup stay."""
+    copy = tmp_path / "restored"
+    copy.mkdir()
+    with node(tmp_path) as store:
+        fill(store)
+        before = store.epoch
+        with closing(sqlite3.connect(store.path)) as source, closing(sqlite3.connect(copy / "facts.db")) as target:
+            source.backup(target)
+        fill(store)
+    with node(copy) as store:
+        assert store.epoch != before
+        assert values_in(store) == list(range(1, 11))
+
+
 def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
     """The log whose end could not be used stays beside the store, under a name that the incident and the status
     name."""
