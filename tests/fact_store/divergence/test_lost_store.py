@@ -72,6 +72,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
             assert store.epoch != before
             (told,) = store.incidents()
             assert (told.kind, told.subject, told.count) == ("missing", "facts.db", 1)
+            assert store.integrity().losses == 1, "the verdict shows it for a day, also after a restart"
             assert "facts.operational up to 1, facts.telemetry up to 10" in told.detail
             notice = notices(store)["store_missing"]
             assert notice["previous_epoch"] == before.hex()
@@ -86,6 +87,7 @@ def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         with node(tmp_path) as store:
             assert not store.incidents()
+            assert store.integrity().losses == 0
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
