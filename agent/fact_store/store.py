@@ -71,6 +71,9 @@ from agent.signing.heads import HeadSigner, sign_head
 
 log = logging.getLogger(__name__)
 
+LOSSES = ("missing", "epoch")  # incidents of an opening that found less than was acknowledged
+LOSSES_MS = 24 * 3_600_000  # so long they show in the status; then the incident remains
+
 
 class FactStore:
     """The fact store of one node. Owns the lock, the writer's thread and reading connections."""
@@ -109,6 +112,7 @@ class FactStore:
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
+        self._losses = 0
         self._epoch_named_by = set[str]()  # bounded by the peers in node.toml
         self._scrubber = Scrubber(path, writer, self._read, artifacts.sweep, witness)
         self._lock_descriptor = lock_descriptor
@@ -192,6 +196,9 @@ class FactStore:
 
     def _be_kept_up(self) -> None:
         """As a node opens it: verify in the background, and mark the file when a write meets damage."""
+        since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
+        with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
+            self._losses = sum(one.kind in LOSSES and one.last_unix_ms > since_ms for one in self.incidents())
         self._scrubber.start()
         self._writer.ended.add_done_callback(self._mark_if_damaged)
 
@@ -379,6 +386,7 @@ class FactStore:
             scrubber.batches_verified,
             scrubber.last_full_pass_unix_ms,
             tuple((one.file, one.bytes) for one in quarantined_files(self.path)),
+            self._losses,
         )
 
     # ----------------------------------------------------------------------------------------------------------- epochs

@@ -448,8 +448,8 @@ class SpanStatus:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityStatus:
-    """Damage found since the start, batches verified in the background, and the size of damaged files that were set
-    aside."""
+    """Damage found since the start, batches verified in the background, the size of damaged files that were set aside,
+    and how often the store was found gone or short."""
 
     damages: Annotated[int, Gauge("bsfg_store_damages", "Damaged places found since the start.")] = 0
     batches_verified: Annotated[
@@ -460,6 +460,9 @@ class IntegrityStatus:
         Gauge("bsfg_store_verified_time_seconds", "Unix time when all was last verified.", divisor=1000),
     ] = None
     set_aside_bytes: Annotated[int, Gauge("bsfg_store_set_aside_bytes", "Bytes of damaged files set aside.")] = 0
+    losses: Annotated[
+        int, Gauge("bsfg_store_losses", "Starts of the last day at which the store was gone, or held less than before.")
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True)

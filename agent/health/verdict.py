@@ -203,6 +203,10 @@ def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
         text = f"{integrity.damages} places are damaged; the rest is served"
         hint = "bsfg store verify names them; check the disk, and see docs/operate/integrity.md"
         yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
+    if integrity.losses:
+        text = "at a start within the last day the store was gone, or held less than it had acknowledged"
+        hint = "bsfg store stats shows the incident; see docs/operate/integrity.md"
+        yield Reason(Level.BROKEN, alert=True, subject="store", text=text, hint=hint)
     if integrity.set_aside_bytes:
         text = f"a damaged file was set aside and takes {integrity.set_aside_bytes / 1e6:,.0f} MB"
         hint = "export what it still holds (bsfg store export --file), then remove it"

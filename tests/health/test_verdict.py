@@ -259,10 +259,11 @@ def test_quantiles_are_upper_bounds(counts: tuple[int, ...], quantile: float, ex
 
 
 def test_damage_and_files_set_aside_are_alerts(healthy: NodeSnapshot) -> None:
-    """One damaged place is an alert, and so is a file that was set aside, until it is removed."""
-    spoilt = replace(healthy, integrity=IntegrityStatus(damages=1, set_aside_bytes=7_000_000))
+    """One damaged place is an alert, and so are a file that was set aside, until it is removed, and a store that was
+    gone at the start."""
+    spoilt = replace(healthy, integrity=IntegrityStatus(damages=1, set_aside_bytes=7_000_000, losses=1))
     verdict = assess(spoilt)
-    assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 2)
+    assert (verdict.level, verdict.alert, len(verdict.reasons)) == (Level.BROKEN, True, 3)
     assert "7 MB" in str(verdict.reasons)
 
 

@@ -82,12 +82,13 @@ class Incident:
 @dataclass(frozen=True, slots=True)
 class Integrity:
     """Damaged places found in this life and not repaired, batches scrubbed and when a pass was last complete,
-    quarantined files (name, bytes)."""
+    quarantined files (name, bytes), and how often the last day's openings found the store gone or short."""
 
     damages: int
     batches_verified: int
     last_full_pass_unix_ms: int | None
     quarantined: tuple[tuple[str, int], ...]
+    losses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

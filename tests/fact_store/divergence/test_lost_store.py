@@ -72,6 +72,7 @@ def test_a_missing_file_is_reported(tmp_path: Path, how: str) -> None:
             assert store.epoch != before
             (told,) = store.incidents()
             assert (told.kind, told.subject, told.count) == ("missing", "facts.db", 1)
+            assert store.integrity().losses == 1, "the verdict shows it for a day, also after a restart"
             assert "facts.operational up to 1, facts.telemetry up to 10" in told.detail
             notice = notices(store)["store_missing"]
             assert notice["previous_epoch"] == before.hex()
@@ -86,6 +87,7 @@ def test_a_first_start_reports_nothing(tmp_path: Path) -> None:
     for _ in range(2):
         with node(tmp_path) as store:
             assert not store.incidents()
+            assert store.integrity().losses == 0
 
 
 @pytest.mark.parametrize("how", ["deleted", "emptied"])
@@ -130,6 +132,22 @@ def test_a_missing_log_begins_a_new_epoch(tmp_path: Path, witness: str) -> None:
             assert f"facts.telemetry is held up to 10, known up to {known}" in told.detail
             assert values_in(store) == list(range(1, 11))
     assert len(epochs) == 1
+
+
+def test_a_backup_of_a_running_store_begins_a_new_epoch(tmp_path: Path) -> None:
+    """SQLite's own backup copies the mark of the open store and no log. Restored, also without a witness, it is known to
+    be an old copy; all facts of the backup stay."""
+    copy = tmp_path / "restored"
+    copy.mkdir()
+    with node(tmp_path) as store:
+        fill(store)
+        before = store.epoch
+        with closing(sqlite3.connect(store.path)) as source, closing(sqlite3.connect(copy / "facts.db")) as target:
+            source.backup(target)
+        fill(store)
+    with node(copy) as store:
+        assert store.epoch != before
+        assert values_in(store) == list(range(1, 11))
 
 
 def test_a_damaged_log_is_kept(tmp_path: Path) -> None:
