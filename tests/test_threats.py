@@ -34,6 +34,7 @@ AWAITED = {
     "tests/security/test_retention.py",
     "tests/security/test_small_doors.py",
     "tests/security/test_taken_relay.py",
+    "tests/signing/test_freshness.py",
     "tests/signing/test_runs.py",
     "tests/test_foreign_text.py",
 }

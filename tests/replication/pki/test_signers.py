@@ -20,9 +20,11 @@ from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Sig
 from agent.signing.files import load_identity, load_trust, read_compromises
 from agent.signing.settings import OriginSettings, SigningSettings
 from tests.replication.pki.site import NOW, make_site
+from tests.signing.signers import CLIENT, Made, make
 from tests.support.mosquitto import HOST, Mosquitto
 
 NOW_MS = round(NOW.timestamp() * 1000)
+CONNACK = b"\x20"
 
 
 def der_of(file: Path) -> bytes:
@@ -111,17 +113,22 @@ def test_openssl_refuses_a_client_that_a_facts_authority_issued(signers: Path, t
         assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) is is_good, folder
 
 
+DATES = {"begins": NOW - timedelta(days=1), "ends": NOW + timedelta(days=9)}
+FACTS_CA = make("facts", is_ca=True, **DATES)
+PLAIN_CA = make("plain", is_ca=True, usages=(), **DATES)
+
+
 @pytest.fixture(scope="module")
 def trusting_broker(signers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
-    """A real broker whose operator put the facts authority among the authorities of zones, by mistake."""
+    """A real broker whose operator put facts authorities among the authorities of zones, by mistake."""
     folder = tmp_path_factory.mktemp("broker")
     with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
-        zones_ca = broker.files.folder / "zones-ca.pem"
-        assert f"cafile {zones_ca}" in broker.files.config_file.read_text()
-        config = broker.files.config_file
+        zones_ca, config = broker.files.folder / "zones-ca.pem", broker.files.config_file
+        assert f"cafile {zones_ca}" in config.read_text()
         lines = [line for line in config.read_text().splitlines() if not line.startswith("crlfile")]
         config.write_text("\n".join(lines) + "\n")  # a facts authority has no list, and every authority would need one
-        zones_ca.write_bytes(zones_ca.read_bytes() + (signers / "facts/ca.pem").read_bytes())
+        added = [(signers / "facts/ca.pem").read_bytes(), FACTS_CA.pem, PLAIN_CA.pem]
+        zones_ca.write_bytes(zones_ca.read_bytes() + b"".join(added))
         broker.restart()
         yield broker
 
@@ -143,9 +150,35 @@ def hello(broker: Mosquitto, cert_file: Path, key_file: Path) -> bytes:
 def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, signers: Path) -> None:
     """A broker that trusts the facts authority by mistake refuses a signing key as a client, and admits the zone."""
     mine = trusting_broker.identity("plant-a")
-    assert hello(trusting_broker, mine.cert_file, mine.key_file)[:1] == b"\x20"  # CONNACK
+    assert hello(trusting_broker, mine.cert_file, mine.key_file)[:1] == CONNACK
     node = signers / "plant-a/signers"
     assert hello(trusting_broker, node / "plant-a.pem", node / "plant-a.key") == b""
+
+
+@pytest.mark.parametrize(
+    "authority, usage, is_admitted",
+    [
+        (FACTS_CA, FACT_SIGNING, False),
+        (FACTS_CA, CLIENT, False),
+        (PLAIN_CA, FACT_SIGNING, False),
+        (PLAIN_CA, CLIENT, True),
+    ],
+    ids=["signer of a facts authority", "client of a facts authority", "signer of any authority", "control"],
+)
+def test_mosquitto_refuses_either_usage(
+    trusting_broker: Mosquitto,
+    tmp_path: Path,
+    authority: Made,
+    usage: x509.ObjectIdentifier,
+    is_admitted: bool,  # noqa: FBT001
+) -> None:
+    """The usage of the certificate is enough to be refused, and so is that of its authority; a client of an authority
+    without a usage is admitted, so it is not the authority that the broker does not know."""
+    made = make("plant-a", authority, usages=(usage,), **DATES)
+    (tmp_path / "pem").write_bytes(made.pem)
+    (tmp_path / "key").write_bytes(made.key_pem)
+    answer = hello(trusting_broker, tmp_path / "pem", tmp_path / "key")
+    assert answer[:1] == (CONNACK if is_admitted else b"")
 
 
 # --- the commands -----------------------------------------------------------------------------------------------------
