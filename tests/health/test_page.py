@@ -39,10 +39,12 @@ def serving(snapshot: Callable[[], NodeSnapshot]) -> Iterator[int]:
     runner = threading.Thread(target=thread, name="page")
     runner.start()
     assert ready.wait(LIMIT_S)
-    yield port[0]
-    loop, task = loops[0]
-    loop.call_soon_threadsafe(task.cancel)
-    runner.join(LIMIT_S)
+    try:
+        yield port[0]
+    finally:
+        loop, task = loops[0]
+        loop.call_soon_threadsafe(task.cancel)
+        runner.join(LIMIT_S)
     assert not runner.is_alive()
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from agent.ingest.errors import Problem, TagMapError, is_toml, place
@@ -24,7 +25,15 @@ from agent.ingest.tags.csv_rows import read_csv
 from agent.ingest.tags.sheet import CellError, Row, Sheet
 from agent.ingest.tags.templates import Sums, expand
 from agent.ingest.tags.toml_rows import read_toml
-from agent.message import PREDICATE, STREAM, MessageError, TagDefinition, check_definition, enumeration_texts
+from agent.message import (
+    JSON_INTEGER_MAX,
+    PREDICATE,
+    STREAM,
+    MessageError,
+    TagDefinition,
+    check_definition,
+    enumeration_texts,
+)
 
 __all__ = ["CellError", "Cells", "Dialect", "Tag", "TagMap", "read_rows", "read_tag_map"]
 
@@ -132,6 +141,8 @@ class Cells:
             raise CellError(column, "is not a number") from None
         if value - value != 0:
             raise CellError(column, "is not a finite number")
+        if abs(value) > JSON_INTEGER_MAX and Decimal(text) != Decimal(repr(value)):
+            raise CellError(column, "is beyond 2^53 and would be rounded")
         is_whole = text.lstrip("+-").isdigit() and abs(value) < 2**53
         return int(text) if is_whole else value
 

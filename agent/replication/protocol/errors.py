@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.errors import BsfgError
+from agent.foreign_text import printable
 
 
 class Fault(Enum):
@@ -195,7 +196,7 @@ class TransportError(ReplicationError):
     def __init__(self, where: str, why: str, hint: str = "") -> None:
         super().__init__(where, why)
         self.where = where
-        self.why = why
+        self.why = printable(why)  # a broker or a peer may have written it
         self.hint = hint
 
     def __str__(self) -> str:

@@ -54,7 +54,7 @@ def test_invariant_18_a_referenced_artifact_is_there_and_stays_as_it_is(tmp_path
         assert done(store.appends.append_message(OPERATIONAL, report("a"))) == AppendOutcome(1, "applied")
         assert store.artifacts.streams(DIGEST) == [OPERATIONAL]
         grow_old(tmp_path)
-        assert store.artifacts.sweep() == 0
+        assert [store.artifacts.sweep() for _ in range(2)] == [0, 0], "with its second name, and without"
         with pytest.raises(ArtifactRefused):
             store.artifacts.put_chunk("plant", DIGEST, len(BLOB) + 1, 0, BLOB + b"!")
         assert store.artifacts.put_chunk("plant", DIGEST, len(BLOB), 0, b"x").is_complete

@@ -121,6 +121,8 @@ def test_a_decimal_comma_beside_semicolons(tmp_path: Path) -> None:
         ("a/b,nsu=urn:x;s=y,,,-1,,", "deadband", "0 or more"),
         ("a/b,nsu=urn:x;s=y,,,101%,,", "deadband", "0% to 100%"),
         ("a/b,nsu=urn:x;s=y,,,nan,,", "deadband", "finite"),
+        ("a/b,nsu=urn:x;s=y,,,9007199254740993,,", "deadband", "would be rounded"),
+        ("a/b,nsu=urn:x;s=y,,,9007199254740993.0,,", "deadband", "would be rounded"),
         ("a/b,nsu=urn:x;s=y,,,,1.5,", "min_interval_ms", "whole number"),
         ("a/b,nsu=urn:x;s=y,,,,-1,", "min_interval_ms", "outside"),
         ("a/b,nsu=urn:x;s=y,,,,²,", "min_interval_ms", "whole number"),
