@@ -48,7 +48,7 @@ def check_broker_identity(
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.SERVER_AUTH, now)
     if certificate is not None and not extension_of(certificate, x509.SubjectAlternativeName):
         why = "the certificate contains no host name, so no node will accept it"
-        problems.append(Problem(cert_file, why, "issue it again: bsfg pki issue --broker NAME --host HOST"))
+        problems.append(Problem(cert_file, why, "request it again: bsfg pki request --broker NAME --host HOST"))
     return problems
 
 
@@ -92,7 +92,7 @@ def _check_files(
     if usage is not None and purpose not in usage and ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE not in usage:
         who = "a client" if purpose == ExtendedKeyUsageOID.CLIENT_AUTH else "a server"
         why = f"the certificate is not for {who} (extended key usage)"
-        problems.append(Problem(cert_file, why, "issue it again with bsfg pki issue"))
+        problems.append(Problem(cert_file, why, "request it again (bsfg pki request), and sign it"))
     if authorities and ca_file is not None:
         problems += _check_chain(cert_file, chain, ca_file, authorities, now)
     return problems, certificate
@@ -141,7 +141,7 @@ def _check_chain(
             return [Problem(cert_file, why, "use the ca.pem of the authority that issued it, or issue it again")]
         if not is_ca(issuer):
             why = f"the certificate was signed by {issuer.subject.rfc4514_string()}, which is not an authority"
-            return [Problem(cert_file, why, "issue it with bsfg pki issue")]
+            return [Problem(cert_file, why, "sign it with bsfg pki sign")]
         if problems := check_times(ca_file, issuer, now):
             return problems
         if issuer.subject == issuer.issuer and issuer in authorities:

@@ -108,7 +108,7 @@ def check_not_revoked(cert_file: Path, crl_file: Path) -> list[Problem]:
         if entry is not None and certificate.issuer == crl.issuer:
             found = _revoked(entry)
             why = f"the certificate was revoked at {moment_text(found.at)} ({found.reason})"
-            problems.append(Problem(cert_file, why, "issue a new one: bsfg pki renew NAME"))
+            problems.append(Problem(cert_file, why, "make a new key and certificate: bsfg pki request NAME"))
     return problems
 
 

@@ -119,8 +119,8 @@ def renew(
     with disk_errors(folder):
         files.finish_renewal()
     if not files.cert_file.exists():
-        issue = f"bsfg pki issue {'--broker ' if broker else ''}{name}"
-        raise PkiError(f"there is no {files.cert_file} to renew", f"issue the first: {issue}")
+        request = f"bsfg pki request {'--broker ' if broker else ''}{name}"
+        raise PkiError(f"there is no {files.cert_file} to renew", f"the first one: {request}, and bsfg pki sign")
     if not same_key and not files.key_file.exists():
         flag = "--broker " if broker else ""
         raise PkiError(
@@ -130,9 +130,7 @@ def renew(
     old = load_certificates(files.cert_file)[0]
     alternatives = extension_of(old, x509.SubjectAlternativeName) if broker else None
     if broker and alternatives is None:
-        raise PkiError(
-            f"{files.cert_file} contains no host name", f"bsfg pki issue --broker {name} --host HOST --force"
-        )
+        raise PkiError(f"{files.cert_file} contains no host name", f"bsfg pki request --broker {name} --host HOST")
     key = None if same_key else ec.generate_private_key(ec.SECP256R1())
     certificate = sign(
         authority,

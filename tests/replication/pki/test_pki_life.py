@@ -136,7 +136,7 @@ def test_an_unknown_name_is_not_renewed(folder: Path) -> None:
     """A name without a certificate is not renewed."""
     with pytest.raises(PkiError, match="to renew") as caught:
         pki.renew(folder, "plant-b", NOW)
-    assert "bsfg pki issue plant-b" in caught.value.hint
+    assert "bsfg pki request plant-b" in caught.value.hint
 
 
 # --- revoking ---------------------------------------------------------------------------------------------------------
