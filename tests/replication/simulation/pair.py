@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from agent.batch import DIGEST_BYTES, Origin
-from agent.lease import NO_LEASE, Lease, decide_lease
+from agent.lease import NO_LEASE, Denied, Lease, decide_lease
 from agent.pages import Hole, Page, StoredBatch
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
@@ -134,8 +134,8 @@ class Log:
         return last_offset <= self.end_offset and not is_held
 
 
-class Fenced(Exception):
-    """The store's refusal of an instance whose place was taken."""
+class Refused(Exception):
+    """The store's refusal of an instance's lease."""
 
 
 @dataclass(eq=False)
@@ -329,8 +329,9 @@ class World:
                 return
             try:
                 result = self._result(effect)
-            except Fenced:
-                self._end(Refuse("fenced", "another instance has a newer lease"), one)
+            except Refused as error:
+                code = "fenced" if error.args == (Denied.FENCED,) else "lease_unknown"
+                self._end(Refuse(code, "the lease is refused"), one)
                 return
 
     def _result(self, effect: effects.Effect[Any]) -> Any:
@@ -342,16 +343,16 @@ class World:
             case effects.RegisterConsumer():
                 log.frontier = log.released_offset
                 return Registered("idmz", STREAM, log.frontier, log.lease)
-            case effects.CountConsumers():
-                return 0
+            case effects.IsProven():
+                return False
             case effects.GetStreamState():
-                return effects.StreamState(log.end_offset, int(self.parked is not None), self.now_ms)
+                return effects.StreamState(log.epoch, log.end_offset, int(self.parked is not None), self.now_ms)
             case effects.HasServed():
                 return True
             case effects.HoldLease(_, shown):
                 lease = decide_lease(log.lease, shown)
-                if lease is None:
-                    raise Fenced
+                if isinstance(lease, Denied):
+                    raise Refused(lease)
                 log.lease = lease
                 return lease
             case effects.AnnounceLease():

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from agent.lease import NO_LEASE, Lease, LeaseClaim, decide_lease
+from agent.lease import NO_LEASE, Denied, Lease, LeaseClaim, decide_lease
 from agent.replication.protocol.page_check import check_page
 from agent.replication.protocol.pull_events import (
     Asking,
@@ -99,7 +99,7 @@ class World:
         self._due: list[tuple[int, int, Callable[[], object]]] = []
         self.lease = NO_LEASE
         self.taken_ms = 0
-        self._writing: list[tuple[LeaseClaim, Callable[[Lease | None], None]]] = []
+        self._writing: list[tuple[LeaseClaim, Callable[[Lease | Denied], None]]] = []
         self.machines = [Machine(self, name) for name in "ab"]
 
     def at(self, after_ms: int, do: Callable[[], object]) -> None:
@@ -159,7 +159,7 @@ class World:
                 case effects.FindConsumer():
                     result = Registered("idmz", STREAM, 10, self.lease)
                 case effects.GetStreamState():
-                    result = effects.StreamState(10, 0, self.now_ms)
+                    result = effects.StreamState(EPOCH, 10, 0, self.now_ms)
                 case effects.HoldLease(_, shown):
                     self._writing.append((shown, partial(self._decided, one)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)
@@ -175,8 +175,8 @@ class World:
                 case _:
                     result = None  # it changes nothing here
 
-    def _decided(self, one: "Served", lease: Lease | None) -> None:
-        if lease is None:
+    def _decided(self, one: "Served", lease: Lease | Denied) -> None:
+        if isinstance(lease, Denied):
             self._end(one, Refuse("fenced", "fenced"))
         else:
             self._serve(one, lease)
@@ -198,7 +198,7 @@ class World:
         lease, answers = self.lease, []
         for shown, then in writing:
             after = decide_lease(lease, shown)
-            if after is not None and after != lease:
+            if isinstance(after, Lease) and after != lease:
                 assert after.epoch > lease.epoch, "epochs only rise"
                 self.taken_ms = self.now_ms
                 lease = after
