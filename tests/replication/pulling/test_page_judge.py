@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from agent.batch import Batch
 from agent.fact_store import FactStore
@@ -181,3 +183,30 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     blocked = tmp_path / "file"
     blocked.touch()
     EvidenceFolder(blocked).keep("nothing", b"x")
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["plant", "evil"]), st.one_of(st.just(b""), st.binary(min_size=82, max_size=82))),
+        min_size=1,
+        max_size=6,
+    ),
+    st.lists(st.one_of(st.binary(max_size=600), st.integers(0, len(PLANT.der) - 1)), max_size=4),
+    st.sampled_from(["required", "if_present", "off"]),
+)
+def test_whatever_a_peer_sends_is_judged(
+    store: FactStore, sent: list[tuple[str, bytes]], certificates: list[bytes | int], rule: str
+) -> None:
+    """Random heads, real ones cut out of place, and certificates of random bytes or with one byte changed: every batch is
+    accepted or declined, nothing is raised, and nothing is verified."""
+    batches = [chain(1, zone, epoch=bytes([at]) * 16)[0] for at, (zone, _) in enumerate(sent)]
+    offered = page(batches, {at: head for at, (_, head) in enumerate(sent)})
+    changed = [one if isinstance(one, bytes) else _flipped(PLANT.der, one) for one in certificates]
+    judged = judge_of(store, rule=rule).judge("idmz", STREAM, offered, changed)
+    assert len(judged.batches) + sum(one.last_offset - one.first_offset + 1 for one in judged.declined) == len(sent)
+    assert not any(one.is_verified for one in judged.heads)
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :]
