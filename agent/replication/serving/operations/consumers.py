@@ -27,6 +27,8 @@ from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
+BOOTSTRAPS_MAX = 1_000
+"""Under way at once. A zone that registers and removes consumers without end leaves one of each behind."""
 Key = tuple[str, str]
 """Zone and consumer."""
 
@@ -238,6 +240,8 @@ class BootstrapSpans:
         its end."""
         if (before := self._open.pop(consumer, None)) is not None:
             self._telemetry.discard(before, "the consumer was removed")
+        if len(self._open) >= BOOTSTRAPS_MAX:
+            self._telemetry.discard(self._open.pop(next(iter(self._open))), "too many are under way")
         self._open[consumer] = self._telemetry.start(
             Span.BOOTSTRAP, Side.SERVING, peer=peer, stream=stream, consumer=consumer
         )
