@@ -18,8 +18,8 @@ from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
 from agent.replication.protocol.pull_events import ArrivedPage, Content
 
-DEFINITION_BYTES_MAX = 64 * 1024
-"""Several times the largest that an origin can make; a larger one would not fit into a page."""
+DEFINITION_BYTES_MAX = 32 * 1024
+"""Twice the largest that an origin can make."""
 
 
 class PageRefused(ReplicationError):
