@@ -27,8 +27,6 @@ from agent.telemetry import Side, Span, Started, Telemetry
 
 _log = logging.getLogger(__name__)
 
-BOOTSTRAPS_MAX = 1_000
-"""Under way at once. A zone that registers and removes consumers without end leaves one of each behind."""
 Key = tuple[str, str]
 """Zone and consumer."""
 
@@ -222,6 +220,10 @@ def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> Non
     """Resolve a wait once."""
     if not ended.done():
         ended.set_result(is_superseded)
+
+
+BOOTSTRAPS_MAX = 1_000
+"""Under way at once. A zone that registers and removes consumers without end leaves one of each behind."""
 
 
 class BootstrapSpans:
