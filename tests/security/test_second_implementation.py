@@ -15,7 +15,8 @@ def test_what_it_does_rightly_is_taken(site: Site) -> None:
     site.fresh_evil()
     attacker.append(EVIL, STREAM, [message(1), message(2, "null")])
     site.wait_fact("evil-2")
-    page = attacker.ask(EVIL, IDMZ, "FetchFacts", consumer_name=f"{EVIL}.{STREAM}", stream=STREAM, limit=100)
+    whole = {"stream": STREAM, "first_offset": 1, "last_offset": site.end(IDMZ), "limit": 100_000}
+    page = attacker.ask(EVIL, IDMZ, "FetchRange", **whole)
     assert page["status"] == "ok"
     assert page["omitted"], "its own facts are left out"
     new = {

@@ -10,7 +10,7 @@ it cannot be compared; where the origin may have two histories, that is reported
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent import batch as batch_format
@@ -34,6 +34,10 @@ from agent.pages import Declined, HeldRange, KeptHead, OriginRange, PeerPosition
 EPOCHS_OF_ZONE_MAX = 1_000
 """Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
 batch under an epoch of its own would otherwise end this process."""
+
+
+DEFINITIONS_OF_ZONE_MAX = 200_000
+"""Of all its epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +94,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     except ForkError:  # plan again, and find the batches whose tags are defined differently here
         plan = _plan_page(transaction, page, are_tags_compared=True)
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
+    _check_definition_counts(transaction, definitions)
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
@@ -126,6 +131,21 @@ def _check_epochs(transaction: Transaction, page: ReceivedPage) -> None:
         if count > EPOCHS_OF_ZONE_MAX:
             hint = f"find out whether {page.peer} invents facts of {zone}, and take it from pulls or relays if it does"
             raise FactsRefused(f"{zone} would have {count} epochs here, at most {EPOCHS_OF_ZONE_MAX}", hint)
+
+
+def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_format.Origin, Sequence[bytes]]) -> None:
+    """Raise FactsRefused if a zone would have more tag definitions here than lists of ten thousand tags make in years:
+    no retention releases them, and a search for latest values reads all of them."""
+    catalog = transaction.catalog
+    for zone in {origin.zone for origin in fresh}:
+        numbers = [number for origin, number in catalog.origins.items() if origin.zone == zone]
+        held = sum(catalog.definitions[number].count for number in numbers if number in catalog.definitions)
+        count = held + sum(len(bodies) for origin, bodies in fresh.items() if origin.zone == zone)
+        if count > DEFINITIONS_OF_ZONE_MAX:
+            hint = "a new tag list adds only what differs; find out what renames its tags, or invents them"
+            raise FactsRefused(
+                f"{zone} would have {count} tag definitions here, at most {DEFINITIONS_OF_ZONE_MAX}", hint
+            )
 
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:

@@ -21,8 +21,8 @@ from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAn
 from agent.replication.protocol.pull_events import ArrivedPage, Content
 from agent.signing.runs import Offered
 
-DEFINITION_BYTES_MAX = 64 * 1024
-"""Several times the largest that an origin can make; a larger one would not fit into a page."""
+DEFINITION_BYTES_MAX = 32 * 1024
+"""Twice the largest that an origin can make."""
 
 REASON_CHARACTERS_MAX = 200
 """Of why a batch cannot be opened: it may quote the batch."""

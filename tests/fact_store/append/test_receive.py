@@ -14,6 +14,7 @@ from agent import batch
 from agent.batch import Kind
 from agent.columns import BatchError
 from agent.fact_store import FactStore
+from agent.fact_store.append import receive
 from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
 from agent.fact_store.log.settings import StreamSettings
@@ -509,5 +510,21 @@ def test_a_zone_has_so_many_epochs_and_no_more(store: FactStore) -> None:
     refused = store.inbound.put_batches("evil", TELEMETRY, parsed([one_more.seal(1)]), one_more.received(), position)
     assert isinstance(failed(refused), FactsRefused)
     assert invented[0].put(store, [invented[0].seal(1)], len(first) + 1, first_definition=3).stored_facts == 1
+    honest = Elsewhere()
+    assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
+
+
+def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Definitions of all epochs of a zone count together, because none is ever released; beyond the limit a page is
+    refused, and another zone's is stored."""
+    monkeypatch.setattr(receive, "DEFINITIONS_OF_ZONE_MAX", 5)
+    for epoch in (1, 2):
+        known = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+        assert known.put(store, [known.seal(1)], epoch).stored_facts == 1
+    one_more = Elsewhere("evil", epoch=b"\x03" * 16)
+    position = PeerPosition(EPOCH, 3)
+    page = parsed([one_more.seal(1)])
+    refused = store.inbound.put_batches("evil", TELEMETRY, page, one_more.received(), position)
+    assert isinstance(failed(refused), FactsRefused)
     honest = Elsewhere()
     assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5

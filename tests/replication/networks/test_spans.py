@@ -44,7 +44,7 @@ from agent.replication.pulling.pull_spans import CONFIRMS_MAX, PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
-from agent.replication.serving.operations.consumers import BootstrapSpans, Consumers
+from agent.replication.serving.operations.consumers import BOOTSTRAPS_MAX, BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
 from tests.replication.nodes import STREAM, Node
@@ -363,3 +363,16 @@ def test_all_spans_of_a_pull(broker: Mosquitto, tmp_path: Path, caplog: pytest.L
     # What is served lies within what is fetched; so however slow the machine is, the difference is what was waited.
     assert of(asking, Span.FETCH).sum_s - of(serving, Span.SERVE, Side.SERVING, "FetchFacts").sum_s > 1
     assert not [record for record in caplog.records if record.message.startswith("span")]
+
+
+def test_bootstraps_that_never_end_take_no_more_memory() -> None:
+    """A zone that registers consumers under ever new names and never reads: the oldest bootstrap is discarded, the
+    newest ends as ever."""
+    telemetry = Telemetry()
+    readings = BootstrapSpans(telemetry)
+    for number in range(BOOTSTRAPS_MAX + 5):
+        readings.began(f"evil.{number}", "evil", STREAM)
+    assert ends(telemetry, Span.BOOTSTRAP, Side.SERVING) == (BOOTSTRAPS_MAX + 5, 0, 0, 5)
+    readings.reached_end("evil.4")
+    readings.reached_end("evil.5")
+    assert ends(telemetry, Span.BOOTSTRAP, Side.SERVING) == (BOOTSTRAPS_MAX + 5, 1, 0, 5)

@@ -105,7 +105,11 @@ def lying(batch: Batch) -> bytes:
         (sealed(count=9).sealed, {}, "holds 9 facts, the page says 10"),
         (sealed(zone="idmz").sealed, {}, "of zone idmz, which this peer may not relay"),
         (sealed().sealed, {"definitions": [entry("idmz")]}, "definition 1 is of zone idmz"),
-        (sealed().sealed, {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]}, "at most 65536"),
+        (
+            sealed().sealed,
+            {"definitions": [entry(body=b'"' + b"x" * DEFINITION_BYTES_MAX + b'"')]},
+            f"at most {DEFINITION_BYTES_MAX}",
+        ),
         (flipped(sealed().sealed), {}, "digest"),
         (b"BSFB", {}, "batch at offset 1"),
         (b"", {}, "batch at offset 1"),

@@ -254,6 +254,10 @@ def end_wait(ended: asyncio.Future[bool], *, is_superseded: bool = False) -> Non
         ended.set_result(is_superseded)
 
 
+BOOTSTRAPS_MAX = 1_000
+"""Under way at once. A zone that registers and removes consumers without end leaves one of each behind."""
+
+
 class BootstrapSpans:
     """The bootstrap spans under way: from the fetch that registers a consumer until it has read to the end of the log.
 
@@ -270,6 +274,8 @@ class BootstrapSpans:
         its end."""
         if (before := self._open.pop(consumer, None)) is not None:
             self._telemetry.discard(before, "the consumer was removed")
+        if len(self._open) >= BOOTSTRAPS_MAX:
+            self._telemetry.discard(self._open.pop(next(iter(self._open))), "too many are under way")
         self._open[consumer] = self._telemetry.start(
             Span.BOOTSTRAP, Side.SERVING, peer=peer, stream=stream, consumer=consumer
         )
