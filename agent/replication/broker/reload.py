@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.replication import pki
 from agent.replication.broker import config_lint
-from agent.replication.broker.config import PORT, USER
+from agent.replication.broker.config import CONFIG_NAME, PORT, USER
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
@@ -35,6 +35,15 @@ WARN_DAYS = 30
 ATTEMPTS_MAX = 20
 ATTEMPT_PAUSE_S = 0.25
 """A busy broker reads its files within a second; we wait for five."""
+
+
+def config_files(path: Path) -> list[Path]:
+    """The configurations at `path`: the file itself, or one for each process below a folder. Raises PkiError."""
+    if not path.is_dir():
+        return [path]
+    if found := sorted(path.glob(f"*/{CONFIG_NAME}")) or sorted(path.glob(CONFIG_NAME)):
+        return found
+    raise pki.PkiError(f"there is no {CONFIG_NAME} in {path} or its subfolders", "write it with bsfg broker config")
 
 
 def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Diagnostic]:
@@ -58,6 +67,7 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield good(f"user {user} can read all {len(files)} files named in {config_file}")
     yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
     yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
+    yield from config_lint.check_memory(settings)
     acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
     yield from acl or [good("the access list is valid")]
 
