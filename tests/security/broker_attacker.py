@@ -12,7 +12,6 @@ from typing import Self
 
 LIMIT_S = 20.0
 CONNACK, PUBACK, SUBACK, PINGRESP = 0x20, 0x40, 0x90, 0xD0
-SUBACK_BYTES_MAX = 1 << 20
 
 
 def varint(value: int) -> bytes:
@@ -56,11 +55,19 @@ class Attacker:
     """One MQTT 5 session with a zone's certificate. Nothing is read except what a method awaits."""
 
     def __init__(
-        self, host: str, port: int, context: ssl.SSLContext, *, client_id: str = "", expiry_s: int = 0
+        self,
+        host: str,
+        port: int,
+        context: ssl.SSLContext,
+        *,
+        client_id: str = "",
+        expiry_s: int = 0,
+        is_deaf: bool = False,
     ) -> None:
         plain = bare_socket(host, port)
-        # A small buffer: what this session does not read waits at the broker and not in our kernel.
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        # A small buffer: what a session does not read waits at the broker and not in our kernel.
+        if is_deaf:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         try:
             self.socket = context.wrap_socket(plain, server_hostname=host)
         except OSError:
@@ -70,7 +77,7 @@ class Attacker:
         body = text("MQTT") + b"\x05\x02" + struct.pack(">H", 0) + varint(len(properties)) + properties
         self.socket.sendall(packet(0x10, body + text(client_id)))
         self._identifier = 0
-        connack = self._await(CONNACK)
+        connack = self.await_packet(CONNACK)
         assert connack[1] == 0, f"refused with reason {connack[1]:#x}"
 
     def __enter__(self) -> Self:
@@ -94,7 +101,7 @@ class Attacker:
     def subscribe(self, topics: list[str], qos: int = 0) -> None:
         """Subscribe and await the acknowledgement."""
         self.send_subscribe(topics, qos)
-        self._await(SUBACK)
+        self.await_packet(SUBACK)
 
     def publish(self, topic: str, payload: bytes, qos: int = 0) -> None:
         """Send a message; its acknowledgement is not read."""
@@ -113,7 +120,7 @@ class Attacker:
         self._identifier = self._identifier % 65_535 + 1
         return struct.pack(">H", self._identifier)
 
-    def _await(self, first: int) -> bytes:
+    def await_packet(self, first: int) -> bytes:
         """Read packets until one of this kind arrives, and return its body."""
         while True:
             kind = self._read(1)[0]
