@@ -35,9 +35,9 @@ def text(value: str) -> bytes:
     return struct.pack(">H", len(encoded)) + encoded
 
 
-def bare_socket(host: str, port: int) -> socket.socket:
+def bare_socket(host: str, port: int, source: str = "") -> socket.socket:
     """A TCP connection that sends nothing: no certificate, no TLS."""
-    return socket.create_connection((host, port), LIMIT_S)
+    return socket.create_connection((host, port), LIMIT_S, source_address=(source, 0) if source else None)
 
 
 def is_open(bare: socket.socket, wait_s: float = 0.05) -> bool:
@@ -63,8 +63,9 @@ class Attacker:
         client_id: str = "",
         expiry_s: int = 0,
         is_deaf: bool = False,
+        source: str = "",
     ) -> None:
-        plain = bare_socket(host, port)
+        plain = bare_socket(host, port, source)
         # A small buffer: what a session does not read waits at the broker and not in our kernel.
         if is_deaf:
             plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

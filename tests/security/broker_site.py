@@ -71,13 +71,14 @@ class RunningSite:
         shared: bool = False,
         sources: tuple[str, ...] = (),
         bound_files: bool = True,
+        host: str = HOST,
     ) -> Iterator["RunningSite"]:
         """Make everything below `folder`, run the brokers for the length of the block, leave no process behind. Without
-        `bound_files` the unit's limit of open files is not set."""
+        `bound_files` the unit's limit of open files is not set. With another `host` they listen on all addresses."""
         now = datetime.now(UTC)
         pki.create_authority(folder / "pki", now)
-        pki.issue_broker(folder / "pki", "site", [HOST, "localhost"], now)
-        site = BrokerSite("site", HOST, pwd.getpwuid(os.geteuid()).pw_name)
+        pki.issue_broker(folder / "pki", "site", [host, HOST, "localhost"], now)
+        site = BrokerSite("site", HOST if host == HOST else "", pwd.getpwuid(os.geteuid()).pw_name)
         ports = [free_port()] * len(links) if shared else [free_port() for _ in links]
         for link, port in zip(links, ports, strict=True):
             site = with_link(site, parse_link(link), port)
