@@ -256,13 +256,14 @@ def check(
     as_json: bool,  # noqa: FBT001 click's way
 ) -> None:
     """Check a running broker as ZONE: handshake, limits, each right of its links, and what it must refuse."""
-    from agent.replication.broker import BrokerTarget, check_broker, check_broker_files, config_files
+    from agent.replication.broker import BrokerTarget, check_broker, check_broker_files, check_program, config_files
 
     if zone is None and config_file is None:
         raise click.UsageError("give --zone to test a running broker, --files to check its files, or both")
     diagnostics: list[Iterator[Diagnostic]] = []
     if config_file is not None:
         diagnostics += [check_broker_files(file) for file in config_files(config_file)]
+        diagnostics.append(check_program())
     if zone is None:
         _print(chain.from_iterable(diagnostics), as_json=as_json)
         return

@@ -15,6 +15,6 @@ from agent.replication.broker.config import (
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import BrokerFolder, read_site_file, write_broker_folder, write_site
 from agent.replication.broker.peer_test import Peer, check_peer
-from agent.replication.broker.reload import check_broker_files, config_files, deny_zones, reload_broker
+from agent.replication.broker.reload import check_broker_files, check_program, config_files, deny_zones, reload_broker
 from agent.replication.broker.session import BrokerTarget
 from agent.replication.broker.site import BrokerSite, Process, changes, parse_sources, with_link, without_link

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
+import shutil
 import signal
 import socket
 import ssl
 import stat
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +34,9 @@ from agent.replication.broker.session import WAIT_S
 
 WARN_DAYS = 30
 """Below this many days left, the end of a certificate or list is reported."""
+
+COUNTS_RIGHT_FROM = (2, 0, 12)
+"""Mosquitto's changes of that version: "Fix max_connections option not being correctly counted"."""
 
 ATTEMPTS_MAX = 20
 ATTEMPT_PAUSE_S = 0.25
@@ -70,6 +76,19 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield from config_lint.check_memory(settings)
     acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
     yield from acl or [good("the access list is valid")]
+
+
+def check_program() -> Iterator[Diagnostic]:
+    """Whether the installed Mosquitto is one that miscounts its connections: a note, because the generated packet filter
+    rules and the unit's limit of open files replace its count."""
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return
+    printed = subprocess.run([program, "-h"], capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
+    found = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", printed)
+    if found is not None and tuple(map(int, found.groups())) < COUNTS_RIGHT_FROM:
+        what = f"{found[0]} admits one more connection than max_connections for each one that ended"
+        yield note(what, "load the packet filter rules (firewall.nft) and copy the limits for systemd, or use 2.0.12")
 
 
 def reload_broker(
