@@ -81,9 +81,8 @@ class TlsClient(Client):
         self._keepalive = min(self._keepalive or keepalive_s_max, keepalive_s_max)
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        if (
-            bufsize > self._packet_bytes_max
-        ):  # paho asks for the rest of the packet; the broker alone decides its length
+        # paho asks for the rest of the packet, whose length the broker alone decides.
+        if bufsize > self._packet_bytes_max:
             raise BadPacket(f"a packet of {bufsize} bytes, at most {self._packet_bytes_max}")
         if not self._ahead:
             self._ahead = self._receive()
