@@ -20,6 +20,10 @@ ahead."""
 SMALL_PACKETS = 8
 """In addition: receipts, requests about streams and cursors, and requests to this zone."""
 
+QUEUED_MIN = SMALL_PACKETS + PACKETS_IN_FLIGHT
+"""Packets of one link. A process with many links queues fewer than all of them could send; pages that do not fit are
+requested again."""
+
 INFLIGHT_MESSAGES_MAX = 16
 """Unacknowledged packets of one client; announced in CONNACK."""
 
@@ -84,7 +88,10 @@ def limits_of(zones: int, links_of_busiest: int, connections: int = 0) -> Limits
     assert zones >= 2
     assert links_of_busiest >= 1
     connections = connections or CONNECTIONS_PER_ZONE * zones
-    queued = SMALL_PACKETS + PACKETS_IN_FLIGHT * links_of_busiest
+    each = (MEMORY_BYTES_MAX - RESERVE_BYTES - _STEP_BYTES) // connections - _CONNECTION_BYTES - 2 * QOS_1_BYTES_MAX
+    fits = each // PACKET_BYTES_MAX - _PACKETS_BESIDE_QUEUE
+    wanted = SMALL_PACKETS + PACKETS_IN_FLIGHT * links_of_busiest
+    queued = max(QUEUED_MIN, min(wanted, fits))
     heap = heap_bytes_max(connections, queued, PACKET_BYTES_MAX, QOS_1_BYTES_MAX, QOS_1_BYTES_MAX)
     # Two thirds: one address cannot take every connection.
     return Limits(connections, max(CONNECTIONS_PER_ZONE, connections * 2 // 3), queued, heap)
