@@ -2,6 +2,7 @@
 say."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from agent.cli.status import text
 from agent.health.page import health_json
@@ -127,3 +128,10 @@ def test_status_names_artifacts_at_their_limit() -> None:
     assert assess(quiet).level is Level.GOOD
     assert told(quiet).splitlines()[1:] == ["  artifacts 48.0 MB of 50.0 MB"]
     assert "artifacts" not in told(replace(quiet, store=StoreStatus()))
+
+
+def test_a_changed_configuration_is_printed_as_the_page_shows_it() -> None:
+    """The line about a node.toml that is not in force is the one in docs/operate/peers.md, and is no alert."""
+    [line] = told(NodeSnapshot("plant", "00", 1, 0, None, config_changed=True)).splitlines()[1:]
+    assert line.startswith("  - node.toml: ")
+    assert line in (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")
