@@ -13,6 +13,7 @@ them all by their types, and holds the rules that concern several parts.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import tomllib
 import types
@@ -312,6 +313,14 @@ class Sections:
 def load(file: Path) -> NodeSettings:
     """The settings in `file`. Raises ConfigError with every problem found."""
     return read(_parsed(file), file)
+
+
+def digest_of(file: Path) -> bytes:
+    """A digest of the file's present contents, to notice a change; empty if it cannot be read."""
+    try:
+        return hashlib.blake2b(file.read_bytes()).digest()
+    except OSError:
+        return b""
 
 
 def load_sections(file: Path) -> Sections:

@@ -277,8 +277,12 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/broker/{name}.py"
         for name in (
+            "config",
             "config_lint",
             "diagnosis",
+            "firewall",
+            "limits",
+            "site",
         )
     ),
     *(f"agent/replication/mqtt/{name}.py" for name in ("carrier", "publish_packet")),

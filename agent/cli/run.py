@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.config import load
+from agent.config import digest_of, load
 from agent.foreign_text import printable, printable_lines
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
@@ -56,8 +56,9 @@ def set_up_logging() -> None:
 @config_option
 def run(config_file: Path) -> None:
     """Run the node until SIGTERM or SIGINT."""
+    read_digest = digest_of(config_file)  # before it is read, so that no later change is missed
     settings = load(config_file)
     set_up_logging()
     from agent.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them
 
-    asyncio.run(run_node(settings))
+    asyncio.run(run_node(settings, lambda: digest_of(config_file) != read_digest))

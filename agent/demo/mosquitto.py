@@ -5,7 +5,8 @@ tests.
         broker.host, broker.port, broker.identity("plant-a").cert_file
         broker.freeze(); broker.thaw(); broker.kill(); broker.restart()
 
-The configuration is the product's; only port, folder and user differ. The user is the one who starts it, since
+The configuration is the product's; only port, folder and user differ, and all pairs of zones share one process, which
+the product allows and does not choose. The user is the one who starts it, since
 Mosquitto started as root changes to another user, which could not read the folder.
 """
 
@@ -53,6 +54,7 @@ class Mosquitto(Child):
         folder: Path,
         zones: Sequence[str] = ("plant-a", "plant-b", "idmz", "enterprise"),
         links: Sequence[str] = ("plant-a:idmz", "plant-b:idmz", "idmz:enterprise"),
+        connections: int = 0,
     ) -> Iterator[Mosquitto]:
         """Make everything below `folder`, run the broker for the length of the block, leave no process behind."""
         now = datetime.now(UTC)
@@ -65,6 +67,7 @@ class Mosquitto(Child):
             folder="",
             host=HOST,
             user=pwd.getpwuid(os.geteuid()).pw_name,
+            connections=connections,
         )
         broker = cls._start_on_a_free_port(folder / "broker", pki_folder, plan, identities)
         try:

@@ -493,6 +493,8 @@ class NodeSnapshot:
         float | None, Gauge("bsfg_certificate_days_left", "Until the first certificate in use ends.")
     ] = None
     integrity: IntegrityStatus = IntegrityStatus()
+    config_changed: bool = False
+    """node.toml is another than the one the node was started with."""
 
     def to_json(self) -> dict[str, Any]:
         """The same values as plain objects."""

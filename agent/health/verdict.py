@@ -140,6 +140,9 @@ def _judge(limit: str, value: float | None, subject: str, text: str, hint: str) 
 
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, requests = snapshot.store_fill_percent, snapshot.requests
+    if snapshot.config_changed:
+        text = "changed since the node started; the change is not in force"
+        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint="bsfg check, then restart the node")
     yield from _judge(
         *("store_fill", fill, "store", "" if fill is None else f"{fill:.0f} % full"),
         _ROOM_HINT,

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -48,8 +48,8 @@ CHECKPOINT_TRY_S = 3600.0
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
-async def run_node(settings: NodeSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises BsfgError when the node cannot start or cannot go on."""
+async def run_node(settings: NodeSettings, is_config_changed: Callable[[], bool] = lambda: False) -> None:
+    """Run until SIGTERM or SIGINT. `is_config_changed` says whether node.toml is another than `settings`. Raises BsfgError when the node cannot start or cannot go on."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ async def run_node(settings: NodeSettings) -> None:
     tag_maps = load_tag_maps(settings.sources)
     with local_socket.open_store(settings) as store:
         try:
-            await Node(settings, store, tag_maps).run(stop, failed_assertion)
+            await Node(settings, store, tag_maps, is_config_changed).run(stop, failed_assertion)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
 
@@ -66,7 +66,13 @@ async def run_node(settings: NodeSettings) -> None:
 class Node:
     """The parts of one node and their lives."""
 
-    def __init__(self, settings: NodeSettings, store: FactStore, tag_maps: Mapping[str, TagMap]) -> None:
+    def __init__(
+        self,
+        settings: NodeSettings,
+        store: FactStore,
+        tag_maps: Mapping[str, TagMap],
+        is_config_changed: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._settings = settings
         self._store = store
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
@@ -101,6 +107,7 @@ class Node:
             *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
             comparers=self._comparers.values(),
             freshness=self._freshness,
+            is_config_changed=is_config_changed,
         )
 
     async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:

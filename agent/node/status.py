@@ -77,6 +77,7 @@ class _FromDisk:
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
     certificate_days_left: float | None = None
     source_days_left: Mapping[str, float | None] = field(default_factory=dict)
+    config_changed: bool = False
 
 
 class StatusCollector:
@@ -94,7 +95,9 @@ class StatusCollector:
         clock_s: Callable[[], float] = time.monotonic,
         comparers: Iterable[AntiEntropy] = (),
         freshness: Freshness | None = None,
+        is_config_changed: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._is_config_changed = is_config_changed
         self._comparers = tuple(comparers)
         self._freshness = freshness or Freshness()
         self._settings = settings
@@ -115,6 +118,7 @@ class StatusCollector:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
                 self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
+            self._from_disk.config_changed = await asyncio.to_thread(self._is_config_changed)
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
             self._turns += 1
@@ -165,6 +169,7 @@ class StatusCollector:
                 for one in self._telemetry.statistics()
             ),
             certificate_days_left=self._from_disk.certificate_days_left,
+            config_changed=self._from_disk.config_changed,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
 

@@ -86,6 +86,7 @@ _REPLACED: Mapping[str, str] = {
     "max_inflight_messages": str(IN_FLIGHT),
     "max_queued_messages": "0",
     "max_queued_bytes": "0",
+    "max_inflight_bytes": "0",
 }
 
 

@@ -2,6 +2,7 @@
 say."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from agent.cli.status import text
 from agent.health.page import health_json
@@ -149,3 +150,10 @@ def test_status_names_a_zone_at_its_quota_of_artifacts() -> None:
     (reason,) = assess(node).reasons
     assert (reason.level, reason.alert) == (Level.LATE, False)
     assert "zone evil has 9.5 of 10.0 MB" in reason.text
+
+
+def test_a_changed_configuration_is_printed_as_the_page_shows_it() -> None:
+    """The line about a node.toml that is not in force is the one in docs/operate/peers.md, and is no alert."""
+    [line] = told(NodeSnapshot("plant", "00", 1, 0, None, config_changed=True)).splitlines()[1:]
+    assert line.startswith("  - node.toml: ")
+    assert line in (Path(__file__).parents[2] / "docs/operate/peers.md").read_text("utf-8")

@@ -133,16 +133,15 @@ def check_answer(payload: bytes, decoded: tuple[messages.Answer | messages.Error
 # -------------------------------------------------------------------------------------------------------------- packets
 
 
-def packet(payload: bytes) -> tuple[Incoming, int, int]:
+def packet(payload: bytes) -> tuple[Incoming, int]:
     """The first byte is the command, the rest what follows the length of a PUBLISH."""
     return parse_publish(payload[0] if payload else 0x30, payload[1:])
 
 
-def check_packet(payload: bytes, decoded: tuple[Incoming, int, int]) -> None:
+def check_packet(payload: bytes, decoded: tuple[Incoming, int]) -> None:
     """A delivered message comes from a peer that can be answered, or is dropped."""
-    incoming, qos, identifier = decoded
+    incoming, qos = decoded
     assert 0 <= qos <= 3
-    assert 0 <= identifier <= 65535
     assert payload.endswith(incoming.payload)
     assert isinstance(check_arrival(incoming, "plant-a", frozenset({"idmz"})), Caller | Drop)
 

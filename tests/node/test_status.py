@@ -2,18 +2,20 @@
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from agent import local_socket
-from agent.config import IdentitySettings, NodeSettings
+from agent.config import IdentitySettings, NodeSettings, digest_of
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus, UnreferencedStatus
+from agent.health.verdict import assess
 from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.status import StatusCollector
@@ -23,14 +25,17 @@ from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.replication.serving.server import ServerStatistics
 from agent.telemetry import Telemetry
+from tests.waiting import wait_until_async
 
 STREAM = "facts.operational"
 
 
-def collector_of(store: FactStore, folder: Path) -> StatusCollector:
+def collector_of(
+    store: FactStore, folder: Path, is_config_changed: Callable[[], bool] = lambda: False
+) -> StatusCollector:
     """The collector of a node without peers and sources."""
-    settings = NodeSettings(IdentitySettings("plant-a", folder))
-    return StatusCollector(settings, store, {}, (), (), Ingest("plant-a", (), {}, store.appends, ()), Telemetry())
+    settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
+    return StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), is_config_changed=is_config_changed)
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:
@@ -261,3 +266,28 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
         70,
         2,
     )
+
+
+def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> None:
+    """A node.toml that was edited after the start is named with what to do, without an alert, and no longer once it is
+    as it was."""
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nzone = "plant-a"\n')
+    read = digest_of(file)
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        collector = collector_of(store, tmp_path, lambda: digest_of(file) != read)
+
+        async def reasons() -> list[tuple[str, bool]]:
+            refreshing = asyncio.create_task(collector.run())
+            before = collector._turns
+            await wait_until_async(lambda: collector._turns > before, "the values are read")
+            refreshing.cancel()
+            return [(each.subject, each.alert) for each in assess(collector.snapshot()).reasons]
+
+        assert ("node.toml", False) not in asyncio.run(reasons())
+        file.write_text(file.read_text() + '[[peer]]\nzone = "idmz"\n')
+        assert ("node.toml", False) in asyncio.run(reasons())
+        file.write_text('[node]\nzone = "plant-a"\n')
+        assert ("node.toml", False) not in asyncio.run(reasons())
+        file.unlink()
+        assert ("node.toml", False) in asyncio.run(reasons())

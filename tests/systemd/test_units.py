@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.replication.broker.config import PeerLink, limits_for
+from agent.replication.broker.folder import render_unit_limits
 from tests.support.mosquitto import Mosquitto
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"
@@ -48,14 +50,12 @@ def unit(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mosquitto(tmp_path: Path) -> Path:
-    """Debian's unit of the broker, with our drop-in beside it."""
-    places = [Path(folder) / "mosquitto.service" for folder in ("/usr/lib/systemd/system", "/lib/systemd/system")]
-    (debian, *_) = [place for place in places if place.exists()]
-    shutil.copytree(SYSTEMD / "mosquitto.service.d", tmp_path / "mosquitto.service.d")
-    ours = tmp_path / "mosquitto.service.d" / "bsfg.conf"
-    ours.write_text(ours.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
-    return shutil.copy(debian, tmp_path / "mosquitto.service")
+def broker_unit(tmp_path: Path) -> Path:
+    """bsfg-broker@idmz.plant-a.service, as installed, but for the place of the program."""
+    text = (SYSTEMD / "bsfg-broker@.service").read_text()
+    unit = tmp_path / "bsfg-broker@idmz.plant-a.service"
+    unit.write_text(text.replace(PROGRAM, str(stand_in(tmp_path))))
+    return unit
 
 
 def drop_in(unit: Path, name: str) -> None:
@@ -106,17 +106,32 @@ def test_a_drop_in_is_understood_and_tight(unit: Path, name: str, threshold: int
     assert status == 0, line
 
 
-def test_the_broker_drop_in_is_understood_and_tight(mosquitto: Path) -> None:
-    """Debian's mosquitto with our drop-in verifies and scores 1.2 or less."""
-    assert_verified(mosquitto)
-    status, line = exposure(mosquitto, 12)
+def test_the_broker_unit_is_understood_and_tight(broker_unit: Path) -> None:
+    """The broker's unit verifies and scores 1.2 or less."""
+    assert_verified(broker_unit)
+    status, line = exposure(broker_unit, 12)
     assert status == 0, line
 
 
-def test_debians_broker_alone_would_fail(mosquitto: Path) -> None:
-    """The score test can fail: without the drop-in the same unit is far above the threshold."""
-    shutil.rmtree(mosquitto.with_name("mosquitto.service.d"))
-    status, _ = exposure(mosquitto, 12)
+def test_the_generated_limits_are_understood(broker_unit: Path) -> None:
+    """The drop-in that bsfg broker config writes for a process verifies; for two zones with one link its limits are
+    those of the unit itself, to a few MiB."""
+    limits = limits_for([PeerLink("plant-a", "idmz")])
+    folder = broker_unit.with_name(broker_unit.name + ".d")
+    folder.mkdir()
+    (folder / "limits.conf").write_bytes(render_unit_limits(limits))
+    assert_verified(broker_unit)
+    own, generated = settings(broker_unit)["Service"], settings(folder / "limits.conf")["Service"]
+    assert own["LimitNOFILE"] == generated["LimitNOFILE"]
+    for name in ("MemoryHigh", "MemoryMax"):
+        assert abs(int(own[name].removesuffix("M")) * 2**20 - int(generated[name])) < 32 * 2**20
+
+
+def test_debians_broker_alone_would_fail(tmp_path: Path) -> None:
+    """The score test can fail: Debian's own unit of the same program is far above the threshold."""
+    places = [Path(folder) / "mosquitto.service" for folder in ("/usr/lib/systemd/system", "/lib/systemd/system")]
+    (debian, *_) = [place for place in places if place.exists()]
+    status, _ = exposure(Path(shutil.copy(debian, tmp_path / "mosquitto.service")), 12)
     assert status != 0
 
 
@@ -126,7 +141,7 @@ def test_debians_broker_alone_would_fail(mosquitto: Path) -> None:
 )
 def test_the_broker_watch_units_are_valid(tmp_path: Path, name: str) -> None:
     """The units beside the broker are known to systemd, and each finds the service it starts."""
-    for file in SYSTEMD.glob("bsfg-broker-*"):
+    for file in SYSTEMD.glob("bsfg-broker*"):
         (tmp_path / file.name).write_text(file.read_text().replace(PROGRAM, str(stand_in(tmp_path))))
     assert_verified(tmp_path / name)
 
@@ -150,24 +165,25 @@ def test_the_helper_reaches_a_broker_in_another_user_namespace(tmp_path: Path) -
     command = settings(SYSTEMD / "bsfg-broker-files.service")["Service"]["ExecStart"].split()
     assert command[1:4] == ["broker", "reload", "--config"]
     with Mosquitto.started(tmp_path, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
-        done = run(*apart, Path(sys.executable).with_name("bsfg"), *command[1:4], broker.files.config_file)
+        done = run(*apart, Path(sys.executable).with_name("bsfg"), *command[1:4], broker.files.config_file.parent)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Reloading config." in broker.log_text()
 
 
 def test_every_service_has_a_score() -> None:
     """No unit is added without a test of its exposure."""
-    scored = {"bsfg@.service", "bsfg-broker-files.service", "bsfg-broker-check.service"}
+    scored = {"bsfg@.service", "bsfg-broker@.service", "bsfg-broker-files.service", "bsfg-broker-check.service"}
     assert {path.name for path in SYSTEMD.glob("*.service")} == scored
 
 
 def test_the_brokers_reload_is_guarded() -> None:
-    """Drop-in, daily check and watched folder speak of the same configuration, and nothing sends SIGHUP unlooked."""
-    drop_in_service = settings(SYSTEMD / "mosquitto.service.d/bsfg.conf")["Service"]
-    config = drop_in_service["ExecStart"].split("-c ")[1]
-    assert f"broker reload --config {config} --pid" in drop_in_service["ExecReload"]
-    assert settings(SYSTEMD / "bsfg-broker-check.service")["Service"]["ExecStart"].endswith(config)
-    assert settings(SYSTEMD / "bsfg-broker-files.path")["Path"]["PathChanged"] == str(Path(config).parent)
+    """Unit, daily check and watched folder speak of the same configuration, and nothing sends SIGHUP unlooked."""
+    service = settings(SYSTEMD / "bsfg-broker@.service")["Service"]
+    config = service["ExecStart"].split("-c ")[1]
+    folder = str(Path(config).parents[1])
+    assert f"broker reload --config {config} --pid" in service["ExecReload"]
+    assert settings(SYSTEMD / "bsfg-broker-check.service")["Service"]["ExecStart"].endswith(f"--files {folder}")
+    assert settings(SYSTEMD / "bsfg-broker-files.path")["Path"]["PathChanged"] == folder
 
 
 def test_a_misspelt_directive_is_noticed(unit: Path) -> None:
@@ -214,8 +230,8 @@ def test_users_folders_and_units_agree() -> None:
 
 
 def test_node_and_broker_have_the_same_sandbox() -> None:
-    """What the node's unit takes away, the broker's drop-in takes away too."""
-    node, broker = (settings(SYSTEMD / path)["Service"] for path in ("bsfg@.service", "mosquitto.service.d/bsfg.conf"))
+    """What the node's unit takes away, the broker's unit takes away too."""
+    node, broker = (settings(SYSTEMD / path)["Service"] for path in ("bsfg@.service", "bsfg-broker@.service"))
     taken = re.compile(
         r"Protect|Private|Restrict|NoNew|Capab|Ambient|Lock|Memory(Deny)|SystemCall|IPAddress|Device|Keyring"
     )

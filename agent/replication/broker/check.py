@@ -20,8 +20,9 @@ from itertools import chain
 from paho.mqtt.properties import Properties
 
 from agent.replication import pki
-from agent.replication.broker.config import PACKET_BYTES_MAX, PeerLink
+from agent.replication.broker.config import PeerLink
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
+from agent.replication.broker.limits import PACKET_BYTES_MAX
 from agent.replication.broker.session import (
     WAIT_S,
     BrokerTarget,

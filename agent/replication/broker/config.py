@@ -1,4 +1,4 @@
-"""Configuration and access list of a site's broker, generated from the links between zones.
+"""Configuration and access list of one broker process, generated from the links between zones.
 
 A topology is a set of `PeerLink`s: zone `asking` sends requests to zone `serving`. Two texts for Mosquitto 2 are
 generated from it and need no editing. The access list has one block per zone with exactly the topics that its links
@@ -10,7 +10,7 @@ need:
 so a certificate without a link has no rights, and no zone can send or receive in the name of another. Two things are
 left to the nodes: the broker grants every subscription and filters at delivery, and it does not check a ResponseTopic.
 The configuration makes the broker a relay without storage: no persistence, no retained messages, bounded queues. This
-module returns texts; `folder` writes them, `check` tests a running broker.
+module returns texts; `site` decides which process carries which link, `folder` writes the files.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agent.replication.broker.limits import (
+    CONNECTIONS_MAX,
+    INFLIGHT_MESSAGES_MAX,
+    MEMORY_BYTES_MAX,
+    PACKET_BYTES_MAX,
+    PACKETS_IN_FLIGHT,
+    QOS_1_BYTES_MAX,
+    SMALL_PACKETS,
+    Limits,
+    limits_of,
+)
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.topics import ROOT, is_zone, request_topic
 
@@ -27,30 +38,8 @@ PORT = 8883
 USER = "mosquitto"
 """The user that Debian's package creates for the broker."""
 
-PACKET_BYTES_MAX = 1_048_576
-"""One page with its header. Without a limit Mosquitto 2.0 accepts 256 MB from any client with a certificate."""
-
-PACKETS_IN_FLIGHT = 8
-"""Packets that may wait for one reader on one link: for each of four streams the page being sent and the page read
-ahead."""
-
-SMALL_PACKETS = 16
-"""In addition: receipts, requests about streams and cursors, and requests to this zone."""
-
-INFLIGHT_MESSAGES_MAX = 16
-"""Unacknowledged packets of one client; announced in CONNACK."""
-
-MEMORY_BYTES_MAX = 192 * 1024 * 1024
-"""Of the broker in total; below MemoryHigh of the systemd drop-in, which would slow down all clients."""
-
 KEEPALIVE_S_MAX = 120
 """Seconds between two packets of a client."""
-
-CONNECTIONS_PER_ZONE = 4
-"""A node, its second connection while a new identity is tried, and two commands of operators."""
-
-CONNECTIONS_MAX_MIN = 64
-"""Lower bound of `max_connections`, for sites with few zones."""
 
 LINKS_MAX = 1024
 """More links than any site has; a longer list is a mistake of a script."""
@@ -80,13 +69,17 @@ class Rights:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPlan:
-    """All inputs of the configuration. `folder` is the path of the files on the broker's machine."""
+    """All inputs of the configuration. `folder` is the path of the files on the broker's machine; configuration and
+    access list of this process are in its subfolder `process`, if one is named. `connections` of 0 means as many as
+    the zones need."""
 
     links: tuple[PeerLink, ...]
     folder: str
     host: str = ""
     port: int = PORT
     user: str = USER
+    process: str = ""
+    connections: int = 0
 
 
 CONFIG_NAME = "mosquitto.conf"
@@ -146,20 +139,18 @@ def render_acl(links: Iterable[PeerLink]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def queued_messages_max(links: Iterable[PeerLink]) -> int:
-    """Messages that may wait for one client that does not read: as many as the links of the busiest zone need.
-
-    This limit bounds the broker's memory. Mosquitto 2.0.11 counts waiting QoS 0 messages, not their bytes (measured),
-    so 200 of them, a usual setting, are 200 MB for each such client. Above the limit every packet is dropped,
-    acknowledgements too; a requester that keeps fewer requests open never reaches it."""
+def limits_for(links: Iterable[PeerLink], connections: int = 0) -> Limits:
+    """The limits of a process that carries these links. Raises TopologyError if they would take too much memory."""
     links = _checked(links)
     busiest = max(sum(zone in (link.serving, link.asking) for link in links) for zone in zones_of(links))
-    return SMALL_PACKETS + PACKETS_IN_FLIGHT * busiest
-
-
-def connections_max(links: Iterable[PeerLink]) -> int:
-    """Connections that the zones of these links need at most. Mosquitto closes further ones without a reason code."""
-    return max(CONNECTIONS_MAX_MIN, CONNECTIONS_PER_ZONE * len(zones_of(_checked(links))))
+    limits = limits_of(len(zones_of(links)), busiest, connections)
+    if limits.memory_bytes > MEMORY_BYTES_MAX:
+        raise TopologyError(
+            f"one process for {len(links)} links and {limits.connections} connections could occupy "
+            f"{limits.memory_bytes >> 20:,} MiB, at most {MEMORY_BYTES_MAX >> 20:,}: give the links ports of their own, "
+            "or lower connections"
+        )
+    return limits
 
 
 def render_config(plan: BrokerPlan) -> str:
@@ -167,7 +158,8 @@ def render_config(plan: BrokerPlan) -> str:
     links = _checked(plan.links)
     _check_plan(plan)
     folder = plan.folder.rstrip("/")
-    queued = queued_messages_max(links)
+    own = f"{folder}/{plan.process}".rstrip("/")
+    limits = limits_for(links, plan.connections)
     return f"""\
 # Generated by bsfg broker config; do not edit. Start the broker with this file alone (mosquitto -c FILE):
 # Debian's own /etc/mosquitto/mosquitto.conf turns persistence on before it includes other files.
@@ -186,7 +178,7 @@ allow_anonymous false
 
 # The common name of the certificate is the user name in the access list.
 use_identity_as_username true
-acl_file {folder}/{ACL_NAME}
+acl_file {own}/{ACL_NAME}
 
 # A relay without storage: unconfirmed facts stay at the node that recorded them.
 persistence false
@@ -200,18 +192,25 @@ set_tcp_nodelay true
 # Limits. Announced in CONNACK: the packet size, and the number of unacknowledged packets (ReceiveMaximum).
 max_packet_size {PACKET_BYTES_MAX}
 max_inflight_messages {INFLIGHT_MESSAGES_MAX}
+# QoS 2 would let a client store messages here that it never completes; nodes use QoS 0 and 1.
+max_qos 1
 # Queue of one reader that does not read; further messages are dropped, and the reader requests them again. At QoS 0
 # only messages are counted, so the first line bounds memory: {SMALL_PACKETS} small ones, {PACKETS_IN_FLIGHT} pages for
-# each link of the busiest zone.
-max_queued_messages {queued}
-max_queued_bytes {queued * PACKET_BYTES_MAX}
-# In total. Beyond it a client that sends is disconnected and reconnects; without it the kernel would kill the broker.
-memory_limit {MEMORY_BYTES_MAX}
-# A dead client is detected after one and a half times this, in seconds.
+# each link of the busiest zone. Nodes subscribe at QoS 0; the other two bound what a client at QoS 1 can hold.
+max_queued_messages {limits.queued_messages}
+max_inflight_bytes {QOS_1_BYTES_MAX}
+max_queued_bytes {QOS_1_BYTES_MAX}
+# Mosquitto 2.0.11 (Debian 12) miscounts: the limit rises by one with each connection that ends. The packet filter's
+# rules and the service's limit of open files hold it there.
+max_connections {limits.connections}
+# In total. At this limit Mosquitto disconnects honest clients too, so it lies above what {limits.connections}
+# connections with full queues can occupy, {limits.heap_bytes >> 20} MiB. Without it the kernel would end the broker.
+memory_limit {limits.memory_bytes}
+# A dead client is detected after one and a half times this, in seconds. A socket that never sends CONNECT is closed
+# after 90 to 96 s; Mosquitto has no setting for that.
 max_keepalive {KEEPALIVE_S_MAX}
-# {CONNECTIONS_PER_ZONE} connections for each zone: its node, a second one while a new identity is tried, commands of
-# operators.
-max_connections {connections_max(links)}
+# A session that outlives its connection is removed; nodes keep none.
+persistent_client_expiration 1h
 
 # To standard error, from where systemd writes it to the journal.
 log_dest stderr
@@ -247,6 +246,10 @@ def _check_plan(plan: BrokerPlan) -> None:
     for what, value in (("host", plan.host), ("user", plan.user)):
         if " " in value:
             raise TopologyError(f"{what} {value[:80]!r} contains a space")
+    if plan.process and not all(is_zone(part) for part in plan.process.split(".")):
+        raise TopologyError(f"{plan.process[:80]!r} is not the name of a process: zones, separated by dots")
+    if plan.connections and not 2 <= plan.connections <= CONNECTIONS_MAX:
+        raise TopologyError(f"connections {plan.connections} is not in 2..{CONNECTIONS_MAX}")
     if not plan.user:
         raise TopologyError("user is empty; name the user that runs the broker, usually mosquitto")
     if not 1 <= plan.port <= 65535:

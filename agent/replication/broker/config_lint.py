@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from agent.replication.broker.diagnosis import Diagnostic, bad
+from agent.replication.broker.diagnosis import Diagnostic, bad, good
+from agent.replication.broker.limits import heap_bytes_max
 from agent.replication.protocol.topics import is_zone
 
 FILES = ("cafile", "certfile", "keyfile", "crlfile", "acl_file")
@@ -27,6 +28,14 @@ _NEEDED = {
     "use_identity_as_username": ("true", "the access list applies to no client"),
     "allow_anonymous": ("false", "clients without a user name are accepted"),
 }
+_SIZES = (
+    "memory_limit",
+    "max_connections",
+    "max_queued_messages",
+    "max_packet_size",
+    "max_inflight_bytes",
+    "max_queued_bytes",
+)
 _RIGHTS = ("read", "write", "readwrite", "deny")
 
 
@@ -48,6 +57,18 @@ def check_config(settings: dict[str, str]) -> Iterator[Diagnostic]:
     for name, (value, effect) in _NEEDED.items():
         if settings.get(name) != value:
             yield bad(f"{name} is {settings.get(name, 'not set')}: {effect}", _GENERATE)
+
+
+def check_memory(settings: dict[str, str]) -> Iterator[Diagnostic]:
+    """Whether clients that do not read can drive the broker to its memory limit, where it disconnects others too."""
+    values = [int(text) if (text := settings.get(name, "")).isdigit() else 0 for name in _SIZES]
+    if missing := [name for name, value in zip(_SIZES, values, strict=True) if value <= 0]:
+        yield bad(f"{', '.join(missing)}: not set, so the broker's memory has no bound", _GENERATE)
+        return
+    limit, heap = values[0], heap_bytes_max(*values[1:])
+    connections = settings["max_connections"]
+    what = f"{connections} connections that do not read occupy at most {heap >> 20} of {limit >> 20} MiB"
+    yield good(what) if heap < limit else bad(f"{what}: honest clients would be disconnected", _GENERATE)
 
 
 def check_acl(text: str) -> Iterator[Diagnostic]:

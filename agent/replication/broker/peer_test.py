@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from agent.replication import pki
-from agent.replication.broker.config import PACKET_BYTES_MAX
 from agent.replication.broker.diagnosis import (
     Diagnostic,
     Figures,
@@ -32,6 +31,7 @@ from agent.replication.broker.diagnosis import (
     judge_timeout,
     note,
 )
+from agent.replication.broker.limits import PACKET_BYTES_MAX
 from agent.replication.broker.session import (
     WAIT_S,
     BrokerTarget,

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
+import shutil
 import signal
 import socket
 import ssl
 import stat
+import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,16 +28,28 @@ from cryptography.hazmat.primitives import serialization
 
 from agent.replication import pki
 from agent.replication.broker import config_lint
-from agent.replication.broker.config import PORT, USER
+from agent.replication.broker.config import CONFIG_NAME, PORT, USER
 from agent.replication.broker.diagnosis import Diagnostic, bad, bad_files, good, note
 from agent.replication.broker.session import WAIT_S
 
 WARN_DAYS = 30
 """Below this many days left, the end of a certificate or list is reported."""
 
+COUNTS_RIGHT_FROM = (2, 0, 12)
+"""Mosquitto's changes of that version: "Fix max_connections option not being correctly counted"."""
+
 ATTEMPTS_MAX = 20
 ATTEMPT_PAUSE_S = 0.25
 """A busy broker reads its files within a second; we wait for five."""
+
+
+def config_files(path: Path) -> list[Path]:
+    """The configurations at `path`: the file itself, or one for each process below a folder. Raises PkiError."""
+    if not path.is_dir():
+        return [path]
+    if found := sorted(path.glob(f"*/{CONFIG_NAME}")) or sorted(path.glob(CONFIG_NAME)):
+        return found
+    raise pki.PkiError(f"there is no {CONFIG_NAME} in {path} or its subfolders", "write it with bsfg broker config")
 
 
 def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Iterator[Diagnostic]:
@@ -58,8 +73,22 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
     yield good(f"user {user} can read all {len(files)} files named in {config_file}")
     yield from _certificate_diagnostics(files["certfile"], files["keyfile"], files["cafile"], now)
     yield from _crl_diagnostics(files["crlfile"], files["cafile"], now)
+    yield from config_lint.check_memory(settings)
     acl = list(config_lint.check_acl(pki.read_file(files["acl_file"]).decode("utf-8", "replace")))
     yield from acl or [good("the access list is valid")]
+
+
+def check_program() -> Iterator[Diagnostic]:
+    """Whether the installed Mosquitto is one that miscounts its connections: a note, because the generated packet filter
+    rules and the unit's limit of open files replace its count."""
+    program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return
+    printed = subprocess.run([program, "-h"], capture_output=True, text=True, timeout=WAIT_S, check=False).stdout
+    found = re.search(r"mosquitto version (\d+)\.(\d+)\.(\d+)", printed)
+    if found is not None and tuple(map(int, found.groups())) < COUNTS_RIGHT_FROM:
+        what = f"{found[0]} admits one more connection than max_connections for each one that ended"
+        yield note(what, "load the packet filter rules (firewall.nft) and copy the limits for systemd, or use 2.0.12")
 
 
 def reload_broker(

@@ -13,12 +13,12 @@ from agent.replication.mqtt.carrier import Incoming
 
 EXPIRY, RESPONSE_TOPIC, CORRELATION = 0x02, 0x08, 0x09
 _RETAIN_FLAG, _QOS_MASK = 0x01, 0x06
-_ONE, _TWO, _FOUR, _DATA, _PAIR, _VARINT = range(6)
-# MQTT 5.0, 2.2.2.2: properties allowed in a PUBLISH, and their types
+_ONE, _FOUR, _DATA, _PAIR, _VARINT = range(5)
+# MQTT 5.0, 2.2.2.2: properties allowed in a PUBLISH, and their types. Not the topic alias: we offer the broker none.
 _KINDS = {
-    0x01: _ONE, EXPIRY: _FOUR, 0x03: _DATA, RESPONSE_TOPIC: _DATA, CORRELATION: _DATA, 0x0B: _VARINT, 0x23: _TWO, 0x26: _PAIR
+    0x01: _ONE, EXPIRY: _FOUR, 0x03: _DATA, RESPONSE_TOPIC: _DATA, CORRELATION: _DATA, 0x0B: _VARINT, 0x26: _PAIR
 }  # fmt: skip
-_FIXED_BYTES = {_ONE: 1, _TWO: 2, _FOUR: 4}
+_FIXED_BYTES = {_ONE: 1, _FOUR: 4}
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 VARINT_BYTES_MAX = 4
 
@@ -44,16 +44,14 @@ class PackedProperties:
         return self._packed
 
 
-def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int, int]:
-    """Message, QoS and packet identifier of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises
-    BadPacket."""
+def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int]:
+    """Message and QoS of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises BadPacket."""
     view = memoryview(packet)
     try:
         topic, at = _data(view, 0)
-        qos, identifier = (command & _QOS_MASK) >> 1, 0
+        qos = (command & _QOS_MASK) >> 1
         if qos:
-            (identifier,) = _U16.unpack_from(view, at)
-            at += 2
+            at += 2  # the packet identifier
         length, at = _read_varint(view, at)
         end = at + length
         found = _properties(view[:end], at)
@@ -72,7 +70,7 @@ def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, in
         raise BadPacket(f"malformed PUBLISH: {error}") from error
     if end > len(packet):
         raise BadPacket("malformed PUBLISH: properties beyond its end")
-    return incoming, qos, identifier
+    return incoming, qos
 
 
 def _properties(view: memoryview, at: int) -> dict[int, memoryview]:

@@ -43,11 +43,14 @@ class TlsClient(Client):
     arrived: list[Incoming]
     alert: str
     on_acknowledged: Callable[[int, ReasonCode], None]
+    _packet_bytes_max: int
     _ahead: bytes  # read from TLS, not yet consumed by paho
 
-    def use_tls(self, context: ssl.SSLContext, server_name: str, handshake_s_max: float) -> None:
-        """Use this context, which must verify that the broker is `server_name`. `handshake_s_max` in seconds."""
+    def use_tls(self, context: ssl.SSLContext, server_name: str, handshake_s_max: float, packet_bytes_max: int) -> None:
+        """Use this context, which must verify that the broker is `server_name`. `handshake_s_max` in seconds. A packet
+        that announces more than `packet_bytes_max` bytes raises BadPacket before it is read."""
         assert context.check_hostname
+        self._packet_bytes_max = packet_bytes_max
         self._context, self._server_name, self._handshake_s_max = context, server_name, handshake_s_max
         self.arrived, self.alert, self._ahead = [], "", b""
         self.tls_set_context(context)
@@ -69,7 +72,18 @@ class TlsClient(Client):
         opened = self.socket()
         return bool(self._ahead) or (isinstance(opened, ssl.SSLSocket) and opened.pending() > 0)
 
+    def control_packets(self) -> int:
+        """Packets that wait to be written: those that paho made by itself, and at most one message of ours."""
+        return len(self._out_packet)
+
+    def limit_keepalive(self, keepalive_s_max: int) -> None:
+        """Detect a dead broker at least this soon, whatever keep-alive the broker asked for."""
+        self._keepalive = min(self._keepalive or keepalive_s_max, keepalive_s_max)
+
     def _sock_recv(self, bufsize: int) -> bytes:
+        # paho asks for the rest of the packet, whose length the broker alone decides.
+        if bufsize > self._packet_bytes_max:
+            raise BadPacket(f"a packet of {bufsize} bytes, at most {self._packet_bytes_max}")
         if not self._ahead:
             self._ahead = self._receive()
         taken, self._ahead = self._ahead[:bufsize], self._ahead[bufsize:]
@@ -104,13 +118,13 @@ class TlsClient(Client):
 
     def _handle_publish(self) -> MQTTErrorCode:
         try:
-            incoming, qos, identifier = parse_publish(self._in_packet["command"], self._in_packet["packet"])
+            incoming, qos = parse_publish(self._in_packet["command"], self._in_packet["packet"])
         except BadPacket:
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
-        if qos > 1:  # the node subscribes at QoS 0
+        if qos:  # the node subscribes at QoS 0; each acknowledgement would wait until the broker reads it
             return MQTTErrorCode.MQTT_ERR_PROTOCOL
         self.arrived.append(incoming)
-        return self._send_puback(identifier) if qos else MQTTErrorCode.MQTT_ERR_SUCCESS
+        return MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 def rearm_quickack(opened: socket.socket) -> None:

@@ -40,6 +40,7 @@ from agent.replication.mqtt.transport_errors import (
     publish_error,
     refused_before_connack,
     session_refused,
+    unusable_limits,
 )
 from agent.replication.protocol.errors import (
     BrokerUnreachable,
@@ -57,6 +58,13 @@ CONNACK_S_MAX = 5.0
 SUBACK_S_MAX = 5.0
 PACKET_BYTES_MAX = 1024 * 1024
 """Largest packet for a broker that announces no limit."""
+PACKET_BYTES_MIN = 16 * 1024
+"""Smallest limit of a broker that is accepted: a request and the smallest page fit."""
+INCOMING_BYTES_MAX = 2 * 1024 * 1024
+"""Largest packet that is accepted, announced to the broker. A page and its header fit twice."""
+CONTROL_PACKETS_MAX = 64
+"""Packets that paho has queued by itself, such as answers to pings. A broker that demands more and reads none is
+disconnected."""
 OUTGOING_BYTES_MAX = 8 * 1024 * 1024
 """Outgoing queue for a slow socket: a few pages for each of a few peers."""
 ANSWER_EXPIRY_S = 30
@@ -226,7 +234,7 @@ class Connection:
 
     async def _connect(self) -> None:
         access = self._access
-        self._client.use_tls(access.make_context(), access.host, CONNECT_S_MAX)
+        self._client.use_tls(access.make_context(), access.host, CONNECT_S_MAX, INCOMING_BYTES_MAX)
         try:
             await asyncio.to_thread(self._connect_blocking)
         except OSError as error:
@@ -249,6 +257,7 @@ class Connection:
     def _connect_blocking(self) -> None:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 0
+        properties.MaximumPacketSize = INCOMING_BYTES_MAX
         self._client.connect(self._access.host, self._access.port, KEEPALIVE_S, clean_start=True, properties=properties)
         if self._is_abandoned:
             with contextlib.suppress(OSError):
@@ -260,12 +269,18 @@ class Connection:
         if reason.is_failure:
             self._end(session_refused(str(self._access), reason))
             return
-        self.connack = properties
-        announced = getattr(properties, "MaximumPacketSize", None)
-        if announced is not None:
-            self.packet_bytes_max = announced
+        packet_bytes_max = getattr(properties, "MaximumPacketSize", PACKET_BYTES_MAX)
         receive_max = getattr(properties, "ReceiveMaximum", REQUESTS_UNACKNOWLEDGED_MAX)
+        if packet_bytes_max < PACKET_BYTES_MIN or receive_max < 1:
+            # With such limits no request could ever be sent, and none would fail.
+            limits = f"packets of {packet_bytes_max} bytes, {receive_max} unacknowledged"
+            self._end(unusable_limits(str(self._access), limits, PACKET_BYTES_MIN))
+            return
+        self.connack = properties
+        self.packet_bytes_max = packet_bytes_max
         self._unacknowledged_max = min(receive_max, REQUESTS_UNACKNOWLEDGED_MAX)
+        # paho takes the broker's ServerKeepAlive as it is; 0 or 18 hours would keep a dead connection.
+        self._client.limit_keepalive(KEEPALIVE_S)
         if not self._connack.done():
             self._connack.set_result(None)
 
@@ -281,6 +296,9 @@ class Connection:
                 self._client.loop_read()
             except (ValueError, LookupError, struct.error, MQTTException) as error:  # a malformed packet
                 self._end(ConnectionLost(str(self._access), f"the broker sent invalid MQTT: {error!r}"))
+                return
+            if self._client.control_packets() > CONTROL_PACKETS_MAX:
+                self._end(ConnectionLost(str(self._access), "the broker demands answers and does not read them"))
                 return
             arrived, self._client.arrived = self._client.arrived, []
             for incoming in arrived:
@@ -329,6 +347,8 @@ class Connection:
             return  # still in the connecting thread; `_connect` sees the closed socket
         if self._connack.done():
             self._end(ConnectionLost(str(self._access), f"the connection ended: {reason}"))
+        elif reason.getName() == "Protocol error" and not self._client.alert:
+            self._end(BrokerUnreachable(str(self._access), "it sent invalid MQTT", "Is it an MQTT 5 broker?"))
         else:
             self._end(refused_before_connack(str(self._access), self._client.alert))
 

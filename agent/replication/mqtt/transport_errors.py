@@ -118,6 +118,12 @@ def session_refused(where: str, reason: ReasonCode) -> TransportError:
     return ConnectionRefused(where, f"refused the session: {reason}", "See the broker's log.")
 
 
+def unusable_limits(where: str, limits: str, packet_bytes_min: int) -> TransportError:
+    """The error for a CONNACK with limits under which nothing can be sent."""
+    hint = f"It must accept packets of at least {packet_bytes_min} bytes (max_packet_size), and one unacknowledged."
+    return ConnectionRefused(where, f"its limits are unusable: {limits}", hint)
+
+
 def publish_error(topic: str, reason: ReasonCode) -> TransportError | None:
     """The error for a PUBACK; None if the message was accepted and has a subscriber."""
     if reason.value == _NO_MATCHING_SUBSCRIBERS:
@@ -132,5 +138,5 @@ def _link_hint(topic: str) -> str:
     match topic.split("/"):
         case ["bsfg", _, serving, asking, *_]:
             link = f"--link {serving}:{asking}"
-            return f"Generate the list again with {link} (bsfg broker config), unless the zone was denied on purpose."
-    return "Generate the list again with this peer: bsfg broker config."
+            return f"Add it (bsfg broker config FOLDER {link}), unless the zone was denied on purpose."
+    return "Add the link to this peer: bsfg broker config FOLDER --link SERVING:ASKING."

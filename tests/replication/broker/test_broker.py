@@ -351,7 +351,7 @@ def test_a_client_that_never_reads_costs_bounded_memory(zones: Zones) -> None:
         received = _drain(deaf)
     pages = received // len(page)
     in_sockets = 40  # 8 MB, more than kernel and TLS hold on the way
-    assert pages <= plan.queued_messages_max(LINKS) + in_sockets < sent
+    assert pages <= plan.limits_for(LINKS).queued_messages + in_sockets < sent
 
 
 def _drain(deaf: ssl.SSLSocket) -> int:

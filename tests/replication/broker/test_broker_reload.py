@@ -23,7 +23,7 @@ from agent.replication.broker.config import BrokerPlan, PeerLink, render_acl
 from agent.replication.broker.config_lint import check_acl, check_config, parse_config, without_zones
 from agent.replication.broker.diagnosis import Diagnostic, Outcome
 from agent.replication.broker.folder import write_broker_folder
-from agent.replication.broker.reload import check_broker_files, deny_zones, find_brokers, reload_broker
+from agent.replication.broker.reload import check_broker_files, check_program, deny_zones, find_brokers, reload_broker
 from agent.replication.protocol.errors import NotAuthorized
 from agent.replication.protocol.messages import ListStreams
 from tests.replication.nodes import STREAM, Node
@@ -250,6 +250,25 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     assert "bsfg pki renew" in notes[0].hint
 
 
+@pytest.mark.parametrize(
+    "version,is_noted", [("2.0.11", True), ("1.6.9", True), ("2.0.12", False), ("2.1.2", False), ("", False)]
+)
+def test_a_mosquitto_that_miscounts_is_noted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    is_noted: bool,  # noqa: FBT001 a column of the table
+) -> None:
+    """A Mosquitto older than 2.0.12 gets a note with what to do; a newer one, or one that says nothing, does not."""
+    program = tmp_path / "mosquitto"
+    program.write_text(f"#!/bin/sh\necho 'mosquitto version {version}'\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    found = list(check_program())
+    assert [each.outcome for each in found] == [Outcome.NOTE] * is_noted
+    assert all("firewall.nft" in each.hint for each in found)
+
+
 # --- shut out ---------------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +368,7 @@ def test_commands(broker: Mosquitto, tmp_path: Path) -> None:
         assert "user plant-b\ntopic deny #" in broker.files.acl_file.read_text()
         code, said = call("check", "--files", config, "--json")
         assert (code, '"outcome": "good"' in said) == (0, True)
+        assert call("check", "--files", str(Path(config).parent)) == call("check", "--files", config)
         broker.files.crl_file.unlink()
         assert call("check", "--files", config)[0] == 1
         code, said = call("reload", "--config", config, "--pid", str(broker.pid))

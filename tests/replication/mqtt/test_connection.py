@@ -48,6 +48,7 @@ def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     "command, packet, code, arrives",
     [
         (PUBLISH, BODY, MQTTErrorCode.MQTT_ERR_SUCCESS, 1),
+        (PUBLISH | 0x02, b"\x00\x01t\x00\x01\x00payload", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # QoS 1
         (PUBLISH | 0x04, b"\x00\x01t\x00\x01\x00payload", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # QoS 2
         (PUBLISH, b"\x00\x09t", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # a topic beyond its end
     ],

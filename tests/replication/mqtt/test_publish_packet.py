@@ -44,9 +44,9 @@ def test_we_read_pahos_packets(
     properties.MessageExpiryInterval = 77
     properties.SubscriptionIdentifier = 300
     sent = packet(topic, properties.pack(), payload, b"\x12\x34" if qos else b"")
-    incoming, got_qos, identifier = parse_publish(0x30 | qos << 1 | retained, sent)
+    incoming, got_qos = parse_publish(0x30 | qos << 1 | retained, sent)
     assert incoming == (topic, payload, answer_to, correlation, 77, bool(retained))
-    assert (got_qos, identifier) == (qos, 0x1234 if qos else 0)
+    assert got_qos == qos
 
 
 @given(st.integers(0x30, 0x3F), st.binary(max_size=80))
@@ -59,7 +59,7 @@ def test_any_bytes_are_a_packet_or_raise_bad_packet(command: int, data: bytes) -
 
 
 @pytest.mark.parametrize(
-    "name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_send_puback", "_do_on_publish"]
+    "name", ["_ssl_wrap_socket", "_sock_recv", "_handle_publish", "_packet_queue", "_do_on_publish"]
 )
 def test_the_overridden_methods_of_paho_exist(name: str) -> None:
     """The private methods of paho that this project replaces or uses are still there."""
@@ -75,3 +75,9 @@ def test_properties_that_end_beyond_the_packet_are_refused() -> None:
     for length in (len(expiry) + 1, 100):
         with pytest.raises(BadPacket):
             parse_publish(0x30, b"\x00\x01t" + bytes([length]) + expiry)
+
+
+def test_a_topic_alias_is_refused() -> None:
+    """We offer the broker no topic aliases, so a PUBLISH with one is malformed (MQTT 5.0, 3.3.2.3.4)."""
+    with pytest.raises(BadPacket, match="0x23 is not allowed"):
+        parse_publish(0x30, b"\x00\x00\x03\x23\x00\x01payload")

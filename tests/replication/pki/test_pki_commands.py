@@ -101,24 +101,27 @@ def test_cli_show_reports_unusable_certificates(folder: Path) -> None:
 def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of docs/operate/certificates.md works, in order, in an empty folder.
 
-    Port and broker folder are replaced, because those of the page may be in use.
+    Ports and broker folder are replaced, because those of the page may be in use.
     """
     text = (REPOSITORY / "docs/operate/certificates.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
     assert len(commands) >= 6
-    port, user = free_port(), subprocess.check_output(["id", "-un"], text=True).strip()
-    broker: Child | None = None
+    ports, user = [free_port(), free_port()], subprocess.check_output(["id", "-un"], text=True).strip()
+    brokers: list[Child] = []
     monkeypatch.chdir(tmp_path)
     try:
         for command in commands:
-            here = command.replace("/etc/", f"{tmp_path}/etc/").replace("8883", str(port))
+            here = command.replace("/etc/", f"{tmp_path}/etc/")
+            for shown, port in zip(("8883", "8884"), ports, strict=True):
+                here = here.replace(shown, str(port))
             words = shlex.split(here)
             if words[0] == "mosquitto":
                 program = shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin")
-                broker = Child("mosquitto", [str(program), *words[1:]], tmp_path / "log")
-                broker.start()
-                broker.wait_ready(lambda: accepts(port))
+                port = ports[len(brokers)]
+                brokers.append(Child("mosquitto", [str(program), *words[1:]], tmp_path / f"log{port}"))
+                brokers[-1].start()
+                brokers[-1].wait_ready(lambda port=port: accepts(port))
                 continue
             if words[:3] == ["bsfg", "broker", "config"]:
                 words += ["--user", user]
@@ -130,9 +133,9 @@ def test_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             done = CliRunner().invoke(bsfg, words[1:], input=passphrase)
             assert done.exit_code == 0, (command, done.output, done.exception)
     finally:
-        if broker is not None:
+        for broker in brokers:
             broker.kill()
-    assert broker is not None
+    assert len(brokers) == 2
 
 
 def _run_in(folder: Path, *arguments: object) -> Result:

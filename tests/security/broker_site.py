@@ -1,0 +1,106 @@
+"""The brokers of a site as bsfg broker config writes them, running: one Mosquitto for each pair of zones, with the limit
+of open files that its unit has.
+
+`shared=True` puts all pairs on one port, as an operator may, and as every site was before: what an attack does then shows
+that the attack is one.
+"""
+
+import contextlib
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from agent.demo.processes import Child, accepts, free_port
+from agent.replication import pki
+from agent.replication.broker.config import limits_for, parse_link
+from agent.replication.broker.folder import BrokerFolder, write_site
+from agent.replication.broker.site import BrokerSite, Process, with_link
+from tests.replication.broker.zones import Caller
+
+HOST = "127.0.0.1"
+LINKS = ("plant-a:idmz", "idmz:enterprise")
+
+
+class PairBroker(Child):
+    """The running broker of one process of a site."""
+
+    host = HOST
+
+    def __init__(self, folder: Path, process: Process, identities: dict[str, pki.Issued], files_max: int) -> None:
+        program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+        assert program is not None, "mosquitto is not installed"
+        self.files = BrokerFolder(folder, process.name)
+        log = self.files.config_file.parent / "log"
+        super().__init__(process.name, ["prlimit", f"--nofile={files_max}", program, "-c", self.files.config_file], log)
+        self.port, self.process, self._identities = process.port, process, identities
+
+    def identity(self, zone: str) -> pki.Issued:
+        """The certificate, key and authority of `zone`."""
+        return self._identities[zone]
+
+    def rss_bytes(self) -> int:
+        """Memory that the broker occupies now."""
+        status = Path(f"/proc/{self.pid}/status").read_text("ascii")
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+
+class RunningSite:
+    """All brokers of a site."""
+
+    def __init__(self, folder: Path, site: BrokerSite, brokers: dict[str, PairBroker]) -> None:
+        self.folder, self.site, self._brokers = folder, site, brokers
+
+    def broker(self, *zones: str) -> PairBroker:
+        """The broker that carries these zones."""
+        return next(each for each in self._brokers.values() if set(zones) <= set(each.process.zones))
+
+    @classmethod
+    @contextlib.contextmanager
+    def started(
+        cls,
+        folder: Path,
+        links: Sequence[str] = LINKS,
+        *,
+        shared: bool = False,
+        sources: tuple[str, ...] = (),
+        bound_files: bool = True,
+        host: str = HOST,
+    ) -> Iterator["RunningSite"]:
+        """Make everything below `folder`, run the brokers for the length of the block, leave no process behind. Without
+        `bound_files` the unit's limit of open files is not set. With another `host` they listen on all addresses."""
+        now = datetime.now(UTC)
+        pki.create_authority(folder / "pki", now)
+        pki.issue_broker(folder / "pki", "site", [host, HOST, "localhost"], now)
+        site = BrokerSite("site", HOST if host == HOST else "", pwd.getpwuid(os.geteuid()).pw_name)
+        ports = [free_port()] * len(links) if shared else [free_port() for _ in links]
+        for link, port in zip(links, ports, strict=True):
+            site = with_link(site, parse_link(link), port)
+        site = replace(site, processes=tuple(replace(each, sources=sources) for each in site.processes))
+        zones = {zone for each in site.processes for zone in each.zones}
+        identities = {zone: pki.issue_zone(folder / "pki", zone, now) for zone in sorted(zones)}
+        write_site(folder / "etc", folder / "pki", None, site)
+        with contextlib.ExitStack() as stack:
+            brokers = {}
+            for each in site.processes:
+                files_max = limits_for(each.links).files if bound_files else 1024
+                broker = brokers[each.name] = PairBroker(folder / "etc", each, identities, files_max)
+                stack.callback(broker.kill)
+                broker.start()
+                broker.wait_ready(lambda broker=broker: " running\n" in broker.log_text() and accepts(broker.port))
+            yield cls(folder / "etc", site, brokers)
+
+
+def round_trips(asking: Caller, serving: Caller, request: str, count: int) -> int:
+    """Send `count` messages one after the other, each awaited at the serving side; returns how many arrived."""
+    serving.subscribe(request)
+    before = len(serving.received)
+    for number in range(count):
+        asking.publish(request, f"request {number}".encode())
+    return len(serving.received) - before
