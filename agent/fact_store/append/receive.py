@@ -20,7 +20,7 @@ from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
 from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in
 from agent.fact_store.sqlite import Transaction
-from agent.pages import HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import BatchEnd, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,14 +276,15 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         if stored is None and known and number:
             stored = _proof_of_released(transaction, known.id, number, offered)
         if stored is not None and stored != offered:
-            decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
+            why = f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored"
+            decision = Fork(why, BatchEnd(stored.last_sequence, stored.last_digest))
     if isinstance(decision, Insert) and number == catalog.own_origin:
         decision = Fork(
             f"sequences {offered.first_sequence} to {offered.last_sequence} are of this store, which never wrote them"
         )
     match decision:
-        case Fork(why):
-            raise ForkError(f"{header.stream} of {origin}: {why}")
+        case Fork(why, held):
+            raise ForkError(f"{header.stream} of {origin}: {why}", None if number == catalog.own_origin else held)
         case Duplicate():
             plan.duplicate_facts += header.count
             return stored is None

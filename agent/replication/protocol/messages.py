@@ -117,7 +117,8 @@ class LastBatchEnd(Part, frozen=True):
 
 
 class OriginHead(Part, frozen=True):
-    """The newest batch of the serving store's own origin, in its present epoch, that the requester holds by any path.
+    """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
+    that a page of the server contradicted, else the newest.
 
     Its last sequence and its digest.
     """

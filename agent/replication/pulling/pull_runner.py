@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
-from agent.pages import PeerPosition, PutResult
+from agent.pages import BatchEnd, PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
 from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, LastBatchEnd, OriginHead
@@ -157,7 +157,7 @@ class PullRunner:
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
-                    held = self._origin_head(effect.epoch) if effect.must_show else None
+                    held = self._origin_head(effect) if effect.must_show else None
                     request = fetch_request(effect, self._settings, held)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
@@ -180,15 +180,16 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _origin_head(self, epoch: str | None) -> OriginHead | None:
-        """The last of the peer's own facts of this epoch that is held here, whichever peer brought it."""
-        settings = self._settings
-        if epoch is None:
+    def _origin_head(self, fetch: Fetch) -> OriginHead | None:
+        """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
+        peer's page contradicted (0041), else the last."""
+        settings, end = self._settings, fetch.contradicted
+        if fetch.epoch is None:
             return None
-        ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(epoch)))
-        return (
-            OriginHead(last_sequence=ranges[-1].last_sequence, digest=ranges[-1].last_digest.hex()) if ranges else None
-        )
+        ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(fetch.epoch)))
+        if end is None and ranges:
+            end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
+        return end and OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())
 
     def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
@@ -224,7 +225,9 @@ class PullRunner:
             result = await self._io.durable(putting)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
-            self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable))
+            held = getattr(error, "held", None)
+            reason = f"{type(error).__name__}: {error}"
+            self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
         else:
             self._io.stored(result)
             self._io.happened(Appended())
