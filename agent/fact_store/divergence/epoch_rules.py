@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from agent.fact_store.log import Reseal
+
 PEER_EPOCHS_APART_MS = 7 * 24 * 3_600_000
 """At least this long between two new epochs that only a peer's claim begins. Each makes all peers read the whole store
 again, so a peer that lies must not cause one after the other; a store is hardly restored twice a week together with its
@@ -20,10 +22,11 @@ witness."""
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What the witness file records: the epoch (hex) and the end offset of each stream."""
+    """What the witness file records: the epoch (hex), the end offset of each stream, and which facts were resealed."""
 
     epoch: str
     ends: Mapping[str, int]
+    reseals: tuple[Reseal, ...] = ()
 
 
 def restored_because(

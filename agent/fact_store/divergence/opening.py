@@ -22,7 +22,7 @@ from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.epoch_rules import Witness, may_begin_for_peer, restored_because
 from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.divergence.quarantine import QuarantinedFile, quarantine, quarantined_files, suspect_reason
-from agent.fact_store.divergence.reseal import Resealed, reseal_unread
+from agent.fact_store.divergence.reseal import Resealed, repeat_reseals, reseal_unread
 from agent.fact_store.divergence.witness import read_witness, write_witness
 from agent.fact_store.log import Catalog, StoreDamaged, StoreError, StoreUnusable
 from agent.fact_store.sqlite import (
@@ -92,7 +92,8 @@ def migrate_store(path: Path) -> None:
 
 def witness_of(catalog: Catalog) -> Witness:
     """The witness of a store in this state."""
-    return Witness(catalog.origin.epoch.hex(), {name: state.end_offset for name, state in catalog.streams.items()})
+    ends = {name: state.end_offset for name, state in catalog.streams.items()}
+    return Witness(catalog.origin.epoch.hex(), ends, catalog.reseals)
 
 
 def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighWater) -> None:
@@ -179,20 +180,23 @@ def _load_and_begin(
     if why is None and not quarantined:
         _keep_filters(connection)
         return Opened(connection, catalog, index)
-    before, resealed = catalog.origin, list[Resealed]()
+    before, resealed, repeated = catalog.origin, list[Resealed](), list[Resealed]()
     if why is not None:
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
         beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
         beginning.origin(now)
         # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
         # 0041).
-        resealed = reseal_unread(beginning, now) if is_resealing else resealed
+        beginning.allow_resealing(why)
+        if is_resealing:
+            repeated = repeat_reseals(beginning, witness.reseals if witness else ())
+            resealed = reseal_unread(beginning, now)
         connection.execute(QUERIES["forget_unseen"])
         connection.execute(QUERIES["update_epoch"], (now.epoch,))
         catalog = load(connection, path)
     transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
     if why is not None:
-        _record_epoch(transaction, before, why, resealed)
+        _record_epoch(transaction, before, why, resealed, repeated)
     for one in quarantined:
         _record_quarantine(transaction, one)
     connection.execute(QUERIES["commit"])
@@ -244,17 +248,24 @@ def _new_epoch_because(connection: sqlite3.Connection, catalog: Catalog, witness
     return restored_because(witness, catalog.origin.epoch.hex(), own, ends)
 
 
-def _record_epoch(transaction: Transaction, before: Origin, why: str, resealed: list[Resealed]) -> None:
+def _record_epoch(
+    transaction: Transaction, before: Origin, why: str, resealed: list[Resealed], repeated: list[Resealed]
+) -> None:
     now = transaction.catalog.origin
     about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
     log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
     detail = f"began after {before.epoch.hex()}: {why}"
     if resealed:
         about["sealed_anew"] = [one._asdict() for one in resealed]
-        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
-        detail += f"; facts that had not been read were resealed under it: {named}"
+        detail += f"; facts that had not been read were resealed under it: {_named(resealed)}"
+    if repeated:
+        detail += f"; facts that had been resealed after this copy was made were resealed again: {_named(repeated)}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
     append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
+
+
+def _named(resealed: list[Resealed]) -> str:
+    return ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
 
 
 def _record_quarantine(transaction: Transaction, quarantined: QuarantinedFile) -> None:

@@ -8,15 +8,20 @@ have keep their names.
 Runs when the store is opened, in the transaction that begins the epoch, so all of it happens or none. Only headers
 change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
 with a damaged batch is left as it is: a new digest over damaged bytes would declare them good.
+
+A copy of the file that is older than a reseal has these facts under their old identity again, while other zones have
+read them under the new one. The witness records each reseal, and such a copy repeats it under the same epoch: the same
+batches follow the same link, so every byte is the same, and no zone meets a fact under two names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from agent.batch import NO_DIGEST, Batch, Link, Origin, resealed
-from agent.fact_store.log import StreamState, parse_row
+from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, resealed
+from agent.fact_store.log import Reseal, StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
 
@@ -38,14 +43,34 @@ def reseal_unread(transaction: Transaction, origin: Origin) -> list[Resealed]:
     for name, unread_after in transaction.unseen_after().items():
         state = transaction.catalog.streams[name]
         after = max(unread_after, state.released_offset, *_confirmed(transaction, name))
-        if _is_sound(transaction, state, after) and (one := _seal_stream(transaction, state, after, origin)):
-            found.append(one)
-    if found:
-        old, new = transaction.catalog.own_origin, transaction.origin(origin)
-        transaction.add_definitions(
-            new, transaction.definition_bodies(old, 0, transaction.catalog.own_definitions().count)
-        )
+        if _is_sound(transaction, state, transaction.catalog.origin, after):
+            found.append(_seal_stream(transaction, state, transaction.catalog.origin, after, origin))
     return found
+
+
+def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[Resealed]:
+    """Reseal again what the witness says was resealed, as far as this copy has it: it may hold fewer of these facts
+    than there were."""
+    catalog, found = transaction.catalog, list[Resealed]()
+    for one in reseals:
+        state, old = catalog.streams.get(one.stream), Origin(catalog.origin.zone, one.epoch)
+        if state is None or old not in catalog.origins:
+            continue
+        place = transaction.place(state.id, catalog.origins[old], one.first_sequence)
+        if place is None or place[-1] != one.digest:
+            continue  # resealed in this copy, or another history of these sequences
+        if _is_sound(transaction, state, old, place[0] - 1):
+            found.append(_seal_stream(transaction, state, old, place[0] - 1, Origin(old.zone, one.new_epoch)))
+    return found
+
+
+def _kept(ranges: Iterable[HeldRange], first: Header) -> Iterator[HeldRange]:
+    """What stays held of an origin whose batches from `first` on are resealed."""
+    for one in ranges:
+        if one.last_sequence < first.first_sequence:
+            yield one
+        elif one.first_sequence < first.first_sequence:
+            yield replace(one, last_sequence=first.first_sequence - 1, last_digest=first.previous_digest)
 
 
 def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
@@ -55,36 +80,46 @@ def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
             yield max([consumer.frontier, *(last for _, last in consumer.confirmed.ranges)])
 
 
-def _batches(transaction: Transaction, state: StreamState, after: int) -> Iterator[tuple[int, int, Batch | str]]:
-    """Own batches that begin after an offset: row, first offset, and the batch or what is wrong with it."""
-    for number, row in transaction.own_rows(state.id, after):
+def _batches(
+    transaction: Transaction, state: StreamState, origin: Origin, after: int
+) -> Iterator[tuple[int, int, Batch | str]]:
+    """Batches of an origin that begin after an offset: row, first offset, and the batch or what is wrong with it."""
+    for number, row in transaction.origin_rows(state.id, transaction.catalog.origins[origin], after):
         yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]
 
 
-def _is_sound(transaction: Transaction, state: StreamState, after: int) -> bool:
-    """Whether every batch to be resealed is undamaged, and each follows the one before it up to the end of the log."""
+def _is_sound(transaction: Transaction, state: StreamState, origin: Origin, after: int) -> bool:
+    """Whether there are batches to be resealed, every one is undamaged, and each follows the one before it up to the
+    last that is held."""
     link: Link | None = None
-    for _, _, batch in _batches(transaction, state, after):
-        if isinstance(batch, str) or batch.header.origin != transaction.catalog.origin:
+    for _, _, batch in _batches(transaction, state, origin, after):
+        if isinstance(batch, str) or batch.header.origin != origin:
             return False
         header = batch.header
         if link is not None and (link.next_sequence, link.digest) != (header.first_sequence, header.previous_digest):
             return False
         link = batch.link
-    return link is not None and link == transaction.catalog.link(state.name)
+    held = transaction.catalog.held.get((state.id, transaction.catalog.origins[origin]), ())
+    return link is not None and (link.next_sequence - 1, link.digest) == (held[-1].last_sequence, held[-1].last_digest)
 
 
-def _seal_stream(transaction: Transaction, state: StreamState, after: int, origin: Origin) -> Resealed:
-    old, new = transaction.catalog.own_origin, transaction.origin(origin)
+def _seal_stream(
+    transaction: Transaction, state: StreamState, old_origin: Origin, after: int, origin: Origin
+) -> Resealed:
+    old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
+    known = transaction.catalog.definitions.get(old, Definitions()).count
+    have = transaction.catalog.definitions.get(new, Definitions()).count
+    transaction.add_definitions(new, transaction.definition_bodies(old, have, known))
     link, first, last = Link(state.name, origin), 0, 0
-    for number, first_offset, batch in _batches(transaction, state, after):
+    for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
         if not first:
             first = first_offset
-            kept = header.first_sequence - 1
-            ranges = (HeldRange(1, kept, NO_DIGEST, header.previous_digest),) if kept else ()
-            transaction.set_held(state.id, old, ranges)
+            transaction.set_held(state.id, old, tuple(_kept(transaction.catalog.held[state.id, old], header)))
+            transaction.add_reseal(
+                Reseal(state.name, old_origin.epoch, header.first_sequence, batch.digest, origin.epoch)
+            )
         anew = resealed(batch, link)
         transaction.reseal(number, new, anew)
         link, last = anew.link, first_offset + header.count - 1

@@ -1,4 +1,5 @@
-"""The witness: a small file beside the store that records its epoch and where its streams end.
+"""The witness: a small file beside the store that records its epoch, where its streams end, and which facts were
+resealed.
 
     facts.db.witness        written when the store is opened and closed, and every few minutes between
 
@@ -13,14 +14,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from agent.fact_store.divergence.epoch_rules import Witness
+from agent.fact_store.log import Reseal
 from agent.fact_store.sqlite import sync_folder
+
+RESEALS_MAX = 256
+"""The newest are kept: an older copy of the file than the oldest of them is improbable, and the witness stays small."""
 
 
 def read_witness(path: Path) -> Witness | None:
     """The witness of the store at `path`; None where there is none or it cannot be read."""
     try:
         found = json.loads(sidecar_path(path, ".witness").read_text(encoding="utf-8"))
-        return Witness(str(found["epoch"]), {str(name): int(end) for name, end in found["ends"].items()})
+        ends = {str(name): int(end) for name, end in found["ends"].items()}
+        return Witness(str(found["epoch"]), ends, tuple(map(_reseal, found.get("reseals", ()))))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -31,11 +37,22 @@ def write_witness(path: Path, witness: Witness) -> None:
     Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each
     opening.
     """
-    write_json(sidecar_path(path, ".witness"), {"epoch": witness.epoch, "ends": dict(witness.ends)})
+    content: dict[str, object] = {"epoch": witness.epoch, "ends": dict(witness.ends)}
+    if witness.reseals:
+        content["reseals"] = [
+            [value.hex() if isinstance(value, bytes) else value for value in one]
+            for one in witness.reseals[-RESEALS_MAX:]
+        ]
+    write_json(sidecar_path(path, ".witness"), content)
     left = read_witness(path)
     if left is not None and left.epoch != witness.epoch:
         with suppress(OSError):
             sidecar_path(path, ".witness").unlink()
+
+
+def _reseal(row: list[object]) -> Reseal:
+    stream, epoch, first_sequence, digest, new_epoch = map(str, row)
+    return Reseal(stream, bytes.fromhex(epoch), int(first_sequence), bytes.fromhex(digest), bytes.fromhex(new_epoch))
 
 
 def sidecar_path(path: Path, ending: str) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, TailCache, is_mark_due
+from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import HeldRange, LastBatch, OriginRange, PeerPosition
@@ -109,12 +109,12 @@ class Transaction:
         """While a new epoch is due: the offset of each stream behind which no consumer can have read a fact."""
         return dict(self._execute(QUERIES["select_unseen"]).fetchall())
 
-    def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
-        """The rows of the store's own batches that begin behind an offset, in order, with their row numbers; few in
-        memory at once."""
+    def origin_rows(self, stream: int, origin: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
+        """The rows of an origin's batches that begin behind an offset, in order, with their row numbers; few in memory
+        at once."""
         while True:
-            asked = (stream, self.catalog.own_origin, after_offset, ROWS_AT_ONCE)
-            rows = self._execute(QUERIES["select_own_rows"], asked).fetchall()
+            asked = (stream, origin, after_offset, ROWS_AT_ONCE)
+            rows = self._execute(QUERIES["select_origin_rows"], asked).fetchall()
             yield from ((number, tuple(row)) for number, *row in rows)
             if not rows:
                 return
@@ -323,6 +323,18 @@ class Transaction:
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
         values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
         self._execute(QUERIES["update_batch"], values)
+
+    def add_reseal(self, one: Reseal) -> None:
+        """Record that own facts were resealed."""
+        catalog = self.catalog
+        stream, zone = catalog.streams[one.stream].id, catalog.origin.zone
+        old, new = (self.origin(Origin(zone, epoch)) for epoch in (one.epoch, one.new_epoch))
+        self._execute(QUERIES["insert_reseal"], (stream, old, one.first_sequence, one.digest, new))
+        catalog.reseals = (*catalog.reseals, one)
+
+    def allow_resealing(self, why: str) -> None:
+        """A new epoch is due: until it has begun, the tables allow that batches are rewritten."""
+        self._execute(QUERIES["update_new_epoch_because"], (why, None))
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Record what was lost or refused. A repeat of kind and subject increments the count."""

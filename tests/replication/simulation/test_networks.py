@@ -16,6 +16,11 @@ from tests.sim import IS_LONG, first_seed, patient, scaled
 PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
 FOUND = [
     (
+        "plants",
+        "restored_image",
+        10001665,
+    ),  # an image older than a reseal is put back: facts are stored under two names
+    (
         "diamond",
         "serving_twin",
         20002098,
