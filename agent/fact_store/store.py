@@ -197,6 +197,13 @@ class FactStore:
         """The store's epoch, 16 random bytes."""
         return self.origin.epoch
 
+    @property
+    def former_epochs(self) -> list[bytes]:
+        """The epochs that the store had before its present one, as far as it knows, in the order in which it learned
+        of them: peers may hold facts of them that were lost with a restore."""
+        catalog = self._writer.catalog
+        return [one.epoch for one in catalog.origins if one.zone == catalog.origin.zone and one != catalog.origin]
+
     def read(
         self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
     ) -> Page:

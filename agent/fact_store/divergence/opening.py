@@ -184,6 +184,8 @@ def _load_and_begin(
     if why is not None:
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
         beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+        if witness is not None:  # facts that peers hold of an epoch that this copy has never had are its own as well
+            beginning.origin(Origin(before.zone, bytes.fromhex(witness.epoch)))
         beginning.origin(now)
         # Before the epoch is updated: the trigger lets batches be rewritten only while a new epoch is due (decision
         # 0041).

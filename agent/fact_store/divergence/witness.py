@@ -13,6 +13,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from agent.batch import EPOCH_BYTES
 from agent.fact_store.divergence.epoch_rules import Witness
 from agent.fact_store.log import Reseal
 from agent.fact_store.sqlite import sync_folder
@@ -26,7 +27,10 @@ def read_witness(path: Path) -> Witness | None:
     try:
         found = json.loads(sidecar_path(path, ".witness").read_text(encoding="utf-8"))
         ends = {str(name): int(end) for name, end in found["ends"].items()}
-        return Witness(str(found["epoch"]), ends, tuple(map(_reseal, found.get("reseals", ()))))
+        epoch = bytes.fromhex(found["epoch"])
+        if len(epoch) != EPOCH_BYTES:
+            return None
+        return Witness(epoch.hex(), ends, tuple(map(_reseal, found.get("reseals", ()))))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

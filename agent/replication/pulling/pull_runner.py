@@ -11,7 +11,7 @@ the log says why, once.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,14 @@ from agent.batch import Batch, Kind, Origin
 from agent.pages import BatchEnd, PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
-from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, LastBatchEnd, OriginHead
+from agent.replication.protocol.messages import (
+    FORMER_EPOCHS_MAX,
+    Confirm,
+    ErrorAnswer,
+    FetchFacts,
+    LastBatchEnd,
+    OriginHead,
+)
 from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.pull_events import (
@@ -48,7 +55,7 @@ ORIGINS_MAX = 500
 @dataclass(frozen=True, slots=True)
 class PullSettings:
     """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it
-    relays."""
+    relays; facts of our own former epochs it always may."""
 
     peer_zone: str
     stream: str
@@ -130,7 +137,8 @@ class PullRunner:
         self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
-        known = {str(origin): count for origin, count in counts.items() if origin.zone in settings.origins}
+        allowed = self._origins()
+        known = {str(origin): n for origin, n in counts.items() if not allowed.isdisjoint((origin.zone, str(origin)))}
         self.core = make_receiver(
             settings.receiver,
             None if position is None else position.epoch.hex(),
@@ -158,7 +166,8 @@ class PullRunner:
                 case Fetch():
                     settings = self._settings.receiver
                     held = self._origin_head(effect) if effect.must_show else None
-                    request = fetch_request(effect, self._settings, held)
+                    former = [epoch.hex() for epoch in self._store.former_epochs[-FORMER_EPOCHS_MAX:]]
+                    request = fetch_request(effect, self._settings, held, former)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
                 case Append():
@@ -180,6 +189,11 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
+    def _origins(self) -> frozenset[str]:
+        """What the peer may bring: facts of its zones, and our own of former epochs, which a restore may have lost."""
+        store = self._store
+        return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
+
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
         peer's page contradicted (0041), else the last."""
@@ -200,7 +214,7 @@ class PullRunner:
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
             page = check_page(
-                *(answer, sealed, settings.peer_zone, settings.stream, settings.origins), self._start_check
+                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
             )
         except MalformedMessage as error:
             return _unreadable(fetch_id, error)
@@ -210,7 +224,7 @@ class PullRunner:
 
     def _start_check(self, content: PageContent) -> CheckedContent:
         settings = self._settings
-        check = partial(check_batches, content.entries, content.sealed, settings.stream, settings.origins)
+        check = partial(check_batches, content.entries, content.sealed, settings.stream, self._origins())
         return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
@@ -233,8 +247,11 @@ class PullRunner:
             self._io.happened(Appended())
 
 
-def fetch_request(effect: Fetch, settings: PullSettings, origin_head: OriginHead | None) -> FetchFacts:
-    """The request of a fetch; `origin_head` is the last fact of the peer's epoch that is held here, if it is sent."""
+def fetch_request(
+    effect: Fetch, settings: PullSettings, origin_head: OriginHead | None, former_epochs: Sequence[str] = ()
+) -> FetchFacts:
+    """The request of a fetch; `origin_head` is a batch of the peer's epoch that is held here, if one is sent,
+    `former_epochs` those of which we take our own facts back."""
     last_batch = effect.last_batch
     return FetchFacts(
         consumer_name=settings.consumer_name,
@@ -252,6 +269,7 @@ def fetch_request(effect: Fetch, settings: PullSettings, origin_head: OriginHead
         last_batch=last_batch and LastBatchEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
         origin_head=origin_head,
         high_water_offset=effect.after_offset if effect.epoch is not None else None,
+        former_epochs=list(former_epochs),
     )
 
 

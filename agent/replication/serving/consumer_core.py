@@ -217,7 +217,8 @@ class ConsumerCore:
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
-                return (yield from effects.ReadPage(due, zone, request.definitions_known)), waited_ns
+                former = frozenset(map(bytes.fromhex, request.former_epochs))
+                return (yield from effects.ReadPage(due, zone, request.definitions_known, former)), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns
             if parked.is_superseded:

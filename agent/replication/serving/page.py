@@ -7,13 +7,14 @@
 - A page with offsets contains only the definitions that its batches need: the receiver stores a definition only with a
   batch of the same page whose digest covers it, and would count the others as stored.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
-- Facts whose origin is the asking zone are left out and named as omitted.
+- Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
+  it asks: after a restore its peers may be the only ones to hold them.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Origin
@@ -81,6 +82,7 @@ def select_page(
     offered: Mapping[Origin, Sequence[bytes]],
     known: Mapping[str, int],
     packet_bytes_max: int,
+    former_epochs: Collection[bytes] = (),
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
@@ -94,7 +96,7 @@ def select_page(
     for batch in batches:
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
-        if batch.origin.zone == asking_zone:
+        if is_omitted(batch.origin, asking_zone, former_epochs):
             selection.omit(batch)
             taken += 1
             continue
@@ -117,6 +119,11 @@ def select_page(
         first = page.batches[0].first_offset
         return Refuse("store_unavailable", f"definitions for the batch at offset {first} are missing here")
     return chosen
+
+
+def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes]) -> bool:
+    """Whether facts of an origin are left out of a page for a zone that asks for its own of some former epochs."""
+    return origin.zone == asking_zone and origin.epoch not in former_epochs
 
 
 class _Selection:

@@ -17,7 +17,7 @@ from agent.pages import Page, StoredBatch
 from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import Piece, ReadPlan, select_page
+from agent.replication.serving.page import Piece, ReadPlan, is_omitted, select_page
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
@@ -31,12 +31,14 @@ INLINE_PAUSE_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, for which zone, which definitions it knows, and how large a packet may be."""
+    """What to read, for which zone, which definitions it knows, how large a packet may be, and of which of its former
+    epochs the zone takes its own facts back."""
 
     plan: ReadPlan
     asking_zone: str
     definitions_known: Mapping[str, int]
     packet_bytes_max: int
+    former_epochs: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,9 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
 def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
     definitions = _read_definitions(store, page.batches, asked)
     known = asked.definitions_known
-    chosen = select_page(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max)
+    chosen = select_page(
+        asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, asked.former_epochs
+    )
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches = [], []
@@ -147,7 +151,7 @@ def _read_definitions(
     """By origin, the definitions its batches need beyond those the requester knows."""
     wanted: dict[Origin, int] = {}
     for each in batches:
-        if each.origin.zone != asked.asking_zone:
+        if not is_omitted(each.origin, asked.asking_zone, asked.former_epochs):
             wanted[each.origin] = max(wanted.get(each.origin, 0), each.definition_count)
     found = {}
     for origin, count in wanted.items():

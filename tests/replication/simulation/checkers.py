@@ -15,7 +15,9 @@
     version       nothing is accepted from a peer of another major version
     refused       what a node refuses as a fork contradicts what it holds
     uncompared    what a node reports as uncompared was released or damaged there
-    echo          no node is sent facts of its own zone
+    echo          no node is sent facts of its own zone, except of a former epoch for which it asks
+    home          at the end a node has all facts of its former epochs that its peers hold intact and that contradict
+                  none of its own
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
     fenced        no instance confirms for a consumer once another instance has its lease
     store         no store ends itself on a peer's claim unless it is a copy or has a twin (checked by the nodes)
@@ -460,6 +462,19 @@ class Checkers:
                 wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}
                 if lacks := wanted - intact[node.name]:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
+
+    def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
+        """Batches of a node's own former epochs that a peer holds intact and the node does not."""
+        for node in nodes:
+            log, known = self.logs[node.name], node.running.former_epochs
+            for pull in [pull for pull in node.pulls if known and not pull.is_fenced]:
+                theirs, intact = self.logs[pull.peer.name], _intact(pull.peer.running)
+                own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin.epoch in known]
+                forked = {one.key.origin for one in own if log.contradicts(one)}
+                lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
+                if lost := {key for key in lost if not self._has_reported(node.name, key)}:
+                    name = pull.peer.name
+                    yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
     def _check_bytes(self, node: Node) -> None:
         """A store serves what was sealed, byte for byte."""

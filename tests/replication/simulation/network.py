@@ -172,6 +172,7 @@ class World:
                     yield left
         if self.faults.anti_entropy_ms and not self._are_equal():
             yield self._unequal
+        yield from self.check.lost_at_home(self.nodes)
 
     def _are_equal(self) -> bool:
         """Whether anti-entropy has nothing left to repair; checked once between two rounds, because it reads all
@@ -296,8 +297,7 @@ class World:
         for node in self.nodes:
             node.end_faults()
         self.at(LOOK_MS, self._look)
-        if self.faults.anti_entropy_ms:
-            self.at(1, self._compare_all)
+        self.at(1, self._compare_all if self.faults.anti_entropy_ms else self._bring_home)
 
     def _pull(self) -> Pull:
         return self.chance.choice([pull for node in self.nodes for pull in node.pulls])
@@ -356,6 +356,11 @@ class World:
             for pull in node.pulls:
                 pull.comparing.begin()
         self.at(COMPARE_MS, self._compare_all)
+
+    def _bring_home(self) -> None:
+        for node in self.nodes:
+            node.bring_home()
+        self.at(COMPARE_MS, self._bring_home)
 
     def _upgrade(self) -> bool:
         return self._hit(Node.upgrade)

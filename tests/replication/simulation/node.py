@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tests.replication.simulation.pulling import Pull
 
 DISK_MS_MAX = 8
+HOME_MS_MAX = 3_000
 IDLE_MS = 4_000
 """Between two runs of the writer's timers without work."""
 
@@ -95,10 +96,17 @@ class Node:
         self.serving = Serving(self)
         for pull in self.pulls:
             pull.start()
+        self.bring_home()
         if self.is_producer:
             self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
         self.after(IDLE_MS, self._idle)
+
+    def bring_home(self) -> None:
+        """As a node does that has had other epochs: compare, and fetch what a restore has lost."""
+        if self._store is not None and self._store.former_epochs:
+            for pull in self.pulls:
+                self.after(self.world.chance.randint(1, HOME_MS_MAX), pull.comparing.begin)
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Call `action` later, unless this life is over by then."""

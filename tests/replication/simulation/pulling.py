@@ -183,7 +183,11 @@ class Pull:
             checked.set_exception(error)
             return Waiting(checked)
         batches.version, batches.served = self._answers
-        if any(batch.header.origin.zone == self.node.zone for batch in batches):
+        own, store = (
+            [one.header.origin for one in batches if one.header.origin.zone == self.node.zone],
+            self.node.running,
+        )
+        if any(origin.epoch not in store.former_epochs for origin in own):
             raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1

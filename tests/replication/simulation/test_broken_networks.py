@@ -28,7 +28,7 @@ from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import AntiEntropy
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import consumer_core, reading
+from agent.replication.serving import consumer_core, page, reading
 from agent.replication.serving.admission import decide_fetch
 from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, RecordServed
 from agent.replication.serving.operations import context
@@ -245,6 +245,13 @@ def server_reports_good_batches_as_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "select_page", lying)
 
 
+def own_facts_stay_away(patch: pytest.MonkeyPatch) -> None:
+    """A server that sends a zone none of its own facts back, and a node that does not fetch them."""
+    for module in (reading, page):
+        patch.setattr(module, "is_omitted", lambda origin, zone, _: origin.zone == zone)
+    repairs_no_gap(patch)
+
+
 def server_echoes(patch: pytest.MonkeyPatch) -> None:
     """A server that sends a zone's own facts back to it."""
     patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, "nobody", *rest))
@@ -313,6 +320,8 @@ BROKEN = [
     Broken("anti_entropy", "both_ways", ("converges",), damage_is_known_by_its_start),
     Broken("none", "chain_2", ("holes",), server_reports_good_batches_as_gone),
     Broken("none", "both_ways", ("echo",), server_echoes),
+    Broken("restored_image", "both_ways", ("converges: not within 180000 ms: home",), own_facts_stay_away),
+    Broken("restored_grown", "ring", ("converges: not within 180000 ms: home",), repairs_no_gap),
     Broken("none", "diamond", ("once", "store"), store_inserts_duplicates),
 ]
 
