@@ -45,6 +45,8 @@ def reseal_unread(transaction: Transaction, origin: Origin) -> list[Resealed]:
         after = max(unread_after, state.released_offset, *_confirmed(transaction, name))
         if _is_sound(transaction, state, transaction.catalog.origin, after):
             found.append(_seal_stream(transaction, state, transaction.catalog.origin, after, origin))
+    if found:
+        _copy_definitions(transaction, transaction.catalog.origin, origin)
     return found
 
 
@@ -60,8 +62,17 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
         if place is None or place[-1] != one.digest:
             continue  # resealed in this copy, or another history of these sequences
         if _is_sound(transaction, state, old, place[0] - 1):
-            found.append(_seal_stream(transaction, state, old, place[0] - 1, Origin(old.zone, one.new_epoch)))
+            new = Origin(old.zone, one.new_epoch)
+            found.append(_seal_stream(transaction, state, old, place[0] - 1, new))
+            _copy_definitions(transaction, old, new)
     return found
+
+
+def _copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
+    """Give an epoch the definitions of the one before that it does not have yet, with their numbers."""
+    counts, numbers = transaction.catalog.definitions, transaction.catalog.origins
+    have, known = (counts.get(numbers[one], Definitions()).count for one in (new, old))
+    transaction.add_definitions(numbers[new], transaction.definition_bodies(numbers[old], have, known))
 
 
 def _kept(ranges: Iterable[HeldRange], first: Header) -> Iterator[HeldRange]:
@@ -107,9 +118,6 @@ def _seal_stream(
     transaction: Transaction, state: StreamState, old_origin: Origin, after: int, origin: Origin
 ) -> Resealed:
     old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
-    known = transaction.catalog.definitions.get(old, Definitions()).count
-    have = transaction.catalog.definitions.get(new, Definitions()).count
-    transaction.add_definitions(new, transaction.definition_bodies(old, have, known))
     link, first, last = Link(state.name, origin), 0, 0
     for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
