@@ -18,7 +18,16 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.log import Duplicate, Fork, ForkError, Insert, decide_insert, digests_in, messages_in
+from agent.fact_store.log import (
+    Duplicate,
+    FactsRefused,
+    Fork,
+    ForkError,
+    Insert,
+    decide_insert,
+    digests_in,
+    messages_in,
+)
 from agent.fact_store.sqlite import Transaction
 from agent.pages import BatchEnd, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
 
@@ -31,9 +40,17 @@ class ReceivedPage:
     stream: str
     batches: Sequence[Batch]
     definitions: Sequence[ReceivedDefinition]
-    position: PeerPosition
+    position: PeerPosition | None
+    """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
+    missing."""
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
+
+    @property
+    def present(self) -> batch_format.Origin:
+        """The peer's own facts in its present epoch."""
+        assert self.position is not None
+        return batch_format.Origin(self.peer, self.position.epoch)
 
 
 @dataclass(slots=True)
@@ -66,6 +83,10 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing, FactsRefused; then
     nothing is stored."""
+    if page.position is None:  # it stays as it is when this is written, whatever epoch the peer has begun since
+        page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
+    if page.position is None:
+        raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
     plan = _plan_page(transaction, page)
     try:
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
@@ -104,7 +125,7 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
             continue
-        if known is not None and known.epoch == page.position.epoch and last_offset <= known.offset:
+        if known is not None and known.epoch == page.present.epoch and last_offset <= known.offset:
             continue
         transaction.add_incident(
             "peer_hole",
@@ -147,7 +168,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
-    plan, present = _PagePlan(), batch_format.Origin(page.peer, page.position.epoch)
+    plan, present = _PagePlan(), page.present
     for batch in page.batches:
         origin = batch.header.origin
         try:
@@ -174,7 +195,7 @@ def _may_have_two_histories(
 ) -> bool:
     """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
     should have, or the peer's own log began another epoch."""
-    present = batch_format.Origin(page.peer, page.position.epoch)
+    present = page.present
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
         return True
     if origin.zone == present.zone:
@@ -193,7 +214,7 @@ def _may_have_two_histories(
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
     """Whether the page is the first of another epoch of the peer."""
     known = transaction.catalog.peers.get((page.peer, page.stream))
-    return known is not None and known.epoch != page.position.epoch
+    return known is not None and known.epoch != page.present.epoch
 
 
 def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:

@@ -171,7 +171,7 @@ class Inbound(Protocol):
         stream: str,
         batches: Sequence[Batch],
         definitions: Sequence[ReceivedDefinition],
-        position: PeerPosition,
+        position: PeerPosition | None,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,

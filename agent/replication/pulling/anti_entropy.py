@@ -75,6 +75,8 @@ class Comparison:
     bytes of answers."""
 
     stream: str
+    epoch: str = ""
+    """The peer's, of all its answers."""
     compared_facts: int = 0
     exchanges: int = 0
     bytes: int = 0
@@ -366,6 +368,13 @@ class AntiEntropy:
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
         reply = await self._requester.ask(request, ANSWER_S)
+        epoch = reply.answer.epoch
+        found.epoch = found.epoch or epoch
+        if epoch != found.epoch:  # ranges of one store say nothing of what another holds
+            raise PageRefused(
+                f"{self._settings.peer_zone} answered under epoch {found.epoch} and then under {epoch}: it has begun a new"
+                " one, or two machines answer in its name; compare again"
+            )
         found.exchanges += 1
         found.bytes += reply.bytes
         return reply
@@ -373,14 +382,12 @@ class AntiEntropy:
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
-        position = self._store.inbound.peer_position(peer, found.stream)
-        if position is None:
+        if self._store.inbound.peer_position(peer, found.stream) is None:
             return  # nothing was pulled yet: everything will come with the pull
         async for batches, definitions in self._pages(found, origin, span):
             await self._artifacts.fetch(batches)
-            putting = self._store.inbound.put_batches(
-                peer, found.stream, batches, definitions, position, is_backlog=True
-            )
+            # Without a position: the pull may have moved it meanwhile, also to another epoch of the peer.
+            putting = self._store.inbound.put_batches(peer, found.stream, batches, definitions, None, is_backlog=True)
             stored += (await asyncio.wrap_future(putting)).stored_facts
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0

@@ -192,6 +192,51 @@ def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
     played(tmp_path, scenario)
 
 
+def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
+    """While a comparison fetches, the pull may have gone on, also into another epoch of the peer: what is fetched is
+    stored, and the position stays where the pull has moved it."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs, later = Elsewhere("plant-a"), PeerPosition(b"\7" * 16, 5)
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+
+            async def pulled_meanwhile(_: Sequence[object]) -> None:
+                put(idmz, theirs, [], later)
+
+            comparer._artifacts.fetch = pulled_meanwhile  # type: ignore[method-assign, assignment]
+            await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == 20
+        assert idmz.inbound.peer_position("plant-a", STREAM) == later
+
+    played(tmp_path, scenario)
+
+
+def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
+    """Answers of two epochs, of a peer that began one meanwhile or of two machines with one name, make no comparison."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        async with comparing(plant, idmz) as (comparer, peer):
+            ask = peer.ask
+
+            async def in_turn(request: Request, timeout_s: float) -> Reply:
+                reply = await ask(request, timeout_s)
+                if len(peer.answers) < 2:
+                    return reply
+                return reply._replace(answer=msgspec.structs.replace(reply.answer, epoch="7" * 32))
+
+            peer.ask = in_turn  # type: ignore[method-assign]
+            with pytest.raises(PageRefused, match="two machines"):
+                await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == 10
+
+    played(tmp_path, scenario)
+
+
 def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
     """What may pass ends the comparison, to be made again; nothing is told as refused for good."""
 
