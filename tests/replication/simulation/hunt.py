@@ -2,8 +2,8 @@
 
     nice -n 10 python -m tests.replication.simulation.hunt --minutes 30 restored_grown serving_twin
 
-Faults are named after the options; none means all. Each failure is one line that names topology, fault and seed; the
-last line has the figures. A line replays with `--only diamond:serving_twin:20002098`.
+Faults are named after the options; none means all. Each failure is one line that names topology, fault and seed; a line
+of figures follows each thousand schedules and the last. A failure replays with `--only diamond:serving_twin:20002098`.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.support.memory import memory_folder
 
 COLLECT_EVERY = 100
+REPORT_EVERY = 1_000
 
 
 def run_schedule(topology: str, fault: str, seed: int, folder: Path) -> str:
@@ -62,10 +63,11 @@ def main() -> None:
             seed += 1
             if seed % COLLECT_EVERY == 0:
                 gc.collect()
-        count, took_s = seed - asked.first, time.process_time() - begun_s
-        print(
-            f"{count:,} schedules from seed {asked.first}, {count / took_s:.1f} a second of CPU, failed: {dict(failed)}"
-        )
+            if (count := seed - asked.first) % REPORT_EVERY == 0 or time.monotonic() >= until_s:
+                rate = count / (time.process_time() - begun_s)
+                print(
+                    f"{count:,} from seed {asked.first}, {rate:.1f} a second of CPU, failed: {dict(failed)}", flush=True
+                )
 
 
 if __name__ == "__main__":
