@@ -20,6 +20,7 @@
                   none of its own
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
     fenced        no instance confirms for a consumer once another instance has its lease
+    forged        no store holds facts that an attacker made, except the attacker's own
     store         no store ends itself on a peer's claim unless it is a copy or has a twin (checked by the nodes)
 
 The network itself checks that everything converges within a bound. A checker that finds a violation raises Violation.
@@ -151,6 +152,10 @@ class Checkers:
         self.gone: set[Key] = set()
         """Reported as gone by a peer, or removed by a restored image before another store had them."""
         self.acknowledged: set[Key] = set()
+        self.forged: set[Key] = set()
+        """Sealed by an attacker on a relay that was taken over."""
+        self.is_hostile = False
+        """Whether there was one: pages of an attacker promise no order, and no truth about holes."""
         self.forks: set[Origin] = set()
         """Origins with two histories, because the store was restored or cloned."""
         self.refused: dict[str, set[Key]] = {}
@@ -199,9 +204,15 @@ class Checkers:
         origin = row.key.origin
         if row.first_offset != log.end_offset + 1:
             raise self.failed(f"dense: {where} where {log.end_offset + 1} is next")
+        if row.key in self.forged:
+            if node.attacker is None:
+                raise self.failed(f"forged: {where} holds {row.key}, which {origin.zone} never recorded")
+            log.add(row)
+            return
         if row.key in log.keys or log.contradicts(row):
             raise self.failed(f"once: {where} holds {row.key} again")
-        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._is_reported(node, row.key):
+        is_late = row.key.first_sequence <= log.highest.get(origin, 0)
+        if is_late and not self.is_hostile and not self._is_reported(node, row.key):
             raise self.failed(f"order: {where} holds {row.key} after {log.highest[origin]}")
         self._check_chain(where, row)
         log.add(row)
@@ -274,6 +285,10 @@ class Checkers:
                     raise self.failed(f"holes: {peer.name} reports that {row.key} is gone, and it is not")
                 announced.append(row)
 
+    def hidden(self, relay: Node, first_offset: int, last_offset: int) -> None:
+        """An attacker is about to name facts as gone that are not."""
+        self._announced_holes[relay.name, relay.life, first_offset, last_offset] = []
+
     def page_offered(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
         """A page is handed to a store. If the node dies between commit and answer, `reopened` checks the page."""
         self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
@@ -290,7 +305,10 @@ class Checkers:
 
     def _add_gone(self, page: Offered) -> None:
         for first, last, _ in page.holes:
-            for row in self._announced_holes[*page.served, first, last]:
+            announced = (*page.served, first, last)
+            for row in (
+                self._announced_holes.get(announced, ()) if self.is_hostile else self._announced_holes[announced]
+            ):
                 self.gone.add(row.key)
                 self._gone_sequences.setdefault(row.key.origin, set()).update(
                     range(row.key.first_sequence, row.last_sequence + 1)

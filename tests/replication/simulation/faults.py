@@ -37,6 +37,7 @@ class Faults:
     retention_bytes: int = 0
     damage_ms: int = 0
     anti_entropy_ms: int = 0
+    taken_over_relay: bool = False
     append_ms: int = 700  # no fault: the mean interval between two appends in the whole network
 
 
@@ -80,6 +81,7 @@ NAMED: dict[str, Faults] = {
         crash_ms=6_000,
         partition_two_way_ms=4_000,
     ),
+    "taken_over_relay": Faults(taken_over_relay=True),
     "everything": Faults(
         loss=0.05,
         duplicate=0.05,
@@ -99,6 +101,9 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
 with faults that delay readers."""
+NEED_SIGNATURES = frozenset({"taken_over_relay"})
+"""Faults that only signed origins survive; without signatures the checkers find what an attacker made in other
+stores."""
 COMBINED = frozenset({"restored_grown_full", "restored_grown_restarted", "serving_twin_diverged", "everything"})
 """Several of the others together, each for what none of them reaches alone: a restored store that has dropped the facts
 which would contradict it, one that was also restarted before it was read, and twins whose logs differ before they are

@@ -21,6 +21,7 @@ from tests.replication.simulation.serving import Serving
 if TYPE_CHECKING:
     from tests.replication.simulation.network import World
     from tests.replication.simulation.pulling import Pull
+    from tests.replication.simulation.relay import TakenOver
 
 DISK_MS_MAX = 8
 HOME_MS_MAX = 3_000
@@ -48,6 +49,7 @@ class Node:
         self.is_retired = False
         self.is_copied = False
         """Whether it was restored or has a twin. Only such a store may end itself on a peer's claim."""
+        self.attacker: TakenOver | None = None
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -78,7 +80,7 @@ class Node:
 
     def make(self) -> None:
         """The empty store, for the first start."""
-        stepped.new_store(self._folder, self.zone, self.name)
+        stepped.write_image(self._folder, stepped.image_of_new(self.zone, self.name))
 
     def start(self, *, is_old: bool = False) -> None:
         """Open the store and begin; `is_old`, with an image that was restored."""
@@ -97,6 +99,8 @@ class Node:
         for pull in self.pulls:
             pull.start()
         self.bring_home()
+        if self.attacker is not None:
+            self.attacker.begin()
         if self.is_producer:
             self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
@@ -269,6 +273,24 @@ class Node:
         self.life += 1
         self.abandon()
         self.world.check.retired(self)
+
+    def take_over(self, attacker: TakenOver) -> None:
+        """An attacker has the machine from now on."""
+        self.attacker, self.is_copied = attacker, True
+        self.world.check.is_hostile = True
+        self.world.injected["taken_over_relay"] += 1
+        if self._store is not None:
+            attacker.begin()
+
+    def install_anew(self) -> None:
+        """The machine that was taken over is installed anew, with an empty store."""
+        if self._store is None:
+            self.world.at(200, self.install_anew)
+            return
+        self._commit()
+        self.attacker = None
+        if self._store is not None:
+            self._again_with(stepped.image_of_new(self.zone, f"{self.name}-{self.life}"), is_old=True)
 
     def fill(self) -> bool:
         """The disk is full for a while: the store measures it, or SQLite meets it within a commit."""

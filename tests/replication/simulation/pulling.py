@@ -148,6 +148,8 @@ class Pull:
 
         def answer(machine: Node, answered: bytes) -> None:
             version, served = machine.version, (machine.name, machine.life)
+            if machine.attacker is not None:
+                answered = machine.attacker.spoiled(node.zone, answered)
             arrived = answer_of(version, answered)
             world.carry(machine, node, lambda: self._answered(life, fetch_id, arrived, version, served))
 

@@ -310,6 +310,8 @@ BROKEN = [
     Broken("serving_twin", "chain_2", ("position",), receiver=ForgetsLeftEpochs),
     Broken("serving_twin", "ring", ("converges", "lost", "once", "chain"), server_skips_the_history_check),
     Broken("serving_twin_diverged", "ring", ("lost", "order"), every_page_end_counts_as_served),
+    Broken("taken_over_relay", "chain_3", ("forged",)),  # no receiver asks for a signature
+    Broken("taken_over_relay", "two_readers", ("forged",)),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), accepts_any_major),
     Broken("retention", "chain_2", ("lost", "acknowledged"), server_reports_no_hole, AcceptsAnyPage),
