@@ -165,6 +165,8 @@ class Checkers:
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
+        self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
+        """By node, the sequences before a batch that came without them."""
         self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
         """How far a peer's epoch was ever durable at its receiver: by (receiving zone, peer, epoch)."""
@@ -211,20 +213,25 @@ class Checkers:
             return
         if row.key in log.keys or log.contradicts(row):
             raise self.failed(f"once: {where} holds {row.key} again")
-        is_late = row.key.first_sequence <= log.highest.get(origin, 0)
+        highest = log.highest.get(origin, 0)
+        if highest and row.key.first_sequence > highest + 1:  # a gap, which the store has reported
+            skipped = self._gap_sequences.setdefault((node.name, origin), set())
+            skipped.update(range(highest + 1, row.key.first_sequence))
+        is_late = row.key.first_sequence <= highest
         if is_late and not self.is_hostile and not self._is_reported(node, row.key):
-            raise self.failed(f"order: {where} holds {row.key} after {log.highest[origin]}")
+            raise self.failed(f"order: {where} holds {row.key} after {highest}")
         self._check_chain(where, row)
         log.add(row)
 
     def _is_reported(self, node: Node, key: Key) -> bool:
         """Whether a batch was reported as gone; where its origin has two histories, also whether the other batch under
-        its sequences was, or the node refused that."""
+        its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of both."""
         if key in self.gone or key.origin not in self.forks:
             return key in self.gone
         reported = (
             self._gone_sequences.get(key.origin, set()),
             self._refused_sequences.get((node.name, key.origin), set()),
+            self._gap_sequences.get((node.name, key.origin), set()),
         )
         return any(key.first_sequence in one for one in reported)
 
