@@ -61,7 +61,8 @@ TOPOLOGIES: dict[str, Topology] = {
         (("idmz", "plant-a"), ("idmz", "plant-b"), ("idmz", "plant-c")), ("plant-a", "plant-b", "plant-c")
     ),
     "two_readers": Topology(
-        (("idmz", "plant"), ("enterprise", "idmz"), ("cloud", "idmz"), ("cloud", "plant")), ("plant",)
+        (("idmz", "plant"), ("cloud", "plant"), ("cloud", "idmz"), ("enterprise", "idmz"), ("enterprise", "cloud")),
+        ("plant",),
     ),
     "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
     "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),
