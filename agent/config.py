@@ -27,6 +27,7 @@ from agent.fact_store import StoreSettings, StreamSettings
 from agent.ingest import DeviceProfile, ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 from agent.message import STREAM, ZONE
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
+from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
@@ -197,6 +198,8 @@ class NodeSettings:
     stream: tuple[StreamSettings, ...] = ()
     broker: tuple[BrokerSettings, ...] = ()
     peer: tuple[PeerSettings, ...] = ()
+    signing: SigningSettings = field(default_factory=SigningSettings)
+    origin: tuple[OriginSettings, ...] = ()
     opcua: tuple[OpcuaSourceSettings, ...] = ()
     modbus: tuple[ModbusSourceSettings, ...] = ()
     health: HealthSettings = field(default_factory=HealthSettings)
@@ -211,6 +214,13 @@ class NodeSettings:
                 yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
             if self.node.zone in peer.relays:
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
+        for index, origin in enumerate(self.origin):
+            if origin.zone == self.node.zone:
+                yield f"origin[{index}].zone", "this is our own zone, whose facts are signed here; see [signing]"
+            if origin.signatures == "required" and not origin.pinned and self.signing.facts_ca_file is None:
+                why = "nothing could be accepted: name signing.facts_ca_file, or pin the zone's certificate"
+                yield f"origin[{index}].signatures", why
+        yield from _twice([(f"origin[{i}].zone", o.zone) for i, o in enumerate(self.origin)])
         kept_here = {stream.name for stream in self.stream if stream.write_class == "local"}
         for index, peer in enumerate(self.peer):
             if leaving := sorted(kept_here.intersection(peer.exports)):
@@ -392,6 +402,8 @@ class _Reader:
                 given[name] = self._wrong(_join(path, name), MISSING, "is required")
             elif isinstance(setting.default, Path):
                 given[name] = self.folder / setting.default
+            elif is_dataclass(hints[name]):  # an absent section has defaults with paths, too
+                given[name] = self.table(typing.cast(type, hints[name]), {}, _join(path, name))
         wrong = {name for name, value in given.items() if value is _WRONG}
         if any(known[name].default is MISSING or isinstance(known[name].default, tuple) for name in wrong):
             return typing.cast(SettingsT, _WRONG)  # these have no default to check the rules with

@@ -25,6 +25,8 @@ class StoredBatch:
     sealed: bytes
     origin: Origin
     definition_count: int
+    head: bytes = b""
+    """The signature of the chain up to this batch (`agent.signing.heads`); empty where it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,35 @@ class OriginRange(NamedTuple):
     def named(self) -> dict[str, object]:
         """The range as a JSON object."""
         return {**self._asdict(), "epoch": self.epoch.hex()}
+
+
+@dataclass(frozen=True, slots=True)
+class KeptHead:
+    """The head to be stored with a batch of a page, given by its position in the page. `is_verified`: the signature is
+    that of a trusted signer of the batch's zone."""
+
+    index: int
+    record: bytes
+    is_verified: bool
+
+
+class StoredHead(NamedTuple):
+    """A head as stored: the last sequence it covers, its bytes, and when it was verified here (ms since 1970; None: it
+    was not)."""
+
+    last_sequence: int
+    record: bytes
+    verified_unix_ms: int | None
+
+
+class Declined(NamedTuple):
+    """Facts of a page that are not stored because their origin did not prove them, or because they cannot be read: their
+    offsets at the peer, their origin, and why."""
+
+    first_offset: int
+    last_offset: int
+    facts: OriginRange
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from agent.config import (
 )
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.signing.settings import OriginSettings, SigningSettings
 
 SECTIONS = {
     "node": IdentitySettings,
@@ -29,6 +30,8 @@ SECTIONS = {
     "health": HealthSettings,
     "broker": BrokerSettings,
     "peer": PeerSettings,
+    "signing": SigningSettings,
+    "origin": OriginSettings,
     "opcua": OpcuaSourceSettings,
     "modbus": ModbusSourceSettings,
 }

@@ -33,7 +33,8 @@ GROUND = (
     "agent.pages",
 )
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
-WHOLE = (*GROUND, *PARTS, "agent.config")
+FOUNDATION = (*GROUND, "agent.signing")
+WHOLE = (*FOUNDATION, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
@@ -47,8 +48,9 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
     "agent.pages": ("agent.batch", "agent.lease"),
-    "agent.fact_store": GROUND,
-    "agent.query": (*GROUND, "agent.fact_store"),  # reads only
+    "agent.signing": GROUND,
+    "agent.fact_store": FOUNDATION,
+    "agent.query": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.ingest": (
         "agent.errors",
         "agent.columns",
@@ -56,11 +58,11 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.status_codes",
         "agent.file_hints",
     ),  # appends through a port
-    "agent.replication": (*GROUND, "agent.file_hints"),  # stores through a port
+    "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors",),  # reads figures that the node hands it
-    "pyspark_bsfg": (*GROUND, "agent.fact_store"),  # reads only
-    "agent.config": (*GROUND, *PARTS),  # the settings of each part
-    "agent.local_socket": (*GROUND, "agent.fact_store", "agent.replication", "agent.config"),
+    "pyspark_bsfg": (*FOUNDATION, "agent.fact_store"),  # reads only
+    "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
+    "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
     "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
@@ -91,9 +93,10 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
+    "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
-    "agent.cli.tags",
+    *("agent.cli.pki", "agent.cli.tags"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -140,6 +143,7 @@ CORES: tuple[str, ...] = (
         f"agent/fact_store/append/{name}.py"
         for name in (
             "acks",
+            "checkpoint",
             "admission",
             "group_commit",
         )
@@ -261,6 +265,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
     *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
+    *(f"agent/signing/{name}.py" for name in ("certificates", "heads", "keys", "runs")),
     *(
         f"agent/replication/broker/{name}.py"
         for name in (
@@ -336,7 +341,7 @@ EXCUSE = re.compile(r"# (tidy: |bounded by )\w+")
 # Adapters of one kind have the same modules, so that a reader of one knows the other.
 SIBLINGS = (("agent/ingest/opcua", "agent/ingest/modbus", {"address.py", "decode.py", "plan.py", "source.py"}),)
 
-PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health")
+PACKAGES_WITH_DESIGN = ("fact_store", "query", "ingest", "replication", "health", "signing")
 DESIGN_HEADINGS = ("Purpose", "Background", "Components", "Decisions and their price")
 
 SKIPPED_FOLDERS = {".git", ".venv", "build", "dist", "__pycache__", "spark-warehouse"}

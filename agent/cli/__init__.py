@@ -37,7 +37,7 @@ _COMMANDS = {
     "latest": "agent.cli.facts.latest:latest",
     "sql": "agent.cli.facts.sql:sql",
     "store": "agent.cli.store:store",
-    "pki": "agent.cli.pki:pki",
+    "pki": "agent.cli.pki.group:pki",
     "broker": "agent.cli.broker:broker",
     "peer": "agent.cli.peer:peer",
     "source": "agent.cli.source.group:source",

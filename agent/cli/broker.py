@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from agent.cli import json_option
-from agent.cli.pki import pki_option
+from agent.cli.pki.options import pki_option
 from agent.replication.broker import (
     CONFIG_NAME,
     PORT,

@@ -39,6 +39,6 @@ from agent.fact_store.log import (
     check_digest,
 )
 from agent.fact_store.producers import Producers
-from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace
+from agent.fact_store.read import INCIDENTS_MAX, ConsumerSpace, StoreReader, StoreSpace, Verified
 from agent.fact_store.sqlite import FILES, check_known, connect_reader, named_statements
 from agent.fact_store.store import FactStore

@@ -23,7 +23,15 @@ from agent.fact_store.log import FactsRefused
 from agent.fact_store.read import StoreReader
 from agent.fact_store.writer import Writer
 from agent.message import STREAM, ZONE, check_name
-from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition, RepairedRange
+from agent.pages import (
+    Declined,
+    KeptHead,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+    RepairedRange,
+)
 
 _OFFSET_MAX = 2**63 - 1
 
@@ -50,6 +58,9 @@ class Inbound:
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
+        heads: Sequence[KeptHead] = (),
+        signers: Sequence[tuple[bytes, bytes]] = (),
+        declined: Sequence[Declined] = (),
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
         Without a position it stays where it is.
@@ -57,7 +68,10 @@ class Inbound:
         The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what
         the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
         store, so no forecast counts them as what comes in. A batch that contradicts the facts held, and is not of the
-        peer's present epoch, is passed over: an incident, and `refused` in the result.
+        peer's present epoch, is passed over: an incident, and `refused` in the result. `heads` are those of `batches`
+        that are to be stored with them, `signers` (key id, DER) the certificates of their
+        keys; `declined` is what the caller
+        has left out of the page, each an incident and a notice.
 
         At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future:
         ForkError, DefinitionsMissing, FactsRefused (no definition), StoreFull.
@@ -67,7 +81,9 @@ class Inbound:
         if position is not None and not (len(position.epoch) == EPOCH_BYTES and 0 <= position.offset <= _OFFSET_MAX):
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
-        page = ReceivedPage(peer, stream, batches, definitions, position, tuple(holes), is_backlog)
+        page = ReceivedPage(
+            peer, stream, batches, definitions, position, tuple(holes), is_backlog, heads, signers, declined
+        )
         size = sum(len(one.sealed) for one in batches) + sum(len(one.body) for one in definitions)
         return self._writer.submit(
             f"{stream} from {peer}", partial(store_page, page=page), size=size, stream=stream if batches else None
@@ -78,9 +94,11 @@ class Inbound:
         call."""
         return self._writer.submit("damaged", partial(damaged_batches, stream=stream))
 
-    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]:
-        """Replace damaged batches by copies, byte for byte, at the same offsets (repair.py). The caller has parsed each
-        batch and read its content.
+    def repair(
+        self, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead] = ()
+    ) -> Future[list[RepairedRange]]:
+        """Replace damaged batches by copies, byte for byte, at the same offsets (batch_repair.py), with the heads that
+        some of them have. The caller has parsed each batch and read its content.
 
         At once: BatchError (a slice, another stream), StoreBusy. Through the future: FactsRefused, ForkError (another
         history), StoreFull.
@@ -88,7 +106,7 @@ class Inbound:
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
         check_headers(stream, batches)
-        run = partial(repair_batches, stream=stream, peer=peer, batches=batches)
+        run = partial(repair_batches, stream=stream, peer=peer, batches=batches, heads=heads)
         size = sum(len(one.sealed) for one in batches)
         repairing = self._writer.submit(f"{stream} from {peer}", run, size=size, stream=stream)
         repairing.add_done_callback(partial(self._repaired, stream))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Self
 
 from agent.batch import Origin
 from agent.fact_store import consumers
+from agent.fact_store.append import append_checkpoint, sign_backlog
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
@@ -52,6 +53,7 @@ from agent.fact_store.sqlite import Connect, connect, lock, unlock
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
+from agent.signing.heads import HeadSigner
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
+        self.signers, self.head_at, self.next_head = reader.signers, reader.head_at, reader.next_head
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.ended = writer.ended
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
@@ -100,11 +103,13 @@ class FactStore:
         settings: StoreSettings | None = None,
         streams: Sequence[StreamSettings] = (),
         connect_to: Connect = connect,
+        signer: HeadSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
         """Open the store of `zone`, or create it; recovers without help from however the last life ended.
 
-        Streams that `streams` does not name have the defaults of `StreamSettings`. `unattended`, as nodes open it: a
+        Streams that `streams` does not name have the defaults of `StreamSettings`. With `signer` the facts recorded
+        here are signed, also those recorded before in this epoch. `unattended`, as nodes open it: a
         file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
         epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
 
@@ -115,7 +120,7 @@ class FactStore:
         try:
             policies = {one.name: one for one in streams}
             return cls._open_locked(
-                path, zone, settings or StoreSettings(), policies, connect_to, descriptor, unattended=unattended
+                path, zone, settings or StoreSettings(), policies, connect_to, signer, descriptor, unattended=unattended
             )
         except StoreError:
             unlock(descriptor)
@@ -129,26 +134,29 @@ class FactStore:
         settings: StoreSettings,
         policies: dict[str, StreamSettings],
         connect_to: Connect,
+        signer: HeadSigner | None,
         descriptor: int,
         *,
         unattended: bool,
     ) -> FactStore:
         if Ballast(path, settings.ballast_bytes).give_up_if_needed(disk_free(path.parent)):
             log.warning("ballast_given_up", extra={"store": str(path)})
-        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
+        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
         damages = DamageRegistry()
         try:
             reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
         except StoreError:
             opened.connection.close()
             raise
-        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies)
+        writer = Writer(path, opened.connection, opened.catalog, opened.index, settings, policies, signer)
         damages.start(writer)
         space = partial(_space, writer, reader, settings, policies)
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, opened.catalog.origin, writer, reader, damages, artifacts, space, descriptor)
         if unattended:
             store._be_kept_up()
+        if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
+            writer.submit("sign", sign_backlog, is_early=True)
         writer.start()
         return store
 
@@ -205,20 +213,34 @@ class FactStore:
         return [one.epoch for one in catalog.origins if one.zone == catalog.origin.zone and one != catalog.origin]
 
     def read(
-        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        until_offset: int | None = None,
+        whole_runs: bool = False,
     ) -> Page:
         """A page of whole batches, read in the calling thread; see `StoreReader.read`.
 
         It holds nothing beyond `end_offset`. A reading connection sees a commit a moment before `end_offset` includes
         it; a peer that confirmed such a fact at once would be taken for one that has read a newer copy of this store.
         """
-        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset)
+        page = self._read(stream, after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
         if page.batches:
             self._seen.record(stream, page.batches[-1].last_offset)
         return page
 
     def _read(
-        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, until_offset: int | None = None
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        until_offset: int | None = None,
+        *,
+        whole_runs: bool = False,
     ) -> Page:
         """A page for use inside the store: it is not recorded as read by a consumer."""
         catalog = self._writer.catalog
@@ -227,18 +249,32 @@ class FactStore:
         until_offset = end_offset if until_offset is None else min(until_offset, end_offset)
         if known.released_offset <= after_offset:
             tail = catalog.tails.get(known.id, TailCache())
-            if (page := tail.page(after_offset, facts_max, bytes_max, until_offset)) is not None:
+            page = tail.page(after_offset, facts_max, bytes_max, until_offset, whole_runs=whole_runs)
+            if page is not None:
                 return page
         return self.reader.read(
-            stream, after_offset, facts_max, bytes_max, until_offset=until_offset, end_offset=end_offset
+            *(stream, after_offset, facts_max, bytes_max),
+            until_offset=until_offset,
+            end_offset=end_offset,
+            whole_runs=whole_runs,
         )
 
     def read_sequences(
-        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+        self,
+        stream: str,
+        origin: Origin,
+        first_sequence: int,
+        last_sequence: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        whole_runs: bool = False,
     ) -> Page:
         """A page of one origin's batches by its sequences, read in the calling thread; see
         `StoreReader.read_sequences`."""
-        page = self.reader.read_sequences(stream, origin, first_sequence, last_sequence, facts_max, bytes_max)
+        page = self.reader.read_sequences(
+            stream, origin, first_sequence, last_sequence, facts_max, bytes_max, whole_runs=whole_runs
+        )
         if page.batches and origin == self.origin:
             # Sequences are no offsets, so all of the stream counts as read; this is rarely called.
             self._seen.record(stream, self.end_offset(stream))
@@ -255,6 +291,26 @@ class FactStore:
             else {}
         )
         return {origin: found for origin, found in ranges.items() if found}
+
+    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+        """Record an incident of this node that concerns no peer."""
+        return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
+
+    def checkpoint(self, date: str) -> Future[None]:
+        """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does
+        nothing in a store that does not sign."""
+        return self._writer.submit("checkpoint", partial(append_checkpoint, date=date))
+
+    def set_compromised(self, since_unix_ms: Mapping[bytes, int]) -> Future[None]:
+        """Replace the list of compromised keys: key ids, and since when their signatures prove nothing."""
+        return self._writer.submit(
+            "compromised", lambda transaction: transaction.set_compromised(since_unix_ms), is_early=True
+        )
+
+    def signed_zones(self) -> frozenset[str]:
+        """The zones of which a head was ever verified here, our own if it signs; from memory."""
+        catalog = self._writer.catalog
+        return frozenset(origin.zone for origin, number in catalog.origins.items() if catalog.signed.get(number))
 
     def end_offset(self, stream: str) -> int:
         """Offset of the last durable fact of a stream, 0 where there is none; from memory."""

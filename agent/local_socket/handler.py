@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
@@ -21,6 +22,10 @@ from agent.local_socket import messages
 from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
 from agent.local_socket.transport import LocalError, StateFolderUnusable
 from agent.message import CONSUMER, Message, check_name, json_value
+from agent.signing.errors import SigningError
+from agent.signing.files import load_identity, read_compromises
+
+log = logging.getLogger(__name__)
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 
@@ -48,9 +53,27 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
         settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+    signer, problems = None, list[str]()
+    # A file that cannot be used ends nothing: facts are recorded, and the next head covers them.
+    try:
+        signer = load_identity(settings.signing, settings.node.zone)
+    except SigningError as error:
+        problems.append(f"facts are not signed: {error}. {error.hint}")
     with FactStore.open(
-        settings.store_file, settings.node.zone, settings=settings.store, streams=settings.stream, unattended=True
+        *(settings.store_file, settings.node.zone),
+        settings=settings.store,
+        streams=settings.stream,
+        signer=signer,
+        unattended=True,
     ) as store:
+        try:
+            compromised = read_compromises(settings.signing.compromised_file)
+            store.set_compromised({one.key_id: round(one.since.timestamp() * 1000) for one in compromised})
+        except SigningError as error:
+            problems.append(f"the list of compromised keys stays as it was: {error}. {error.hint}")
+        for problem in problems:
+            log.error("signing_impaired", extra={"reason": problem})
+            store.note("signing", str(settings.signing.key_file), problem)
         yield store
 
 

@@ -6,6 +6,8 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,12 +21,20 @@ from agent.replication.pki import Identity
 from agent.replication.pulling import (
     AntiEntropy,
     AntiEntropySettings,
+    Beliefs,
     Comparison,
+    EvidenceFolder,
+    PageJudge,
     Priority,
     ThrottledRequester,
     TokenBucket,
 )
+from agent.signing.certificates import SignerTrust
+from agent.signing.errors import SigningError
+from agent.signing.files import load_identity, load_trust
 from agent.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
 
@@ -45,14 +55,36 @@ def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
     return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
+def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
+    """Judges what peers send, by [signing] and [[origin]]. Where a file that they name cannot be used, no signer is
+    believed: the node goes on, and facts that must be signed wait at the peer."""
+    trust, own = SignerTrust(), None
+    try:
+        trust = load_trust(settings.signing, settings.origin)
+    except SigningError as error:
+        log.error("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
+        store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
+    with contextlib.suppress(SigningError):  # reported where the store was opened
+        own = load_identity(settings.signing, settings.node.zone)
+    beliefs = Beliefs(
+        trust,
+        {origin.zone: origin.signatures for origin in settings.origin},
+        settings.node.zone,
+        () if own is None else (own.certificate,),
+    )
+    return PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
+
+
 def comparers(
     settings: NodeSettings,
     store: FactStore,
     requesters: Mapping[str, Requester],
     limits: Mapping[str, TokenBucket],
     telemetry: Telemetry | None = None,
+    judge: PageJudge | None = None,
 ) -> dict[str, AntiEntropy]:
     """By zone, for each peer that something is pulled from and that is asked."""
+    judge = judge or page_judge(settings, store)
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in requesters:
@@ -60,7 +92,7 @@ def comparers(
             late = frozenset(stream for stream in peer.pulls if peer.start_of(stream) != "oldest")
             what = AntiEntropySettings(peer.zone, peer.pulls, origins, late, peer.anti_entropy_hours)
             requester = ThrottledRequester(requesters[peer.zone], limits.get(peer.zone), Priority.REPAIR, telemetry)
-            found[peer.zone] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry)
+            found[peer.zone] = AntiEntropy(requester, store, what, COMPARISON_ERRORS, telemetry=telemetry, judge=judge)
     return found
 
 

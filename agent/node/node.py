@@ -11,10 +11,12 @@ Nothing is decided here: the settings say which parts exist, and the parts decid
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -40,6 +42,7 @@ from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_TRY_S = 3600.0
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
@@ -78,8 +81,11 @@ class Node:
             peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
+        self._judge = compare.page_judge(settings, store)
         self._pullers = list(self._make_pullers())
-        self._comparers = compare.comparers(settings, store, self._requesters, self._bandwidths, self._telemetry)
+        self._comparers = compare.comparers(
+            *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
+        )
         stored = StoredSamples(store.reader, store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
@@ -110,6 +116,7 @@ class Node:
                 ),
                 group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
                 group.create_task(self._report_ready(), name="ready"),
+                group.create_task(self._checkpoint_daily(), name="checkpoints"),
             ]
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
@@ -134,6 +141,13 @@ class Node:
                     task.cancel()
                 await asyncio.wait(tasks) if tasks else None
         log.info("node_stopped", extra={"zone": self._store.zone})
+
+    async def _checkpoint_daily(self) -> None:
+        """Record the day's checkpoint, which the store keeps once for each date."""
+        while True:
+            with contextlib.suppress(*_SOURCE_RETRIES):  # the next hour does it
+                await asyncio.wrap_future(self._store.checkpoint(datetime.now(UTC).date().isoformat()))
+            await asyncio.sleep(CHECKPOINT_TRY_S)
 
     def _server(self, broker: str, link: Link) -> Server:
         peers = [peer for peer in self._settings.peer if peer.broker == broker]
@@ -168,7 +182,10 @@ class Node:
                 receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
                 settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
                 puller = Puller(
-                    requester, self._store, settings, STORE_ERRORS, bandwidth=bandwidth, telemetry=self._telemetry
+                    *(requester, self._store, settings, STORE_ERRORS),
+                    bandwidth=bandwidth,
+                    telemetry=self._telemetry,
+                    judge=self._judge,
                 )
                 if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
                     save = partial(save_peer_latest, self._settings.node.state_dir)

@@ -11,6 +11,9 @@ waits for each batch before it hands over the next, so each batch has an fsync o
 the store sealed, appended to a plain file with one fdatasync a batch. `batches_per_commit` says how many batches shared
 a commit.
 
+A store that signs what it records takes the same sustained stretches; the two go first in turns. `signed` compares them:
+rate, CPU, and the bytes at rest of its own stretches with and without heads.
+
 Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
 file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data
 sets.
@@ -19,6 +22,7 @@ sets.
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -28,6 +32,8 @@ from pathlib import Path
 
 from agent.fact_store import FactStore, StoreSettings, StreamSettings
 from agent.message import Envelope, Fact, Message, Sample
+from agent.signing.heads import HeadSigner
+from agent.signing.keys import SigningKey, ZoneSigner
 from bench.common.data_sets import DataSet, definitions, runs
 from bench.common.measuring import (
     Latency,
@@ -62,6 +68,8 @@ class Stretches:
     awaited_ns: list[int] = field(default_factory=list)
     awaited_cpu_ns: list[int] = field(default_factory=list)
     raw_ns: list[int] = field(default_factory=list)
+    signed_ns: list[int] = field(default_factory=list)
+    signed_cpu_ns: list[int] = field(default_factory=list)
     sealed_bytes: int = 0
     sustained_commits: int = 0
 
@@ -80,11 +88,20 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         found = _append_in_turns(folder / "a", facts, seed)
         appended = 2 * sum(found.facts)
         at_rest_a = files_bytes(folder / "a") / appended
-        one_fact, one_fsync = _single_in_turns(folder, seconds)
+        head_bytes = _head_bytes(folder / "signed" / "facts.db") / sum(found.facts)
+        one_fact, signed_fact, one_fsync = _single_in_turns(folder, seconds)
         at_rest_b = _fill(folder / "b", "B", appended, seed)
     ways = (found.sustained_ns, found.awaited_ns, found.raw_ns)
     sustained, awaited, raw = (found.facts_per_s(durations_ns) for durations_ns in ways)
     grouped = sum(found.facts) / BATCH_FACTS / found.sustained_commits
+    signed_rate = found.facts_per_s(found.signed_ns)
+    signed = {
+        "facts_per_s": round(signed_rate),
+        "ratio": rounded(signed_rate / sustained),
+        "cpu_us_per_fact": found.us_per_fact(found.signed_cpu_ns),
+        "one_fact": signed_fact.to_dict(),
+        "head_bytes_per_fact": rounded(head_bytes),
+    }
     values = {
         "facts_per_s": round(sustained),
         "limit": {
@@ -100,6 +117,7 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
             "ratio": rounded(awaited / raw),
             "cpu_us_per_fact": found.us_per_fact(found.awaited_cpu_ns),
         },
+        "signed": signed,
         "one_fact": one_fact.to_dict(),
         "one_fact_ratio": rounded(one_fact.p50_ms / one_fsync.p50_ms),
         "bytes_per_fact": rounded(at_rest_a),
@@ -115,6 +133,8 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         f"limit      {raw / 1e6:6.2f} M facts/s as raw file appends, a fdatasync a batch; ratio {values['ratio']}",
         f"awaited    {awaited / 1e6:6.2f} M facts/s when each batch waits for the one before; ratio {rounded(awaited / raw)}",
         f"CPU        {values['cpu_us_per_fact']} us a fact; awaited {found.us_per_fact(found.awaited_cpu_ns)}",
+        f"signed     {signed_rate / 1e6:6.2f} M facts/s, {signed['ratio']} of the unsigned; CPU {signed['cpu_us_per_fact']} us",
+        f"heads      {signed['head_bytes_per_fact']:6.3f} bytes a fact; one signed fact {signed_fact}",
         f"one fact   {one_fact}; one fsync {one_fsync}; ratio {values['one_fact_ratio']}",
         f"at rest    {at_rest_a:6.2f} bytes a fact of set A, {at_rest_b:.2f} of set B, all files",
     )
@@ -127,10 +147,19 @@ def _append_in_turns(folder: Path, facts: int, seed: int) -> Stretches:
     stretch_batches = max(1, min(STRETCH_BATCHES, facts // BATCH_FACTS // 2))
     stretches = max(1, facts // BATCH_FACTS // stretch_batches // 2)
     source = runs("A", seed, 2 * stretches * stretch_batches * BATCH_FACTS, BATCH_FACTS)
-    with new_store(folder) as store, open_file(folder.with_suffix(".raw")) as file:
-        for _ in range(stretches):
+    signer = new_signer()
+    with (
+        new_store(folder) as store,
+        new_store(folder.with_name("signed"), signer=signer) as signing,
+        open_file(folder.with_suffix(".raw")) as file,
+    ):
+        for number in range(stretches):
             append_awaited(store, islice(source, stretch_batches), file, found)
-            append_sustained(store, list(islice(source, stretch_batches)), found)
+            batches, beside = list(islice(source, stretch_batches)), Stretches()
+            for one in (signing, store) if number % 2 else (store, signing):
+                append_sustained(one, batches, found if one is store else beside)
+            found.signed_ns += beside.sustained_ns
+            found.signed_cpu_ns += beside.sustained_cpu_ns
             found.facts.append(stretch_batches * BATCH_FACTS)
         assert store.end_offset(STREAM) == 2 * sum(found.facts)
     return found
@@ -166,18 +195,26 @@ def append_awaited(store: FactStore, batches: Iterator[list[Sample]], file: int,
     found.raw_ns.append(raw_ns)
 
 
-def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency]:
-    """Single messages into a store of their own, each durable before the next, and single fsyncs, in turns."""
+def _single_in_turns(folder: Path, seconds: float) -> tuple[Latency, Latency, Latency]:
+    """Single messages into stores of their own, one of which signs, each durable before the next, and single fsyncs, in
+    turns."""
     facts_ns: list[int] = []
+    signed_ns: list[int] = []
     fsyncs_ns: list[int] = []
-    with new_store(folder / "single") as store, preallocated_file(folder / "page") as file:
+    with (
+        new_store(folder / "single") as store,
+        new_store(folder / "single_signed", signer=new_signer()) as signing,
+        preallocated_file(folder / "page") as file,
+    ):
         end_ns = time.perf_counter_ns() + int(seconds * 1e9)
         while time.perf_counter_ns() < end_ns:
             for _ in range(TURN_SINGLES):
                 facts_ns.append(append_one_ns(store, len(facts_ns)))
             for _ in range(TURN_SINGLES):
+                signed_ns.append(append_one_ns(signing, len(signed_ns)))
+            for _ in range(TURN_SINGLES):
                 fsyncs_ns.append(fsync_ns(file, len(fsyncs_ns)))
-    return Latency.of(facts_ns), Latency.of(fsyncs_ns)
+    return Latency.of(facts_ns), Latency.of(signed_ns), Latency.of(fsyncs_ns)
 
 
 def one_message(number: int) -> Message:
@@ -204,11 +241,26 @@ def _fill(folder: Path, data_set: DataSet, facts: int, seed: int) -> float:
     return files_bytes(folder) / count
 
 
+def new_signer() -> HeadSigner:
+    """A key without a certificate, which nothing here verifies."""
+    return ZoneSigner(SigningKey.generate(), b"")
+
+
+def _head_bytes(path: Path) -> int:
+    """The bytes of the heads in a closed store's file."""
+    with closing(sqlite3.connect(path)) as connection:
+        found: int = connection.execute("SELECT coalesce(sum(length(head)), 0) FROM batch").fetchone()[0]
+    return found
+
+
 @contextmanager
-def new_store(folder: Path, *streams: StreamSettings, has_tags: bool = True) -> Iterator[FactStore]:
+def new_store(
+    folder: Path, *streams: StreamSettings, has_tags: bool = True, signer: HeadSigner | None = None
+) -> Iterator[FactStore]:
     """A new store, with the 500 tags defined unless it is for messages alone."""
     folder.mkdir()
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=SETTINGS, streams=streams)) as store:
+    path = folder / "facts.db"
+    with closing(FactStore.open(path, SERVING, settings=SETTINGS, streams=streams, signer=signer)) as store:
         if has_tags:
             store.appends.define(definitions()).result()
         yield store

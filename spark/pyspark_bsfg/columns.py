@@ -2,7 +2,7 @@
 
 Batches are collected into a group before a record batch is made, because some twenty Arrow calls per batch of a hundred
 facts would cost more than the facts. Within a group, a *run* is a sequence of facts of one origin without a gap:
-columns of identity (offset, sequence, zone, epoch, message_id of a sample) are made per run, from headers. A batch is
+columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made per run, from headers. A batch is
 opened only where another column is asked for, or a row test needs one, and then only those columns are built.
 
 A record batch has at most FACTS_MAX_PER_GROUP plus one batch of facts, and about TEXT_BYTES_MAX of text values, however
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 
 from agent.batch import Batch, Kind, Origin, open_messages, open_packed
 from agent.columns import FACTS_MAX, Unpacked
+from agent.fact_store import Verified
 from agent.message import Message, sample_message_id
 from pyspark_bsfg import packed
 from pyspark_bsfg.dictionary import Dictionary
@@ -29,7 +30,8 @@ from pyspark_bsfg.values import Values, text_bytes
 
 FACTS_MAX_PER_GROUP = 16_384  # larger record batches measured no faster, and leave the cache
 TEXT_BYTES_MAX = 32 * 1024 * 1024  # a column of 16,384 equal texts of 64 KiB is 2 KB in a batch and 1 GB in Arrow
-BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence"))  # of every fact, without opening its batch
+# Of every fact, without opening its batch.
+BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified"))
 
 _COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
 _COUNTING_32 = _COUNTING.cast(pa.int32())
@@ -47,6 +49,7 @@ class Run:
     first_offset: int
     first_sequence: int
     count: int
+    verified: Verified
 
 
 @dataclass(slots=True)
@@ -75,15 +78,16 @@ class Columns:
         self._opens_samples = bool(asked - BY_RUN - {"message_id"}) or self._pruning.tests_rows
         self._opens_messages = bool(asked - BY_RUN)
         self._has_text = "value_text" in asked
+        self.needs_proofs = "verified" in asked
 
-    def add(self, batch: Batch, first_offset: int, start: int, stop: int) -> Iterator[Any]:
+    def add(self, batch: Batch, first_offset: int, start: int, stop: int, verified: Verified = "no") -> Iterator[Any]:
         """Take the facts at positions `start` to `stop` (exclusive) of a batch that lies at `first_offset`.
 
         Yields the record batches that are ready; exhaust it. Raises BatchError where the batch does not open.
         """
         header = batch.header
         assert 0 <= start < stop <= header.count, (start, stop, header.count)
-        run = Run(header.origin, first_offset + start, header.first_sequence + start, stop - start)
+        run = Run(header.origin, first_offset + start, header.first_sequence + start, stop - start, verified)
         if header.kind is Kind.MESSAGES and self._opens_messages:
             yield from self.flush()
             yield self._built([run], _message_columns(open_messages(batch)[start:stop]), None)
@@ -92,7 +96,7 @@ class Columns:
                 yield from self.flush()
             yield from self._take(run)
         else:
-            yield from self._add_samples(batch, first_offset, start, stop)
+            yield from self._add_samples(batch, first_offset, start, stop, verified)
 
     def flush(self) -> Iterator[Any]:
         """What is still waiting, as record batches, if anything is."""
@@ -100,11 +104,11 @@ class Columns:
             group, self._group = self._group, Group()
             yield from self._built_group(group, 0, group.count)
 
-    def _add_samples(self, batch: Batch, first_offset: int, start: int, stop: int) -> Iterator[Any]:
+    def _add_samples(self, batch: Batch, first_offset: int, start: int, stop: int, verified: Verified) -> Iterator[Any]:
         samples, header = open_packed(batch), batch.header
         if not self._pruning.may_match(samples):
             return
-        run = Run(header.origin, first_offset, header.first_sequence, header.count)
+        run = Run(header.origin, first_offset, header.first_sequence, header.count, verified)
         text = text_bytes(samples) if self._has_text else 0
         is_part = (start, stop) != (0, header.count)
         if is_part or text > TEXT_BYTES_MAX or (self._group.count and not self._group.samples):
@@ -151,7 +155,10 @@ def _extend(runs: list[Run], new: Run) -> None:
     """Lengthen the last run where the new one follows it without a gap."""
     if runs:
         last = runs[-1]
-        if last.origin == new.origin and (last.first_offset + last.count, last.first_sequence + last.count) == (
+        if (last.origin, last.verified) == (new.origin, new.verified) and (
+            last.first_offset + last.count,
+            last.first_sequence + last.count,
+        ) == (
             new.first_offset,
             new.first_sequence,
         ):
@@ -195,6 +202,7 @@ def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
         "zone": lambda: per_run([run.origin.zone for run in runs]),
         "epoch": lambda: per_run([run.origin.epoch.hex() for run in runs]),
         "sequence": lambda: counting([run.first_sequence for run in runs]),
+        "verified": lambda: per_run([run.verified for run in runs]),
     }
 
 

@@ -6,6 +6,7 @@ made, because Spark does not tell a Python data source which columns a query nee
     offset          position in the store's stream, dense, the order of arrival
     message_id      identity of the fact as text; computed for a sample, the producer's own for a message
     stream zone epoch sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
+    verified        yes: a signature of the origin proves the fact; suspect: with a key that counts as compromised; or no
     tag             subject: `tag:<scope>/<id>` for a sample, any `kind:id` for a message
     predicate       what the fact states about the subject
     ts              source time to the microsecond (for a message: when it was produced)
@@ -36,6 +37,7 @@ FACTS = StructType([
     StructField("zone", StringType(), nullable=False),
     StructField("epoch", StringType(), nullable=False),
     StructField("sequence", LongType(), nullable=False),
+    StructField("verified", StringType(), nullable=False),
     StructField("tag", StringType(), nullable=False),
     StructField("predicate", StringType(), nullable=False),
     StructField("ts", TimestampType(), nullable=False),

@@ -16,9 +16,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, Kind, Origin, parse
+from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse
 from agent.columns import BatchError
-from agent.fact_store import BatchHead, StoreDamaged, StoreReader
+from agent.fact_store import BatchHead, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
@@ -90,13 +90,13 @@ def record_batches(
     missing = _Missing(path, stream, is_expired_refused)
     with opened(path) as reader:
         for span in _matching(reader, stream, asked, pruning, dictionary):
-            for stored in _stored_batches(reader, stream, span, missing):
+            for stored, verified in _proven(reader, stream, span, missing, needs_proofs=columns.needs_proofs):
                 if columns.needs_tags:
                     _define(reader, dictionary, stored.origin, stored.definition_count)
                 start = max(span.first - stored.first_offset, 0)
                 stop = min(span.last, stored.last_offset) - stored.first_offset + 1
                 try:
-                    yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop)
+                    yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop, verified)
                 except BatchError as error:
                     where = f"{path}: facts {stored.first_offset} to {stored.last_offset} of {stream}"
                     raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
@@ -168,14 +168,26 @@ def _matching(
     yield from joined(kept())
 
 
-def _stored_batches(reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing) -> Iterator[StoredBatch]:
-    """The batches that hold a range. The holes that the store names between them are added to `missing`."""
+def _proven(
+    reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing, *, needs_proofs: bool
+) -> Iterator[tuple[StoredBatch, Verified]]:
+    """The batches that hold a range, and whether each is proven by a signature."""
+    for batches in _pages(reader, stream, asked, missing):
+        found: list[Verified] = ["no"] * len(batches)
+        if needs_proofs:
+            places = [(one.origin, first_sequence(one.sealed)) for one in batches]
+            found = reader.verified(stream, places)
+        yield from zip(batches, found, strict=True)
+
+
+def _pages(reader: StoreReader, stream: str, asked: OffsetRange, missing: _Missing) -> Iterator[Sequence[StoredBatch]]:
+    """The batches that hold a range, in pages. The holes that the store names between them are added to `missing`."""
     after = asked.first - 1
     while after < asked.last:
         page = reader.read(stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=asked.last)
         for hole in page.holes:
             missing.take(hole)
-        yield from page.batches
+        yield page.batches
         reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
         if reached == after:  # the range was held when this was planned: it is another file now
             raise StoreUnreadable(f"{reader.path}: {stream} ends at {after}, not at {asked.last}", "read again")

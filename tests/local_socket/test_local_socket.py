@@ -18,8 +18,10 @@ from agent.fact_store.log.errors import UnknownConsumer
 from agent.ingest import SourceStatistics, State, TagReading
 from agent.local_socket.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
-from agent.message import Envelope, Fact
-from tests.waiting import wait_until_async
+from agent.message import Envelope, Fact, Message
+from agent.signing.settings import SigningSettings
+from tests.signing.signers import make
+from tests.waiting import wait_until, wait_until_async
 
 FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
 
@@ -457,3 +459,34 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
         alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.ListSources()))
         assert isinstance(alone, local_socket.Refused)
     assert asked == ["plc", "plx", ("plc", 5, 9), ("plc", ["a/b", "a/c"])]
+
+
+def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> None:
+    """With key and certificate the facts of a node are signed; if the key file is gone at the next start they are
+    recorded all the same, an incident says so, and the head of the start after that covers them."""
+    made = make("plant-a")
+    files = {name: tmp_path / name for name in ("s.key", "s.pem")}
+    files["s.key"].touch(mode=0o600)
+    files["s.key"].write_bytes(made.key_pem)
+    files["s.pem"].write_bytes(made.pem)
+    signing = SigningSettings(files["s.key"], files["s.pem"], compromised_file=tmp_path / "none.toml")
+    settings = NodeSettings(IdentitySettings("plant-a", tmp_path), signing=signing)
+
+    def record(name: str) -> list[bool]:
+        with local_socket.open_store(settings) as store:
+            fact = Fact("order:line1/77", "order_released", b"1")
+            message = Message(Envelope(name, "plant-a", "*", 1_700_000_000_000), fact)
+            store.appends.append_message("facts.operational", message).result(20)
+            found = [one.detail for one in store.incidents() if one.kind == "signing"]
+            assert found == ([] if files["s.key"].exists() else found[:1])
+            return [bool(one.head) for one in store.read("facts.operational", 0, 100, 2**30).batches]
+
+    assert record("a") == [True]
+    moved = files["s.key"].rename(tmp_path / "moved")
+    assert record("b") == [True, False]
+    moved.rename(files["s.key"])
+    with local_socket.open_store(settings) as store:
+        (incident,) = (one for one in store.incidents() if one.kind == "signing")
+        assert "facts are not signed" in incident.detail
+        wait_until(lambda: store.head_at("facts.operational", store.origin, 2) != b"", "the head of the second")
+        assert store.reader.verified("facts.operational", [(store.origin, 1), (store.origin, 2)]) == ["yes", "yes"]

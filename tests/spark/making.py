@@ -93,6 +93,7 @@ def row(sample: Sample, offset: int, origin: Origin, sequence: int, stream: str 
         "zone": origin.zone,
         "epoch": origin.epoch.hex(),
         "sequence": sequence,
+        "verified": "no",
         "tag": definition.subject,
         "predicate": definition.predicate,
         "ts": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=sample.source_time_ns // 1000),

@@ -19,6 +19,7 @@ from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
+from agent.signing.keys import SigningKey, ZoneSigner
 from pyspark_bsfg import FACTS, BsfgDataSource, store
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.schema import arrow_schema
@@ -64,6 +65,19 @@ def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks:
     expected = [making.row(one, n, origin, n) for n, one in enumerate(samples, 1)]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)
+
+
+def test_the_reader_says_what_a_signature_proves(tmp_path: Path) -> None:
+    """Facts of a store that signs are verified, those from before it had a key too, because the chain covers them; a
+    compromised key makes them suspect; other columns need no look at signatures."""
+    file, signer = tmp_path / "facts.db", ZoneSigner(SigningKey.generate(), b"")
+    making.store(file, [RUN[:5]])
+    with FactStore.open(file, "enterprise", signer=signer) as signing:
+        signing.appends.append_samples(making.TELEMETRY, RUN[5:9]).result()
+        asked = StructType([FACTS["offset"], FACTS["verified"]])
+        assert [row["verified"] for row in read(file, asked)] == ["yes"] * 9
+        signing.set_compromised({signer.key_id: 0}).result()
+        assert [row["verified"] for row in read(file, asked, startOffset=3)] == ["suspect"] * 7
 
 
 def test_offsets_at_both_ends_are_included(path: Path) -> None:

@@ -94,7 +94,7 @@ def test_the_node_unit_is_tight(unit: Path) -> None:
     assert status == 0, line
 
 
-@pytest.mark.parametrize("name, threshold", [("serial.conf", 15), ("conduit.conf", 12)])
+@pytest.mark.parametrize("name, threshold", [("serial.conf", 15), ("conduit.conf", 12), ("credential.conf", 12)])
 def test_a_drop_in_is_understood_and_tight(unit: Path, name: str, threshold: int) -> None:
     """Each example drop-in is read without complaint, and opens no more than its README says."""
     drop_in(unit, name)
@@ -159,8 +159,8 @@ def test_user_and_folders_come_to_be(tmp_path: Path) -> None:
     config.write_text(folders)
     done = run("systemd-tmpfiles", "--create", f"--root={root}", config)
     assert done.returncode == 0, done.stderr
-    modes = {name: (root / name).stat().st_mode & 0o7777 for name in ("etc/bsfg", "etc/bsfg/pki", "var/lib/bsfg")}
-    assert modes == {"etc/bsfg": 0o750, "etc/bsfg/pki": 0o750, "var/lib/bsfg": 0o750}
+    made = ("etc/bsfg", "etc/bsfg/pki", "etc/bsfg/pki/zones", "etc/bsfg/pki/signers", "var/lib/bsfg")
+    assert {name: (root / name).stat().st_mode & 0o7777 for name in made} == dict.fromkeys(made, 0o750)
 
 
 def test_users_folders_and_units_agree() -> None:
@@ -174,8 +174,10 @@ def test_users_folders_and_units_agree() -> None:
     assert [service["User"]] == users
     assert "/var/lib/" + service["StateDirectory"].partition("/")[0] in folders
     assert str(Path(service["ExecStart"].split("--config ")[1]).parent) in folders
-    credential = settings(SYSTEMD / "examples" / "credential.conf")["Service"]["LoadCredential"]
-    assert str(Path(credential.partition(":")[2]).parent) in folders
+    examples = (SYSTEMD / "examples" / "credential.conf").read_text()
+    credentials = re.findall(r"^(?:#   )?LoadCredential(?:Encrypted)?=[\w.]+:(\S+)$", examples, re.MULTILINE)
+    assert [path for path in credentials if str(Path(path).parent) not in folders] == []
+    assert len(credentials) == 3
 
 
 def test_node_and_broker_have_the_same_sandbox() -> None:

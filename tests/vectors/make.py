@@ -1,4 +1,4 @@
-"""Writes batches.json anew, and the vectors of docs/reference/batch-format.md from it.
+"""Writes batches.json and heads.json anew, and the vectors of docs/reference/batch-format.md from it.
 
 Run by hand, and only when the format's version changes: the vectors are promises to other implementations, and tests
 hold the code to them. Run again with the same version, it must change nothing but the compressed bytes of a newer zstd.
@@ -11,9 +11,12 @@ from typing import Any
 
 import msgspec
 import zstandard
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent import batch
 from agent.message import Envelope, Fact, Json, Message, TagDefinition
+from agent.signing.heads import Head, signed_bytes
+from agent.signing.keys import SigningKey
 from tests.batch.making import forged, others, packed
 
 HERE = Path(__file__).parent
@@ -177,6 +180,37 @@ def vector(name: str, about: str, sealed: batch.Batch) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SEED = bytes(range(32))
+"""Of the private key of the heads."""
+
+
+def heads() -> dict[str, Any]:
+    """heads.json: heads of some of the batches, and records that must be refused."""
+    key = SigningKey(Ed25519PrivateKey.from_private_bytes(SEED))
+    found, made = list[dict[str, Any]](), batches()
+    for number, name in enumerate(("one sample", "its successor", "messages")):
+        sealed = made[name][1]
+        header, at_ms = sealed.header, T0 // 1_000_000 + number
+        end = header.stream, header.origin, header.last_sequence, sealed.digest
+        signed = signed_bytes(*end, key.key_id, at_ms)
+        record = Head(key.key_id, at_ms, key.sign(signed)).packed()
+        found.append({"batch": name, "signed_at_ms": at_ms, "signed": signed.hex(), "record": record.hex()})
+    good = bytes.fromhex(found[0]["record"])
+    refused = {
+        "algorithm 2": b"\x02" + good[1:],
+        "flag 1": good[:1] + b"\x01" + good[2:],
+        "81 bytes": good[:-1],
+        "negative time": good[:10] + b"\xff" * 8 + good[18:],
+    }
+    return {
+        "seed": SEED.hex(),
+        "public_key": key.public_bytes.hex(),
+        "key_id": key.key_id.hex(),
+        "heads": found,
+        "refused": [{"name": name, "record": record.hex()} for name, record in refused.items()],
+    }
+
+
 def lines(text: str, width: int = 112) -> str:
     """Hex in lines of equal length."""
     return "\n".join(text[at : at + width] for at in range(0, len(text), width))
@@ -193,7 +227,7 @@ def shown(vectors: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write both files."""
+    """Write all files."""
     state, defined = batch.Definitions(), []
     for definition in DEFINED:
         state = state.extended(definition.to_json())
@@ -205,6 +239,7 @@ def main() -> None:
         "refused": [{"name": name, "sealed": sealed.hex()} for name, sealed in REFUSED.items()],
     }
     (HERE / "batches.json").write_text(json.dumps(vectors, indent=1, ensure_ascii=True) + "\n")
+    (HERE / "heads.json").write_text(json.dumps(heads(), indent=1) + "\n")
     page = PAGE.read_text()
     before, mark, _ = page.partition("## Vectors\n")
     introduction = (

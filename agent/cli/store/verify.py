@@ -69,6 +69,8 @@ def _figures(path: Path, done: VerifyCounts, damages: list[Damage], took_s: floa
         "bytes": done.bytes,
         "streams": done.streams,
         "definitions": done.definitions,
+        "heads": done.heads,
+        "checkpoints": done.checkpoints,
         "seconds": round(took_s, 3),
         "damages": [one._asdict() for one in damages],
     }

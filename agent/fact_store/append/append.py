@@ -17,8 +17,10 @@ from typing import Any
 from agent.append_contract import AppendOutcome
 from agent.batch import NO_DIGEST, Batch, BatchTooLarge, Link, seal_columns, seal_messages
 from agent.columns import SampleColumns
+from agent.fact_store.append.checkpoint import PREDICATE, checkpoint_objects
 from agent.fact_store.append.group_commit import batch_sizes
 from agent.fact_store.append.message_plan import digest, plan_messages
+from agent.fact_store.append.own_heads import own_heads
 from agent.fact_store.append.queue import AppendMessages, AppendSamples
 from agent.fact_store.log import OPERATIONAL_STREAM, Appended, FactsRefused, Refused, digests_in, operational_fact
 from agent.fact_store.sqlite import Transaction
@@ -146,6 +148,17 @@ def append_notice(
     assert not isinstance(outcome, Refused), outcome
 
 
+def append_checkpoint(transaction: Transaction, date: str) -> None:
+    """Store the checkpoint of a date (UTC) in each stream, if this store signs; a repeat on one date is stored once."""
+    if transaction.signer is None:
+        return
+    catalog = transaction.catalog
+    for stream in list(catalog.streams.values()):
+        held = {origin: catalog.held.get((stream.id, number), ()) for origin, number in catalog.origins.items()}
+        for part, about in enumerate(checkpoint_objects(date, held)):
+            append_notice(transaction, stream.name, PREDICATE, about, f"{stream.name}:{date}:{part}")
+
+
 def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) -> int:
     """Store batches just sealed here; returns the offset of their first fact."""
     known = transaction.stream(stream)
@@ -160,7 +173,7 @@ def _add_own(transaction: Transaction, stream: str, batches: Sequence[Batch]) ->
     transaction.set_held(
         known.id, transaction.catalog.own_origin, (HeldRange(1, last.header.last_sequence, NO_DIGEST, last.digest),)
     )
-    return transaction.add_batches(known, batches)
+    return transaction.add_batches(known, batches, own_heads(transaction, batches))
 
 
 def _joined(appends: Sequence[AppendSamples]) -> SampleColumns:

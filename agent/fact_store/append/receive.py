@@ -29,7 +29,16 @@ from agent.fact_store.log import (
     messages_in,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import BatchEnd, HeldRange, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import (
+    BatchEnd,
+    Declined,
+    HeldRange,
+    KeptHead,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,9 @@ class ReceivedPage:
     missing."""
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
+    heads: Sequence[KeptHead] = ()
+    signers: Sequence[tuple[bytes, bytes]] = ()
+    declined: Sequence[Declined] = ()
 
     @property
     def present(self) -> batch_format.Origin:
@@ -60,6 +72,7 @@ class _PagePlan:
     ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
     fresh: dict[tuple[batch_format.Origin, int], HeldRange] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
+    heads: list[KeptHead] = field(default_factory=list)  # of the inserts
     gaps: list[OriginRange] = field(default_factory=list)
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
@@ -96,8 +109,9 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
+    transaction.add_signers(page.signers)
     if plan.inserts:
-        transaction.add_batches(stream, plan.inserts, is_backlog=page.is_backlog)
+        transaction.add_batches(stream, plan.inserts, plan.heads, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]
         transaction.add_artifacts(kept, digests_in(messages_in(plan.inserts)), kept.end_offset)
     for origin, ranges in plan.ranges.items():
@@ -107,6 +121,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         detail = f"{page.peer} had no sequences {gap.first_sequence} to {gap.last_sequence}"
         transaction.add_incident("gap", subject, detail)
     _report_holes(transaction, page)
+    _report_declined(transaction, page)
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
     for number in plan.unproven:
@@ -132,6 +147,17 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
             f"{page.stream} from {page.peer}",
             f"{page.peer} no longer has its offsets {first_offset} to {last_offset}: {reason}",
         )
+
+
+def _report_declined(transaction: Transaction, page: ReceivedPage) -> None:
+    """For each range of facts that its origin did not prove, or that cannot be read, an incident here and a notice for
+    the zones that read from this store. The same range again counts on."""
+    for one in page.declined:
+        why = (
+            f"{one.reason}. {page.peer} sent them; they are not stored here, and the comparison of both stores requests"
+            " them again (docs/operate/threats.md)"
+        )
+        _report(transaction, page, one.facts, "declined", why)
 
 
 def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
@@ -169,8 +195,9 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
     plan, present = _PagePlan(), page.present
-    for batch in page.batches:
-        origin = batch.header.origin
+    head_of = {one.index: one for one in page.heads}
+    for index, batch in enumerate(page.batches):
+        origin, stored_before = batch.header.origin, len(plan.inserts)
         try:
             if are_tags_compared and origin != present:
                 proven_definitions(transaction, [batch], page.definitions)
@@ -186,6 +213,8 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
                 _note_released(
                     transaction, plan, batch.header, batch.header.last_sequence, has_two_histories=has_two_histories
                 )
+            if index in head_of and len(plan.inserts) > stored_before:
+                plan.heads.append(replace(head_of[index], index=stored_before))
     _add_unproven_ranges(transaction, plan, page)
     return plan
 

@@ -42,6 +42,7 @@ from agent.fact_store.sqlite import (
     reading_tables,
     unlock,
 )
+from agent.signing.heads import HeadSigner
 
 log = logging.getLogger(__name__)
 
@@ -55,14 +56,22 @@ class Opened:
     index: MessageIndex
 
 
-def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
+def open_writer(
+    path: Path,
+    zone: str,
+    connect_to: Connect,
+    now_unix_ms: int,
+    signer: HeadSigner | None = None,
+    *,
+    is_unattended: bool,
+) -> Opened:
     """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
     if not is_unattended:
-        return _open(path, zone, connect_to, now_unix_ms, is_unattended=False)
+        return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=False)
     why = suspect_reason(path)
     if why is None:
         try:
-            return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
+            return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True)
         except StoreDamaged as error:
             why = error.why
     try:
@@ -72,7 +81,7 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
             f"{path} is damaged ({why}) and cannot be renamed: {error.strerror}", "move it aside by hand"
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
-    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, quarantined=target.name)
+    return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True, quarantined=target.name)
 
 
 def migrate_store(path: Path) -> None:
@@ -108,7 +117,14 @@ def peer_is_ahead(transaction: Transaction, peer: str, why: str, read: ReadHighW
 
 
 def _open(
-    path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
+    path: Path,
+    zone: str,
+    connect_to: Connect,
+    now_unix_ms: int,
+    signer: HeadSigner | None,
+    *,
+    is_unattended: bool,
+    quarantined: str | None = None,
 ) -> Opened:
     """`quarantined`: the file just quarantined, which the new store reports. Without it a new store reports the newest
     one: the life that quarantined it ended before it could."""
@@ -121,7 +137,7 @@ def _open(
         witness = read_witness(path) if is_unattended and not is_new else None
         found = quarantined_files(path) if is_unattended and is_new else []
         reported = [one for one in found if one.file == quarantined] or found[-1:]
-        opened = _load_or_begin_epoch(connection, path, witness, reported, now_unix_ms)
+        opened = _load_or_begin_epoch(connection, path, witness, reported, now_unix_ms, signer)
         _close_served_rows(opened)
     except sqlite3.Error as error:
         connection.close()
@@ -148,12 +164,13 @@ def _load_or_begin_epoch(
     witness: Witness | None,
     quarantined: list[QuarantinedFile],
     now_unix_ms: int,
+    signer: HeadSigner | None,
 ) -> Opened:
     """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
 
     On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
     """
-    load_and_begin = partial(_load_and_begin, connection, path, witness, quarantined, now_unix_ms)
+    load_and_begin = partial(_load_and_begin, connection, path, witness, quarantined, now_unix_ms, signer)
     try:
         return load_and_begin(is_resealing=True)
     except sqlite3.OperationalError as error:
@@ -169,6 +186,7 @@ def _load_and_begin(
     witness: Witness | None,
     quarantined: list[QuarantinedFile],
     now_unix_ms: int,
+    signer: HeadSigner | None,
     *,
     is_resealing: bool,
 ) -> Opened:
@@ -183,7 +201,7 @@ def _load_and_begin(
     before, resealed, repeated = catalog.origin, list[Resealed](), list[Resealed]()
     if why is not None:
         now = Origin(before.zone, os.urandom(EPOCH_BYTES))
-        beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+        beginning = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms, signer)
         if witness is not None:  # facts that peers hold of an epoch that this copy has never had are its own as well
             beginning.origin(Origin(before.zone, bytes.fromhex(witness.epoch)))
         beginning.origin(now)
@@ -196,7 +214,7 @@ def _load_and_begin(
         connection.execute(QUERIES["forget_unseen"])
         connection.execute(QUERIES["update_epoch"], (now.epoch,))
         catalog = load(connection, path)
-    transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms)
+    transaction = Transaction(connection, catalog, index, now_unix_ms, catalog.age_ms, signer)
     if why is not None:
         _record_epoch(transaction, before, why, resealed, repeated)
     for one in quarantined:

@@ -24,6 +24,7 @@ from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, res
 from agent.fact_store.log import Reseal, StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
+from agent.signing.heads import RUN_BYTES_MAX
 
 
 class Resealed(NamedTuple):
@@ -66,6 +67,14 @@ def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[
             found.append(_seal_stream(transaction, state, old, place[0] - 1, new))
             _copy_definitions(transaction, old, new)
     return found
+
+
+def _sign(transaction: Transaction, row: int, link: Link) -> None:
+    """Give a resealed batch its head, if this store signs: its old one was of the old epoch."""
+    if transaction.signer is not None:
+        transaction.add_head(
+            row, transaction.sign(link.stream, link.next_sequence - 1, link.digest, link.origin), link.origin
+        )
 
 
 def _copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
@@ -119,9 +128,13 @@ def _seal_stream(
 ) -> Resealed:
     old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
     link, first, last = Link(state.name, origin), 0, 0
+    row, unsigned_bytes = 0, 0
     for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
+        if row and (first_offset != last + 1 or unsigned_bytes >= RUN_BYTES_MAX):  # facts of others end a run
+            _sign(transaction, row, link)
+            unsigned_bytes = 0
         if not first:
             first = first_offset
             transaction.set_held(state.id, old, tuple(_kept(transaction.catalog.held[state.id, old], header)))
@@ -130,7 +143,9 @@ def _seal_stream(
             )
         anew = resealed(batch, link)
         transaction.reseal(number, new, anew)
-        link, last = anew.link, first_offset + header.count - 1
+        row, link, last = number, anew.link, first_offset + header.count - 1
+        unsigned_bytes += len(anew.sealed)
+    _sign(transaction, row, link)
     facts = link.next_sequence - 1
     transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))
     return Resealed(state.name, first, last, facts)

@@ -7,13 +7,13 @@ served from the bytes alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Kind, Origin, parse
-from agent.batch import verify as open_batch
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Kind, Origin, open_messages, open_packed, parse
 from agent.columns import FACTS_MAX, BatchError
+from agent.fact_store.append import Checkpoint, checkpoints_in
 from agent.pages import HeldRange
 
 
@@ -50,6 +50,7 @@ class BatchRow(NamedTuple):
     bytes_total: Any
     digest: Any
     previous_digest: Any
+    head: Any
     body: Any
 
 
@@ -82,11 +83,14 @@ class StreamCheck:
     definitions: Mapping[tuple[int, int], bytes]  # (origin number, definition number): running digest
     released_offset: int
     released_bytes: int
+    head_problem: Callable[[object, Batch], str | None]
     is_opened: bool = True
     next_offset: int = 0
     bytes_total: int = 0
     links: dict[Origin, tuple[int, bytes]] = field(default_factory=dict)
     ranges_seen: dict[Origin, list[HeldRange]] = field(default_factory=dict)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Of any zone, about any stream."""
 
     def __post_init__(self) -> None:
         """The first offset is the one after what was released."""
@@ -118,6 +122,8 @@ class StreamCheck:
         ):
             if found != said and not (name == "bytes_total" and row.first_offset != self.next_offset):
                 yield self._damage(row, f"column {name} says {_text(found)}, the batch says {_text(said)}", batch)
+        if row.head is not None and (why := self.head_problem(row.head, batch)):
+            yield self._damage(row, why, batch)
         yield from self._place_damage(row, batch)
         self._advance(row, batch)
 
@@ -150,8 +156,10 @@ class StreamCheck:
             return "its offsets are not integers"
         try:
             batch = parse(row.body + row.digest)
-            if self.is_opened:
-                open_batch(batch)
+            if self.is_opened and batch.header.kind is Kind.MESSAGES:
+                self.checkpoints += checkpoints_in(open_messages(batch))
+            elif self.is_opened:
+                open_packed(batch)
         except BatchError as error:
             return str(error)
         return batch

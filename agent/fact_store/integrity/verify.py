@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import Definitions, Origin
+from agent.fact_store.integrity.head_check import HeadCheck
 from agent.fact_store.integrity.row_checks import BatchRow, Damage, StreamCheck, definitions_damage
 from agent.fact_store.log import StoreDamaged, parse_row
 from agent.fact_store.sqlite import QUERIES, check_known, connect_reader, identity, is_damage, reading_tables
@@ -34,6 +35,8 @@ class VerifyCounts:
     facts: int = 0
     bytes: int = 0
     definitions: int = 0
+    heads: int = 0
+    checkpoints: int = 0
     streams: int = 0
 
 
@@ -59,6 +62,8 @@ class _Walk:
         self, connection: sqlite3.Connection, done: VerifyCounts, progress: Progress, *, is_opened: bool
     ) -> None:
         self._connection = connection
+        self._heads = HeadCheck(connection)
+        self._zone = ""
         self._done = done
         self._progress = progress
         self._is_opened = is_opened
@@ -67,7 +72,7 @@ class _Walk:
     def identity(self, path: Path) -> Iterator[Damage]:
         """The zone and epoch of the store."""
         try:
-            identity(self._connection, path)
+            self._zone = identity(self._connection, path).zone
         except StoreDamaged as error:
             yield Damage("", 0, 0, "", 0, error.why)
 
@@ -94,13 +99,16 @@ class _Walk:
         ends_found = dict[str, int]()
         for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
             self._done.streams += 1
-            check = StreamCheck(name, origins, definitions, released_offset, released_bytes, self._is_opened)
+            check = StreamCheck(
+                name, origins, definitions, released_offset, released_bytes, self._heads.problem, self._is_opened
+            )
             ranges = held.get(number, {})
             end_offset = sum(one.last_sequence - one.first_sequence + 1 for each in ranges.values() for one in each)
             yield from self._stream(number, check, end_offset)
             ends_found[name] = max(end_offset, check.next_offset - 1)
             yield from check.finish(end_offset)
             yield from check.held_damage(ranges)
+            yield from self._checkpoint_damage(number, check, {origin: n for n, origin in origins.items()})
         for (count,) in self._rows("the table batch", "select_batch_streams"):
             if count:
                 yield Damage("", 0, 0, "", 0, f"{count} batches are of a stream that is not there")
@@ -132,6 +140,7 @@ class _Walk:
                     return  # appended since the walk began
                 yield from check.check_row(self._repaired(number, check.stream, row, repaired))
                 self._done.batches += 1
+                self._done.heads += row.head is not None
                 self._done.facts += row.count if isinstance(row.count, int) else 0
                 self._done.bytes += len(row.body) if isinstance(row.body, bytes) else 0
             yield from self._take_unreadable()
@@ -140,6 +149,20 @@ class _Walk:
                 return
             after = max(offsets)
             self._progress(check.stream, after, end_offset)
+
+    def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
+        """Compare the batches with this zone's own checkpoints. Those of other zones are their word, and a false one
+        must not make this store look damaged."""
+        for one in check.checkpoints:
+            number = numbers.get(one.origin)
+            if one.by != self._zone or one.stream != check.stream or number is None:
+                continue
+            self._done.checkpoints += 1
+            asked = {"stream": stream, "origin": number, "sequence": one.last_sequence}
+            for last_sequence, digest in self._rows("a batch of a checkpoint", "select_end_at_sequence", asked):
+                if (last_sequence, digest) != (one.last_sequence, one.digest):
+                    what = f"sequence {one.last_sequence} is not what the checkpoint of {one.date} recorded"
+                    yield Damage(check.stream, 0, 0, str(one.origin), one.last_sequence, what)
 
     def _page(self, number: int, after: int, stream: str) -> Iterator[BatchRow]:
         """The next rows of a stream; read one by one where SQLite cannot step through them."""
@@ -158,7 +181,7 @@ class _Walk:
                 yield BatchRow._make(row)
                 break
             else:
-                yield BatchRow(offset, offset - 1, *[None] * 12)
+                yield BatchRow(offset, offset - 1, *[None] * 13)
 
     def _repaired(self, number: int, stream: str, row: BatchRow, repaired: set[int]) -> BatchRow:
         """The row as it is served: with repaired bytes in place of damaged ones."""

@@ -60,6 +60,8 @@ class Catalog:
     """In the order in which they were made."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
+    signed: Mapping[int, bool] = field(default_factory=dict)
+    """Numbers of the origins of which a head was stored: whether one was verified. The mapping is replaced."""
     own_origin: int = 1  # number of `origin` in the table; each new epoch has its own
     tails: dict[int, TailCache] = field(default_factory=dict, compare=False)  # by number of stream; not in any table
 
@@ -68,7 +70,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
-            self.reseals, self.leases, self.own_origin, self.tails.copy(),
+            self.reseals, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -12,6 +12,8 @@ follows from what happened, so recording it twice stores it once.
     facts_repaired      stream:<zone>/<stream>      a damaged batch was repaired from a peer, at its offsets
     facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
     facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
+    facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are unreadable
+    heads_checkpointed  stream:<zone>/<stream>      once a day: how far each origin is held, with the digest there
     store_quarantined   store:<zone>                a file that could not be used was quarantined
     epoch_began         store:<zone>                this store began a new epoch
 """

@@ -10,7 +10,7 @@ the commit that made them durable, so a thread sees both or neither.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Batch
@@ -26,17 +26,20 @@ class TailCache:
 
     batches: tuple[StoredBatch, ...] = ()
 
-    def extended(self, added: Sequence[Batch], end_offset: int) -> TailCache:
-        """The cache after batches were appended, the last of them ending at `end_offset`; the oldest batches are
-        dropped."""
+    def extended(self, added: Sequence[Batch], end_offset: int, heads: Mapping[int, bytes]) -> TailCache:
+        """The cache after batches were appended, the last of them ending at `end_offset`, with their heads by position;
+        the oldest batches are dropped."""
         kept, left = list[StoredBatch](), BYTES_MAX
-        for batch in reversed(added):
+        for index, batch in reversed(list(enumerate(added))):
             left -= len(batch.sealed)
             if left < 0:
                 return TailCache(tuple(reversed(kept)))
             header = batch.header
             first_offset = end_offset - header.count + 1
-            kept.append(StoredBatch(first_offset, end_offset, batch.sealed, header.origin, header.definitions.count))
+            head = heads.get(index, b"")
+            kept.append(
+                StoredBatch(first_offset, end_offset, batch.sealed, header.origin, header.definitions.count, head)
+            )
             end_offset = first_offset - 1
         for stored in reversed(self.batches):
             left -= len(stored.sealed)
@@ -45,7 +48,9 @@ class TailCache:
             kept.append(stored)
         return TailCache(tuple(reversed(kept)))
 
-    def page(self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int) -> Page | None:
+    def page(
+        self, after_offset: int, facts_max: int, bytes_max: int, until_offset: int, *, whole_runs: bool = False
+    ) -> Page | None:
         """The page that `StoreReader.read` would return; None where it begins before the cache, is empty, or has
         invalid limits."""
         batches = self.batches
@@ -58,9 +63,9 @@ class TailCache:
             if stored.last_offset <= after_offset:
                 continue
             bytes_max -= len(stored.sealed)
-            if stored.first_offset > until_offset or (taken and bytes_max < 0):
+            is_open = whole_runs and taken and not taken[-1].head and taken[-1].origin == stored.origin
+            is_full = bytes_max < 0 or stored.first_offset - 1 - after_offset >= facts_max
+            if stored.first_offset > until_offset or (taken and is_full and not is_open):
                 break
             taken.append(stored)
-            if stored.last_offset - after_offset >= facts_max:
-                break
         return Page(taken, batches[-1].last_offset)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from agent import ranges
+from agent.batch import SEQUENCE_MAX, Origin
 from agent.fact_store.log import PageAssembly
 from agent.fact_store.sqlite import QUERIES, is_damage
 from agent.pages import BatchEnd, Hole, Page
@@ -32,12 +33,17 @@ class SequenceRequest(NamedTuple):
     bytes_max: int
 
 
-def read_history(connection: sqlite3.Connection, asked: SequenceRequest) -> Page:
+def read_history(connection: sqlite3.Connection, asked: SequenceRequest, signed: frozenset[Origin]) -> Page:
     """A page of whole batches from the one that holds the first sequence; its holes lie within the sequences asked
-    for."""
+    for. Batches of `signed` origins come to the end of their run."""
     held = _held(connection, asked.stream, asked.origin)
     page = PageAssembly(
-        asked.stream_name, asked.first_sequence - 1, asked.facts_max, asked.bytes_max, asked.last_sequence
+        asked.stream_name,
+        asked.first_sequence - 1,
+        asked.facts_max,
+        asked.bytes_max,
+        asked.last_sequence,
+        signed=signed,
     )
     bad = list[Span]()
     if _read_rows(connection, asked, page, bad):
@@ -67,12 +73,16 @@ def _held(connection: sqlite3.Connection, stream: int, origin: int) -> list[Span
 
 def _read_rows(connection: sqlite3.Connection, asked: SequenceRequest, page: PageAssembly, bad: list[Span]) -> bool:
     """Read rows into the page until it is full; damaged ones are added to `bad`. True when no row is left."""
+    last_asked = asked.last_sequence
+    beyond = asked if not page.signed else asked._replace(last_sequence=SEQUENCE_MAX)
     try:
-        rows = connection.execute(QUERIES["select_sequences"], asked._asdict())
+        rows = connection.execute(QUERIES["select_sequences"], beyond._asdict())
         try:
-            for first, last, body, digest, first_offset in rows:
+            for first, last, body, digest, head, first_offset in rows:
+                if isinstance(first, int) and first > last_asked and not page.is_inside_run(first):
+                    break
                 before = len(page.batches)
-                if page.add_row((first, last, body, digest)):
+                if page.add_row((first, last, body, digest, head)):
                     return False
                 if len(page.batches) > before:
                     continue
@@ -93,8 +103,8 @@ def _add_repaired(
     connection: sqlite3.Connection, stream: int, first_offset: object, first_sequence: int, page: PageAssembly
 ) -> bool:
     """Add the repaired batch for a damaged row; True when the page is full."""
-    for first, last, body, digest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
-        if page.add_row((first_sequence, first_sequence + last - first, body, digest)):
+    for first, last, *rest in connection.execute(QUERIES["select_repaired"], (stream, first_offset)).fetchall():
+        if page.add_row((first_sequence, first_sequence + last - first, *rest)):
             return True
     return False
 

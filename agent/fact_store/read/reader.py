@@ -33,6 +33,7 @@ from agent.fact_store.log import (
 from agent.fact_store.read.forecast import StoreSpace
 from agent.fact_store.read.history import SequenceRequest, batch_ends_at, read_history
 from agent.fact_store.read.page_rows import origins_between, read_rows, read_undamaged_rows
+from agent.fact_store.read.proofs import Proofs, Verified
 from agent.fact_store.read.space import measure_space
 from agent.fact_store.sqlite import (
     FILES,
@@ -46,7 +47,7 @@ from agent.fact_store.sqlite import (
     load,
     reading_tables,
 )
-from agent.pages import BatchEnd, Hole, OriginRange, Page, StoredBatch
+from agent.pages import BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -90,20 +91,24 @@ class StoreReader:
         *,
         until_offset: int | None = None,
         end_offset: int | None = None,
+        whole_runs: bool = False,
     ) -> Page:
         """Whole batches of `stream` from the one that holds `after_offset` + 1, as many as the limits allow, at least
         one.
 
         Facts up to `after_offset` do not count against `facts_max`. Batches that begin after `until_offset` are left
         out. A stream without facts is an empty page. Each batch was compared with its digest; damaged and released
-        offsets are holes of the page. `end_offset`: the end of the stream, where the caller has it.
+        offsets are holes of the page. `end_offset`: the end of the stream, where the caller has it. `whole_runs`: the
+        page ends with a head where its facts are signed, and exceeds `bytes_max` by RUN_BYTES_MAX and a batch if need
+        be (agent/signing/DESIGN.md).
         """
         if after_offset < 0 or facts_max < 1 or bytes_max < 1:
             raise ValueError(f"after_offset {after_offset}, facts_max {facts_max}, bytes_max {bytes_max}")
         last = OFFSET_MAX if until_offset is None else until_offset
         if end_offset is not None:
             with self._reading() as connection:
-                page = PageAssembly(stream, after_offset, facts_max, bytes_max, last)
+                signed = self._signed(connection) if whole_runs else frozenset[Origin]()
+                page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, signed=signed)
                 if read_undamaged_rows(connection, self._stream(connection, stream), page, end_offset):
                     return Page(page.batches, max(end_offset, page.reached))
         with self._reading() as connection, _one_state(connection):
@@ -112,7 +117,8 @@ class StoreReader:
             released = connection.execute(QUERIES["select_released_offset"], (number,)).fetchone()
             if released is None:
                 return Page([], 0)  # the stream is newer than this read transaction
-            page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0])
+            signed = self._signed(connection) if whole_runs else frozenset[Origin]()
+            page = PageAssembly(stream, after_offset, facts_max, bytes_max, last, released[0], signed)
             is_all = read_rows(connection, number, page)
             end_offset = self._end(connection, number, page, end_offset, is_all=is_all)
             if is_all:
@@ -125,14 +131,54 @@ class StoreReader:
         return Page(page.batches, max(end_offset, last_offset), tuple(page.holes))
 
     def read_sequences(
-        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+        self,
+        stream: str,
+        origin: Origin,
+        first_sequence: int,
+        last_sequence: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        whole_runs: bool = False,
     ) -> Page:
         """As `read`, for one origin by its sequences: offsets in the page are sequences, `end_offset` is the last one
-        held (history.py)."""
+        held (history.py). With `whole_runs` the page may also exceed `last_sequence`."""
         with self._reading() as connection, _one_state(connection):
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = SequenceRequest(stream, number or 0, of or 0, first_sequence, last_sequence, facts_max, bytes_max)
-            return read_history(connection, asked)
+            return read_history(connection, asked, self._signed(connection) if whole_runs else frozenset())
+
+    def signers(self, key_ids: Iterable[bytes]) -> list[bytes]:
+        """The certificates (DER) held of keys that sign heads."""
+        with self._reading() as connection:
+            rows = [connection.execute(QUERIES["select_signers"], (key_id,)).fetchall() for key_id in key_ids]
+        return [certificate for found in rows for (certificate,) in found]
+
+    def verified(self, stream: str, places: Iterable[tuple[Origin, int]]) -> list[Verified]:
+        """Whether batches are proven by a signature of their origin (proofs.py); each is given by its origin and one
+        of its sequences."""
+        with self._reading() as connection:
+            proofs, number = Proofs(connection), self._stream(connection, stream) or 0
+            return [
+                proofs.verified(number, self._number(connection, origin) or 0, sequence) for origin, sequence in places
+            ]
+
+    def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes:
+        """The head of the batch of an origin that ends at a sequence; empty where it is not held or has none."""
+        found = self.next_head(stream, origin, last_sequence)
+        return found.record if found is not None and found.last_sequence == last_sequence else b""
+
+    def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
+        """The first head of an origin that may cover a sequence; it does where all between is held."""
+        with self._reading() as connection:
+            number, of = self._stream(connection, stream), self._number(connection, origin)
+            asked = {"stream": number, "origin": of, "sequence": sequence}
+            row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
+        return None if row is None else StoredHead(*row)
+
+    def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
+        """The origins of which a head was stored."""
+        return frozenset(self._origin(connection, number) for number, _ in connection.execute(QUERIES["select_signed"]))
 
     def batch_ends(self, stream: str, origin: Origin, sequences: Iterable[int]) -> list[BatchEnd]:
         """End and digest of the batches that hold these sequences of an origin, from the table, in order, each once;

@@ -49,11 +49,13 @@ SELECT name, unseen_after FROM stream WHERE unseen_after IS NOT NULL ORDER BY id
 UPDATE stream SET unseen_after = NULL;
 
 -- select_origin_rows: batches of an origin that begin behind an offset
-SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
 -- update_batch: a batch sealed again under the new epoch, in its place
-UPDATE batch SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, body = ? WHERE id = ?;
+UPDATE batch
+SET origin = ?, first_sequence = ?, digest = ?, previous_digest = ?, head = ?, verified_unix_ms = ?, body = ?
+WHERE id = ?;
 
 -- update_epoch: a new epoch has begun
 UPDATE store SET epoch = ?, new_epoch_because = NULL;
@@ -63,6 +65,78 @@ INSERT INTO origin (zone, epoch) VALUES (?, ?) RETURNING id;
 
 -- select_origins: every origin with its number
 SELECT id, zone, epoch FROM origin ORDER BY id;
+
+-- select_signed: the origins of which a head was stored, and when one was first verified (NULL: none)
+SELECT id, proven_unix_ms FROM origin WHERE signed_unix_ms IS NOT NULL;
+
+-- update_signed: a head of an origin is stored, and perhaps verified
+UPDATE origin
+SET signed_unix_ms = coalesce(signed_unix_ms, :now), proven_unix_ms = coalesce(proven_unix_ms, :proven)
+WHERE id = :origin;
+
+-- insert_signer: the certificate of a key that signs heads
+INSERT INTO signer (key_id, certificate, first_unix_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- count_signers: how many certificates of one key are held
+SELECT count(*) FROM signer WHERE key_id = ?;
+
+-- select_signers: the certificates of a key
+SELECT certificate FROM signer WHERE key_id = ? ORDER BY first_unix_ms, certificate;
+
+-- select_unsigned: batches of an origin behind its last head: there was no key when they were sealed
+SELECT id, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
+WHERE stream = :stream AND origin = :origin AND first_sequence > coalesce(
+    (
+        SELECT first_sequence FROM batch
+        WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
+        ORDER BY first_sequence DESC LIMIT 1
+    ),
+    0
+)
+ORDER BY first_sequence LIMIT :limit;
+
+-- update_head: the head of a batch that had none
+UPDATE batch SET head = ?, verified_unix_ms = ? WHERE id = ?;
+
+-- select_proof: the first verified head of an origin at or behind a sequence, if all between is held: the last sequence
+-- that it covers, the first that is held with it, its bytes, and when it was verified
+SELECT batch.first_sequence + batch.count - 1, held.first_sequence, CAST(batch.head AS BLOB), batch.verified_unix_ms
+FROM held JOIN batch ON batch.stream = held.stream AND batch.origin = held.origin
+    AND batch.first_sequence BETWEEN held.first_sequence AND held.last_sequence
+WHERE held.stream = :stream AND held.origin = :origin
+    AND :sequence BETWEEN held.first_sequence AND held.last_sequence
+    AND batch.verified_unix_ms IS NOT NULL
+    AND batch.first_sequence + batch.count > :sequence
+    AND batch.first_sequence >= coalesce(
+        (
+            SELECT max(first_sequence) FROM batch
+            WHERE stream = :stream AND origin = :origin AND first_sequence <= :sequence
+        ),
+        0
+    )
+ORDER BY batch.first_sequence LIMIT 1;
+
+-- select_compromised: keys whose signatures prove nothing from a time on
+SELECT key_id, since_unix_ms FROM compromised;
+
+-- delete_compromised: before the operator's present list is stored
+DELETE FROM compromised;
+
+-- insert_compromised: a compromised key
+INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
+
+-- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers, the head, and when
+-- it was verified
+SELECT first_sequence + count - 1, CAST(head AS BLOB), verified_unix_ms FROM batch
+WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
+    AND first_sequence >= coalesce(
+        (
+            SELECT max(first_sequence) FROM batch
+            WHERE stream = :stream AND origin = :origin AND first_sequence <= :sequence
+        ),
+        0
+    )
+ORDER BY first_sequence LIMIT 1;
 
 -- insert_stream: number a new stream
 INSERT INTO stream (name) VALUES (?) RETURNING id;
@@ -105,8 +179,8 @@ SELECT first_offset, last_offset, origin, definition_count, body, digest FROM ba
 -- insert_batch: one sealed batch
 INSERT INTO batch (
     stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
-    definition_count, bytes_total, digest, previous_digest, body
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    definition_count, bytes_total, digest, previous_digest, head, verified_unix_ms, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- select_batch_at_sequence: the last batch of an origin that starts at or before a sequence
 SELECT first_sequence, count, digest, previous_digest FROM batch
@@ -114,7 +188,7 @@ WHERE stream = ? AND origin = ? AND first_sequence <= ?
 ORDER BY first_sequence DESC LIMIT 1;
 
 -- select_page: batches from the one that holds an offset, up to the last that starts at or before another
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
 WHERE stream = :stream
     AND first_offset >= coalesce(
         (SELECT max(first_offset) FROM batch WHERE stream = :stream AND first_offset <= :offset), 0
@@ -134,7 +208,7 @@ WHERE stream = :stream
 ORDER BY first_offset LIMIT :limit;
 
 -- select_page_row: one batch by its first offset
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM batch
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
 WHERE stream = ? AND first_offset = ?;
 
 -- select_page_columns: the origins of batches between two offsets, from the columns
@@ -145,7 +219,9 @@ ORDER BY batch.first_offset LIMIT :limit;
 
 -- select_sequences: batches of an origin from the one that holds a sequence, up to the last that starts at or before
 -- another
-SELECT first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), first_offset FROM batch
+SELECT
+    first_sequence, first_sequence + count - 1, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB), first_offset
+FROM batch
 WHERE stream = :stream
     AND origin = :origin
     AND first_sequence >= coalesce(
@@ -185,11 +261,11 @@ WHERE stream = :stream AND first_offset <= :until_offset AND last_offset >= :off
 ORDER BY first_offset;
 
 -- select_repaired: the repaired copies at an offset
-SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB) FROM repaired
+SELECT first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM repaired
 WHERE stream = ? AND first_offset = ? ORDER BY id;
 
 -- insert_repaired: an undamaged copy of a damaged batch
-INSERT INTO repaired (stream, first_offset, last_offset, digest, body) VALUES (?, ?, ?, ?, ?);
+INSERT INTO repaired (stream, first_offset, last_offset, digest, head, body) VALUES (?, ?, ?, ?, ?, ?);
 
 -- delete_repaired: copies that retention has released
 DELETE FROM repaired WHERE stream = ? AND last_offset <= ?;
@@ -213,13 +289,13 @@ PRAGMA integrity_check;
 -- select_verify_page: batches after an offset, with all columns
 SELECT
     first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
-    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
+    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
 -- select_verify_row: the same of one batch
 SELECT
     first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
-    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(body AS BLOB)
+    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset = ?;
 
 -- select_verify_offsets: first offsets of batches after an offset, from the index alone

@@ -16,11 +16,16 @@ from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
 from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
-from agent.pages import HeldRange, LastBatch, OriginRange, PeerPosition
+from agent.pages import HeldRange, KeptHead, LastBatch, OriginRange, PeerPosition
+from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
 
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
 back."""
+CERTIFICATES_OF_KEY_MAX = 4
+"""Certificates of one key id that are kept: a renewed one, and one for another zone. More would let a peer fill the
+table."""
+_NO_HEAD = (None, None)
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
 
@@ -28,10 +33,18 @@ class Transaction:
     """Rows and catalog between BEGIN and COMMIT."""
 
     def __init__(
-        self, connection: sqlite3.Connection, catalog: Catalog, index: MessageIndex, now_unix_ms: int, age_ms: int
+        self,
+        connection: sqlite3.Connection,
+        catalog: Catalog,
+        index: MessageIndex,
+        now_unix_ms: int,
+        age_ms: int,
+        signer: HeadSigner | None = None,
     ) -> None:
         self.catalog = catalog.draft()
         self.age_ms = age_ms
+        self.signer = signer
+        """The key of this store, that signs what it records; None where it does not sign."""
         self.batches_added = 0
         self.index = index
         self.now_unix_ms = now_unix_ms
@@ -141,11 +154,14 @@ class Transaction:
             self.catalog.origins[origin] = known
         return known
 
-    def add_batches(self, stream: StreamState, batches: Sequence[Batch], *, is_backlog: bool = False) -> int:
-        """Add batches at the end of a stream, in order; returns the offset of their first fact. `is_backlog`: they are
-        history that a peer had kept."""
+    def add_batches(
+        self, stream: StreamState, batches: Sequence[Batch], heads: Sequence[KeptHead] = (), *, is_backlog: bool = False
+    ) -> int:
+        """Add batches at the end of a stream, in order, with the heads that some of them have; returns the offset of
+        their first fact. `is_backlog`: they are history that a peer had kept."""
         end_offset, bytes_total, rows = stream.end_offset, stream.bytes_total, []
-        for batch in batches:
+        head_of = {one.index: (one.record, self.now_unix_ms if one.is_verified else None) for one in heads}
+        for index, batch in enumerate(batches):
             header = batch.header
             first_offset, end_offset = end_offset + 1, end_offset + header.count
             bytes_total += len(batch.sealed)
@@ -153,7 +169,8 @@ class Transaction:
                 (
                     stream.id, first_offset, end_offset, self.origin(header.origin), header.first_sequence, header.count,
                     header.time_min_ns, header.time_max_ns, header.kind, header.codec, header.definitions.count,
-                    bytes_total, batch.digest, header.previous_digest, memoryview(batch.sealed)[:-DIGEST_BYTES],
+                    bytes_total, batch.digest, header.previous_digest, *head_of.get(index, _NO_HEAD),
+                    memoryview(batch.sealed)[:-DIGEST_BYTES],
                 )
             )  # fmt: skip
         whole = len(rows) - len(rows) % ROWS_AT_ONCE
@@ -170,7 +187,11 @@ class Transaction:
             self._execute(QUERIES["insert_mark"], values)
         self.catalog.streams[stream.name] = replace(marked, end_offset=end_offset, bytes_total=bytes_total)
         tails = self.catalog.tails
-        tails[stream.id] = tails.get(stream.id, TailCache()).extended(batches, end_offset)
+        tails[stream.id] = tails.get(stream.id, TailCache()).extended(
+            batches, end_offset, {one.index: one.record for one in heads}
+        )
+        for one in heads:
+            self._note_signed(batches[one.index].header.origin, is_proven=one.is_verified)
         self.batches_added += len(batches)
         return stream.end_offset + 1
 
@@ -182,11 +203,49 @@ class Transaction:
         """A batch is repaired or released."""
         self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
 
-    def add_repaired(self, stream: int, first_offset: int, batch: Batch) -> None:
-        """Add a batch that is served in place of the damaged one at an offset."""
+    def sign(self, stream: str, last_sequence: int, digest: bytes, origin: Origin | None = None) -> bytes:
+        """The head of a batch that this store has sealed, under its present epoch or `origin`; `signer` must be
+        there."""
+        assert self.signer is not None
+        where = origin or self.catalog.origin
+        return sign_head(self.signer, stream, where, last_sequence, digest, self.now_unix_ms)
+
+    def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, bytes]]:
+        """Row, bytes, last sequence and digest of the store's own batches behind its last head, in order."""
+        asked = {"stream": stream, "origin": self.catalog.own_origin, "limit": limit}
+        return self._execute(QUERIES["select_unsigned"], asked).fetchall()
+
+    def add_head(self, row: int, head: bytes, origin: Origin | None = None) -> None:
+        """Add the head of a batch of this store that has none, by its row."""
+        self._execute(QUERIES["update_head"], (head, self.now_unix_ms, row))
+        self._note_signed(origin or self.catalog.origin, is_proven=True)
+
+    def add_signers(self, signers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Keep certificates (key id, DER), so that they can be passed on with the heads of their keys."""
+        for key_id, certificate in signers:
+            assert len(key_id) == KEY_ID_BYTES
+            if self._execute(QUERIES["count_signers"], (key_id,)).fetchone()[0] < CERTIFICATES_OF_KEY_MAX:
+                self._execute(QUERIES["insert_signer"], (key_id, certificate, self.now_unix_ms))
+
+    def set_compromised(self, since_ms: Mapping[bytes, int]) -> None:
+        """Set the list of compromised keys: key id, and ms since 1970."""
+        self._execute(QUERIES["delete_compromised"])
+        self._executemany(QUERIES["insert_compromised"], list(since_ms.items()))
+
+    def _note_signed(self, origin: Origin, *, is_proven: bool) -> None:
+        """A head of an origin is stored; writes the first time, and when one is first verified."""
+        number, signed = self.catalog.origins[origin], self.catalog.signed
+        if number in signed and (signed[number] or not is_proven):
+            return
+        proven = self.now_unix_ms if is_proven else None
+        self._execute(QUERIES["update_signed"], {"origin": number, "now": self.now_unix_ms, "proven": proven})
+        self.catalog.signed = {**signed, number: is_proven}
+
+    def add_repaired(self, stream: int, first_offset: int, batch: Batch, head: bytes | None) -> None:
+        """Add a batch that is served in place of the damaged one at an offset, with its head, if it has one."""
         body = memoryview(batch.sealed)[:-DIGEST_BYTES]
         last_offset = first_offset + batch.header.count - 1
-        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, body))
+        self._execute(QUERIES["insert_repaired"], (stream, first_offset, last_offset, batch.digest, head, body))
 
     def set_held(self, stream: int, origin: int, ranges: tuple[HeldRange, ...]) -> None:
         """Set the held ranges of an origin; writes the difference only."""
@@ -319,9 +378,10 @@ class Transaction:
         self.must_end_because = why
 
     def reseal(self, row: int, origin: int, batch: Batch) -> None:
-        """Overwrite a batch by itself sealed again under the new epoch; allowed while a new epoch is due."""
+        """Overwrite a batch by itself sealed again under the new epoch; allowed while a new epoch is due. It has no
+        head then (append/own_heads.py)."""
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
-        values = (origin, header.first_sequence, batch.digest, header.previous_digest, body, row)
+        values = (origin, header.first_sequence, batch.digest, header.previous_digest, *_NO_HEAD, body, row)
         self._execute(QUERIES["update_batch"], values)
 
     def add_reseal(self, one: Reseal) -> None:

@@ -60,6 +60,7 @@ from agent.fact_store.log import (
 from agent.fact_store.retention import Housekeeping
 from agent.fact_store.sqlite import QUERIES, MessageIndex, SecondWriter, Transaction, file_bytes, running_error
 from agent.fact_store.writer.meter import Meter
+from agent.signing.heads import HeadSigner
 
 LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three times as long is offline
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
@@ -79,8 +80,10 @@ class Writer:
         index: MessageIndex,
         settings: StoreSettings,
         policies: Mapping[str, StreamSettings],
+        signer: HeadSigner | None = None,
     ) -> None:
         self.catalog = catalog
+        self._signer = signer
         self._index = index
         self._policies = dict(policies)
         self.failure: StoreError | None = None
@@ -264,7 +267,7 @@ class Writer:
             execute(QUERIES["begin"])
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             now_unix_ms, age_ms = time.time_ns() // 1_000_000, self.age_ms()
-            transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms)
+            transaction = Transaction(self._connection, self.catalog, self._index, now_unix_ms, age_ms, self._signer)
             outcomes = self._perform(transaction, group)
             self.housekeeping.work(transaction, time.monotonic_ns(), is_idle=group.is_empty)
             execute(QUERIES["commit"])

@@ -1,6 +1,7 @@
 """The authority's folder: create it, load it, and sign certificates of zones and brokers.
 
-Each signed certificate is recorded before it is returned, and no record is ever removed.
+Each signed certificate is recorded before it is returned, and no record is ever removed. A facts authority, which
+issues signer certificates, has the same folder and a purpose of its own: neither kind can do the other's work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID
@@ -44,12 +45,16 @@ from agent.replication.pki.files import (
 )
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_zone
+from agent.signing.certificates import FACT_SIGNING, refuse_anchor
 
 CA_DAYS = 3650
 """Ten years: replacing a root means work at every gateway."""
 
 LEAF_DAYS = 365
 """One year, as the specification's example; `bsfg status` warns below thirty days."""
+
+PASSPHRASE_BYTES_MIN = 12
+"""The file's key derivation is cheap, so the passphrase must not be guessable."""
 
 DAYS_MAX = 7300
 """Twenty years, the life of a plant; more is a typing mistake."""
@@ -79,73 +84,118 @@ class Issued:
 
 
 def create_authority(
-    folder: Path, now: datetime, *, name: str = "", days: int = CA_DAYS, force: bool = False
+    folder: Path,
+    now: datetime,
+    *,
+    name: str = "",
+    days: int = CA_DAYS,
+    force: bool = False,
+    passphrase: bytes | None = None,
+    for_facts: bool = False,
 ) -> CertificateDetails:
     """Create the authority of a site in `folder`: key, self-signed root, empty revocation list. Raises PkiError."""
     check_days(days)
     # A random name: two roots of one name differ only in their signatures, which no person reads.
-    name = name or f"bsfg zones {secrets.token_hex(4)}"
+    name = name or f"bsfg {'facts' if for_facts else 'zones'} {secrets.token_hex(4)}"
     if not _COMMON_NAME.fullmatch(name):
         raise PkiError(
             f"{name!r} is not a valid name of an authority", "use at most 64 letters, digits, spaces and ._-"
         )
+    if passphrase is not None and len(passphrase) < PASSPHRASE_BYTES_MIN:
+        raise PkiError(f"the passphrase is shorter than {PASSPHRASE_BYTES_MIN} characters", "use several words")
     refuse_existing(
         [folder / "ca.key", folder / "ca.pem"], "every certificate it issued becomes worthless", force=force
     )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = subject_name(name)
-    certificate = (
+    unsigned = (
         builder(subject, subject, key.public_key(), now, now + timedelta(days=days))
         # No intermediate authorities: a site that needs a second authority creates a second root.
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(key_usage(key_cert_sign=True), critical=True)
-        .sign(key, hashes.SHA256())
     )
-    crl = make_crl(certificate, key, 1, [], now, certificate.not_valid_after_utc)
+    if for_facts:  # TLS then refuses whatever this authority issues, even where its root is trusted by mistake
+        unsigned = unsigned.add_extension(x509.ExtendedKeyUsage([FACT_SIGNING]), critical=True)
+    certificate = unsigned.sign(key, hashes.SHA256())
     with disk_errors(folder):
         make_folder(folder)
-        write_file(folder / "ca.key", key_pem(key), KEY_MODE)
+        write_file(folder / "ca.key", key_pem(key, passphrase), KEY_MODE)
         write_file(folder / "ca.pem", pem_of(certificate), PUBLIC_MODE)
-        write_file(folder / "ca.crl", crl.public_bytes(serialization.Encoding.PEM), PUBLIC_MODE)
+        if not for_facts:  # a compromised signer is named with a time, at each receiver (agent/signing/DESIGN.md)
+            crl = make_crl(certificate, key, 1, [], now, certificate.not_valid_after_utc)
+            write_file(folder / "ca.crl", pem_of(crl), PUBLIC_MODE)
     return describe(certificate, now)
 
 
-def load_authority(folder: Path) -> Authority:
-    """The authority in `folder`. Raises PkiError if its key is readable by others, missing, or of another
-    certificate."""
-    cert_file, key_file = folder / "ca.pem", folder / "ca.key"
-    if not cert_file.exists() and not key_file.exists():
-        raise PkiError(f"{folder} contains no authority", f"create one: bsfg pki ca --pki {folder}")
-    certificate = load_certificates(cert_file)[0]
-    key = load_key(key_file)
+def load_authority(folder: Path, passphrase: bytes | None = None, *, for_facts: bool = False) -> Authority:
+    """The authority in `folder`. Raises PkiError if its key is readable by others, missing, of another certificate or
+    locked with another passphrase, or if it is the other kind of authority."""
+    certificate = load_authority_certificate(folder, for_facts=for_facts)
+    key = load_key(folder / "ca.key", passphrase)
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not key_matches(certificate, key):
-        raise PkiError(f"{key_file} is not the key of {cert_file}", "restore both from the same backup")
+        raise PkiError(
+            f"{folder / 'ca.key'} is not the key of {folder / 'ca.pem'}", "restore both from the same backup"
+        )
     return Authority(certificate, key)
 
 
-def issue_zone(folder: Path, zone: str, now: datetime, *, days: int = LEAF_DAYS, force: bool = False) -> Issued:
+def load_authority_certificate(folder: Path, *, for_facts: bool = False) -> x509.Certificate:
+    """The authority's certificate alone, for what needs no signature. Raises PkiError."""
+    cert_file = folder / "ca.pem"
+    create = f"bsfg pki {'signer ' if for_facts else ''}ca --pki {folder}"
+    if not cert_file.exists() and not (folder / "ca.key").exists():
+        raise PkiError(f"{folder} contains no authority", f"create one: {create}")
+    certificate = load_certificates(cert_file)[0]
+    if for_facts != (refuse_anchor(certificate) is None):
+        kinds = ("an authority for zones and brokers", "a facts authority")
+        raise PkiError(f"{folder} is {kinds[not for_facts]}, not {kinds[for_facts]}", f"name its folder, or {create}")
+    return certificate
+
+
+def issue_zone(
+    folder: Path,
+    zone: str,
+    now: datetime,
+    *,
+    days: int = LEAF_DAYS,
+    force: bool = False,
+    passphrase: bytes | None = None,
+) -> Issued:
     """Sign a certificate for `zone`, and write it with a new key to `zones/`. Raises PkiError."""
     check_zone(zone)
     # A client certificate only: with the server purpose too, a zone could impersonate the broker to other zones.
-    return _issue(folder, "zones", zone, zone, [], ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)
+    authority = load_authority(folder, passphrase)
+    return _issue(authority, folder, "zones", zone, zone, [], ExtendedKeyUsageOID.CLIENT_AUTH, now, days, force=force)
 
 
 def issue_broker(
-    folder: Path, name: str, hosts: Sequence[str], now: datetime, *, days: int = LEAF_DAYS, force: bool = False
+    folder: Path,
+    name: str,
+    hosts: Sequence[str],
+    now: datetime,
+    *,
+    days: int = LEAF_DAYS,
+    force: bool = False,
+    passphrase: bytes | None = None,
 ) -> Issued:
     """Sign a broker's certificate for the host names and addresses in `hosts`, and write it to `brokers/`. Raises
     PkiError."""
     check_zone(name, "broker")
+    alternatives = host_names(hosts)
+    authority = load_authority(folder, passphrase)
+    common_name = common_name_of_broker(name)
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH
+    return _issue(authority, folder, "brokers", name, common_name, alternatives, purpose, now, days, force=force)
+
+
+def host_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """The names and addresses of a broker, for its certificate. Raises PkiError."""
     if not 1 <= len(hosts) <= HOSTS_MAX:
         raise PkiError(
             f"a broker needs 1 to {HOSTS_MAX} host names or addresses, not {len(hosts)}",
             "give each name or address that nodes use: --host NAME or --host ADDRESS",
         )
-    alternatives = [general_name(host) for host in hosts]
-    common_name = common_name_of_broker(name)
-    return _issue(
-        folder, "brokers", name, common_name, alternatives, ExtendedKeyUsageOID.SERVER_AUTH, now, days, force=force
-    )
+    return [general_name(host) for host in hosts]
 
 
 def check_zone(name: str, what: str = "zone") -> None:
@@ -161,6 +211,7 @@ def check_days(days: int) -> None:
 
 
 def _issue(
+    authority: Authority,
     folder: Path,
     subfolder: str,
     name: str,
@@ -172,7 +223,6 @@ def _issue(
     *,
     force: bool,
 ) -> Issued:
-    authority = load_authority(folder)
     cert_file, key_file = folder / subfolder / f"{name}.pem", folder / subfolder / f"{name}.key"
     refuse_existing([cert_file, key_file], "their node or broker then needs the new files", force=force)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -210,7 +260,7 @@ def sign(
         builder(subject_name(common_name), authority.certificate.subject, public_key, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(key_usage(digital_signature=True), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=purpose == FACT_SIGNING)
         .add_extension(authority_identifier(authority.certificate), critical=False)
     )
     if hosts:

@@ -6,6 +6,7 @@ Only signatures are checked here; dates, names and purposes are checked in `chec
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import re
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ from typing import TypeVar
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.replication.pki.files import Key
 from agent.replication.pki.problem import PkiError
 from agent.replication.protocol.topics import is_zone
+from agent.signing.certificates import FACT_SIGNING
 
 _T = TypeVar("_T", bound=x509.ExtensionType)
 
@@ -47,6 +48,7 @@ class CertificateDetails:
     valid_now: bool
     is_ca: bool
     fingerprint_sha256: str
+    key_sha256: str
 
 
 def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails:
@@ -54,7 +56,11 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails
     common_name = common_name_of(certificate)
     usage = extension_of(certificate, x509.ExtendedKeyUsage)
     hosts = extension_of(certificate, x509.SubjectAlternativeName)
-    purposes = {ExtendedKeyUsageOID.CLIENT_AUTH: "client", ExtendedKeyUsageOID.SERVER_AUTH: "server"}
+    purposes = {
+        ExtendedKeyUsageOID.CLIENT_AUTH: "client",
+        ExtendedKeyUsageOID.SERVER_AUTH: "server",
+        FACT_SIGNING: "signing facts",
+    }
     return CertificateDetails(
         subject=certificate.subject.rfc4514_string(),
         zone=common_name if is_zone(common_name) else "",
@@ -68,12 +74,18 @@ def describe(certificate: x509.Certificate, now: datetime) -> CertificateDetails
         valid_now=certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc,
         is_ca=is_ca(certificate),
         fingerprint_sha256=certificate.fingerprint(hashes.SHA256()).hex(":"),
+        key_sha256=key_fingerprint(certificate.public_key()),
     )
 
 
 def common_name_of(certificate: x509.Certificate) -> str:
+    """The common name of the subject; see `common_name_in`."""
+    return common_name_in(certificate.subject)
+
+
+def common_name_in(name: x509.Name) -> str:
     """The common name; empty if there are none or several, because broker and node might then use different ones."""
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    names = name.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if len(names) == 1 else ""
 
 
@@ -83,7 +95,7 @@ def is_ca(certificate: x509.Certificate) -> bool:
     return constraints is not None and constraints.ca
 
 
-def extension_of(certificate: x509.Certificate, kind: type[_T]) -> _T | None:
+def extension_of(certificate: x509.Certificate | x509.CertificateSigningRequest, kind: type[_T]) -> _T | None:
     """One extension; None if it is absent, duplicate or unreadable."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
@@ -167,8 +179,13 @@ def general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host.lower())
 
 
-def key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The PEM encoding of a private key."""
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+def key_pem(key: Key, passphrase: bytes | None = None) -> bytes:
+    """The PEM encoding of a private key, encrypted (AES-256) if there is a passphrase."""
+    protection = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, protection)
+
+
+def key_fingerprint(key: CertificatePublicKeyTypes) -> str:
+    """SHA-256 of the public key (SubjectPublicKeyInfo), in hex with colons: for comparing a request with its origin."""
+    form = (serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(key.public_bytes(*form)).digest().hex(":")

@@ -26,9 +26,10 @@ CHAIN_LENGTH_MAX = 8
 
 
 def check_identity(
-    cert_file: Path, key_file: Path, ca_file: Path, zone: str, *, now: datetime | None = None
+    cert_file: Path, key_file: Path | None, ca_file: Path, zone: str, *, now: datetime | None = None
 ) -> list[Problem]:
-    """All problems of a node's identity; empty if it can connect as `zone`. `now` defaults to the clock."""
+    """All problems of a node's identity; empty if it can connect as `zone`. `now` defaults to the clock. `key_file` is
+    None where the key is on another machine."""
     problems, certificate = _check_files(cert_file, key_file, ca_file, ExtendedKeyUsageOID.CLIENT_AUTH, now)
     if certificate is not None and (name := common_name_of(certificate)) != zone:
         why = f"its common name is {name!r}, but the zone is {zone!r}" if name else "it has no single common name"
@@ -38,7 +39,7 @@ def check_identity(
 
 
 def check_broker_identity(
-    cert_file: Path, key_file: Path, ca_file: Path | None, *, now: datetime | None = None
+    cert_file: Path, key_file: Path | None, ca_file: Path | None, *, now: datetime | None = None
 ) -> list[Problem]:
     """All problems of a broker's identity; empty if nodes will accept it under its host names.
 
@@ -71,18 +72,18 @@ def client_context(ca_file: Path, cert_file: Path, key_file: Path) -> ssl.SSLCon
 
 
 def _check_files(
-    cert_file: Path, key_file: Path, ca_file: Path | None, purpose: x509.ObjectIdentifier, now: datetime | None
+    cert_file: Path, key_file: Path | None, ca_file: Path | None, purpose: x509.ObjectIdentifier, now: datetime | None
 ) -> tuple[list[Problem], x509.Certificate | None]:
     """Problems common to nodes and brokers, and the certificate if it can be read."""
     now = now or datetime.now(UTC)
     problems: list[Problem] = []
-    key = _loaded(load_key, key_file, problems)
+    key = None if key_file is None else _loaded(load_key, key_file, problems)
     chain = _loaded(load_certificates, cert_file, problems)
     authorities = None if ca_file is None else _loaded(load_certificates, ca_file, problems)
     if not chain:
         return problems, None
     certificate = chain[0]
-    if key is not None and not key_matches(certificate, key):
+    if key_file is not None and key is not None and not key_matches(certificate, key):
         why = f"the key does not match the certificate {cert_file}"
         problems.append(Problem(key_file, why, "use the key that was made with it, or issue both again"))
     problems += check_times(cert_file, certificate, now)

@@ -63,18 +63,22 @@ def load_crls(path: Path) -> list[x509.CertificateRevocationList]:
     raise PkiError(f"{path} is not a revocation list in PEM form", f"it must begin with {marker.decode()}")
 
 
-def load_key(path: Path) -> Key:
-    """The private key in `path`. Raises PkiError if others may read it or it has a password."""
+def load_key(path: Path, passphrase: bytes | None = None) -> Key:
+    """The private key in `path`. Raises PkiError if others may read it, or if it has a passphrase that is missing or
+    wrong. Only the key of an authority may have one."""
     check_key_rights(path)
     data = read_file(path)
     try:
-        key = serialization.load_pem_private_key(data, password=None)
+        key = serialization.load_pem_private_key(data, password=passphrase if _is_locked(data) else None)
     except TypeError as error:
         raise PkiError(
-            f"{path} is protected by a password",
-            f"a node starts unattended; remove it: openssl pkey -in {path} -out NEW",
+            f"{path} is protected by a passphrase",
+            f"a node starts unattended; remove it: openssl pkey -in {path} -out NEW. "
+            "For the key of an authority give --passphrase-file",
         ) from error
     except (ValueError, UnsupportedAlgorithm) as error:
+        if passphrase is not None and _is_locked(data):
+            raise PkiError(f"the passphrase does not open {path}", "type it again, or correct the file") from error
         raise PkiError(
             f"{path} is not a private key in PEM form", "use the .key file that belongs to the certificate"
         ) from error
@@ -86,6 +90,15 @@ def load_key(path: Path) -> Key:
     if isinstance(key, rsa.RSAPrivateKey) and key.key_size < RSA_BITS_MIN:
         raise PkiError(f"{path} is an RSA key of {key.key_size} bits", f"use {RSA_BITS_MIN} bits and more, or EC P-256")
     return key
+
+
+def is_locked(path: Path) -> bool:
+    """Whether the key in `path` needs a passphrase; False also if there is none."""
+    return path.is_file() and _is_locked(read_file(path))
+
+
+def _is_locked(data: bytes) -> bool:
+    return b"ENCRYPTED" in data[:200]  # in the first line (RFC 7468), or in the next one of older forms
 
 
 def check_key_rights(path: Path) -> None:

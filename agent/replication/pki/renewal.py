@@ -103,17 +103,30 @@ def identity_files(folder: Path, name: str, *, broker: bool) -> IdentityFiles:
 
 
 def renew(
-    folder: Path, name: str, now: datetime, *, broker: bool = False, same_key: bool = False, days: int = LEAF_DAYS
+    folder: Path,
+    name: str,
+    now: datetime,
+    *,
+    broker: bool = False,
+    same_key: bool = False,
+    days: int = LEAF_DAYS,
+    passphrase: bytes | None = None,
 ) -> Issued:
     """Sign a new certificate for zone or broker `name`, with a new key or the present one, and replace the old. Raises
     PkiError."""
     files = identity_files(folder, name, broker=broker)
-    authority = load_authority(folder)
+    authority = load_authority(folder, passphrase)
     with disk_errors(folder):
         files.finish_renewal()
     if not files.cert_file.exists():
         issue = f"bsfg pki issue {'--broker ' if broker else ''}{name}"
         raise PkiError(f"there is no {files.cert_file} to renew", f"issue the first: {issue}")
+    if not same_key and not files.key_file.exists():
+        flag = "--broker " if broker else ""
+        raise PkiError(
+            f"the key of {name} is not here, because it was made where it is used",
+            f"there: bsfg pki request {flag}{name}; here: bsfg pki sign. Or keep its key: --same-key",
+        )
     old = load_certificates(files.cert_file)[0]
     alternatives = extension_of(old, x509.SubjectAlternativeName) if broker else None
     if broker and alternatives is None:
@@ -157,7 +170,7 @@ def import_identity(
     folder: Path,
     name: str,
     cert_file: Path,
-    key_file: Path,
+    key_file: Path | None,
     ca_file: Path,
     now: datetime,
     *,
@@ -165,11 +178,17 @@ def import_identity(
     broker: bool = False,
     force: bool = False,
 ) -> Issued:
-    """Import an identity made by a site's own PKI into a folder, after checking it. Raises PkiError.
+    """Import an identity made by an authority into a node's or broker's folder, after checking it. With `key_file` None
+    the key is that of the last request. Raises PkiError.
 
     `bsfg broker config` and `bsfg pki show` then use the folder like an authority's; it cannot sign certificates.
     """
     files = identity_files(folder, name, broker=broker)
+    requested = files.in_subfolder("requested")
+    if key_file is None:
+        key_file = requested.key_file
+        if not key_file.exists():
+            raise PkiError(f"there is no request of {name} in {folder}", "make one (bsfg pki request), or give --key")
     problems = _problems(cert_file, key_file, ca_file, name, now, broker=broker)
     if crl_file is not None:
         problems += check_crl(crl_file, ca_file, now=now) + check_not_revoked(cert_file, crl_file)
@@ -190,6 +209,9 @@ def import_identity(
         make_folder(files.folder)
         files.finish_renewal()
         files.replace(read_file(cert_file), read_file(key_file))
+        if key_file == requested.key_file:
+            for done in (requested.key_file, requested.folder / f"{name}.csr"):
+                done.unlink(missing_ok=True)
     return _in_place(files, folder, now)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from agent.replication.pki.authority import Authority, check_days, load_authority
+from agent.replication.pki.authority import Authority, check_days, load_authority, load_authority_certificate
 from agent.replication.pki.certificates import common_name_of, common_name_of_broker, is_signed_by
 from agent.replication.pki.crl import (
     REASONS,
@@ -54,7 +54,7 @@ class IssuedRecord:
 
 def list_issued(folder: Path, now: datetime) -> list[IssuedRecord]:
     """All certificates that this authority signed, by name and age. Raises PkiError."""
-    authority = load_authority(folder)
+    authority = load_authority_certificate(folder)
     revoked = {each.serial: each for each in describe_crl(_current_crl(folder, authority), now).revoked}
     records = [
         IssuedRecord(
@@ -70,15 +70,21 @@ def list_issued(folder: Path, now: datetime) -> list[IssuedRecord]:
 
 
 def revoke(
-    folder: Path, what: str, now: datetime, *, broker: bool = False, reason: str = "unspecified"
+    folder: Path,
+    what: str,
+    now: datetime,
+    *,
+    broker: bool = False,
+    reason: str = "unspecified",
+    passphrase: bytes | None = None,
 ) -> list[IssuedRecord]:
     """Revoke all valid certificates of a zone or broker, or the one with this serial number. Raises PkiError."""
     if reason not in REASONS:
         raise PkiError(f"{reason!r} is not a reason", f"use one of {', '.join(REASONS)}")
-    authority = load_authority(folder)
-    crl = _current_crl(folder, authority)
+    authority = load_authority(folder, passphrase)
+    crl = _current_crl(folder, authority.certificate)
     already = {entry.serial_number for entry in crl}
-    issued = list(_issued(folder, authority))
+    issued = list(_issued(folder, authority.certificate))
     wanted = common_name_of_broker(what) if broker else what
     found = [each for each in issued if f"{each.serial_number:x}" == what.lower().lstrip("0") and not broker]
     found = found or [each for each in issued if common_name_of(each) == wanted]
@@ -94,10 +100,10 @@ def revoke(
     return [each for each in list_issued(folder, now) if each.serial in serials]
 
 
-def reissue_crl(folder: Path, now: datetime, *, days: int | None = None) -> CrlDetails:
+def reissue_crl(folder: Path, now: datetime, *, days: int | None = None, passphrase: bytes | None = None) -> CrlDetails:
     """The same list with the next number, valid as long as the last list was, or for `days`. Raises PkiError."""
-    authority = load_authority(folder)
-    crl = _current_crl(folder, authority)
+    authority = load_authority(folder, passphrase)
+    crl = _current_crl(folder, authority.certificate)
     return _write_crl(folder, authority, crl, list(crl), now, days)
 
 
@@ -130,7 +136,7 @@ def _write_crl(
     return describe_crl(crl, now)
 
 
-def _current_crl(folder: Path, authority: Authority) -> x509.CertificateRevocationList:
+def _current_crl(folder: Path, authority: x509.Certificate) -> x509.CertificateRevocationList:
     """The list in force. Raises PkiError if it is not the authority's newest."""
     newest_file, newest = None, 0
     for file in folder.glob("crls/*.crl"):
@@ -138,22 +144,22 @@ def _current_crl(folder: Path, authority: Authority) -> x509.CertificateRevocati
             kept = load_crl(file)
         except PkiError:
             continue  # a damaged copy; the others are used
-        if is_crl_of(kept, authority.certificate) and number_of(kept) > newest:
+        if is_crl_of(kept, authority) and number_of(kept) > newest:
             newest_file, newest = file, number_of(kept)
     restore = f"restore it: cp {newest_file} {folder / 'ca.crl'}" if newest_file else "restore it from a backup"
     try:
         crl = load_crl(folder / "ca.crl")
     except PkiError as error:
         raise PkiError(f"the revocation list is missing or damaged: {error.why}", restore) from error
-    if not is_crl_of(crl, authority.certificate):
+    if not is_crl_of(crl, authority):
         raise PkiError(f"{folder / 'ca.crl'} is not this authority's list", restore)
     if number_of(crl) < newest:  # a list made from an older one would lift revocations (docs/decisions/0034)
         raise PkiError(f"{folder / 'ca.crl'} is list {number_of(crl)}, but list {newest} exists", restore)
     return crl
 
 
-def _issued(folder: Path, authority: Authority) -> Iterator[x509.Certificate]:
+def _issued(folder: Path, authority: x509.Certificate) -> Iterator[x509.Certificate]:
     for file, _ in zip(sorted(folder.glob("issued/*.pem")), range(ISSUED_MAX), strict=False):
         certificate = load_certificates(file)[0]
-        if is_signed_by(certificate, authority.certificate):
+        if is_signed_by(certificate, authority):
             yield certificate

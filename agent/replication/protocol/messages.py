@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Annotated, Literal, Self, get_args
 
 import msgspec
@@ -19,6 +20,7 @@ from agent.batch import Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.protocol.errors import MalformedMessage
+from agent.signing.heads import HEAD_BYTES
 
 # ---------------------------------------------------------------------------------------- types of fields, base classes
 
@@ -38,6 +40,9 @@ TimeText = Annotated[str, msgspec.Meta(min_length=1, max_length=40)]
 Word = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_0-9]{1,64}\Z")]
 Artifact = Annotated[str, msgspec.Meta(pattern=r"\Asha256:[0-9a-f]{64}\Z")]
 Reason = Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
+KeyId = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+HeadRecord = Annotated[bytes, msgspec.Meta(min_length=HEAD_BYTES, max_length=HEAD_BYTES)]
+Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=4096)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -94,6 +99,13 @@ BYTES_MAX_DEFAULT = 256 * 1024
 WAIT_MS_MAX = 60_000
 FORMER_EPOCHS_MAX = 64
 """Epochs of its own zone of which a requester takes facts back. A store begins one after it was restored."""
+SIGNERS_MAX = 64
+"""Keys of one page whose certificates are sent; a page ends before the head that needs those of another one."""
+CERTIFICATES_MAX = 4 * SIGNERS_MAX
+"""Certificates of one page: a store keeps up to four of a key."""
+SIGNERS_KNOWN_MAX = 512
+"""Key ids that a request names, 19 bytes each; beyond, some certificates are sent with each page."""
+SignersKnown = Annotated[list[KeyId], msgspec.Meta(max_length=SIGNERS_KNOWN_MAX)]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -122,11 +134,12 @@ class OriginHead(Part, frozen=True):
     """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
     that a page of the server contradicted, else the newest.
 
-    Its last sequence and its digest.
+    Its last sequence and its digest; `head` is the record of its signature, if the requester holds one.
     """
 
     last_sequence: Position
     digest: Digest
+    head: HeadRecord | None = None
 
 
 class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operation"):
@@ -148,6 +161,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     origin_head: OriginHead | None = None
     high_water_offset: Offset | None = None
     former_epochs: list[Epoch] = []
+    whole_runs: bool = False
+    signers_known: SignersKnown = []
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
@@ -206,6 +221,8 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
     definitions_known: dict[OriginName, Offset] = {}
+    whole_runs: bool = False
+    signers_known: SignersKnown = []
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchSequences")
@@ -252,7 +269,9 @@ class PageAnswer(AnswerBody, frozen=True):
     former epochs. `holes`: (first_offset,
     last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
     reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
-    the page."""
+    the page. `heads`: positions in `batches` of those that have a head; the records follow the batches in the
+    attachment. `signers`: certificates (DER) of keys of these heads that the requester did not name. Both only on
+    request."""
 
     stream: Name
     batches: list[tuple[Position, Position, Position]] = []
@@ -260,6 +279,8 @@ class PageAnswer(AnswerBody, frozen=True):
     holes: list[tuple[Position, Position, Reason]] = []
     definitions: list[DefinitionEntry] = []
     more: bool = False
+    heads: list[Offset] = []
+    signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
     def end(self) -> int:
         """Upper bound of all positions in the page."""
@@ -275,11 +296,21 @@ class PageAnswer(AnswerBody, frozen=True):
         return sorted([(first, last) for first, last, _ in (*self.batches, *self.holes)] + list(self.omitted))
 
     def attached(self) -> list[int]:
-        return [length for _, _, length in self.batches]
+        return [length for _, _, length in self.batches] + [HEAD_BYTES] * len(self.heads)
+
+    def split(self, attachment: Sequence[bytes]) -> tuple[Sequence[bytes], list[bytes]]:
+        """The batches of an attachment, and the head of each, empty where it has none."""
+        count = len(self.batches)
+        heads = dict(zip(self.heads, attachment[count:], strict=True))
+        return attachment[:count], [heads.get(at, b"") for at in range(count)]
 
     def check(self) -> None:
-        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most."""
+        """Raise MalformedMessage unless the page covers one contiguous run up to its end at most, and its heads belong
+        to batches, in order."""
         operation = operation_of(self)
+        places = [-1, *self.heads, len(self.batches)]
+        if any(left >= right for left, right in pairwise(places)):
+            raise MalformedMessage("heads are not positions of batches, in order", operation=operation)
         parts = max(len(self.batches), len(self.omitted), len(self.holes))
         if parts > BATCHES_MAX:
             raise MalformedMessage(f"page of {parts} batches or ranges, at most {BATCHES_MAX}", operation=operation)

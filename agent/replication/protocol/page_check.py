@@ -4,7 +4,9 @@ Two steps. `check_page` checks the header of an answer, which is cheap, when it 
 batch's header and digest and opens the batch once within its limits, which is most of a receiver's work, so it runs in
 another thread. The store compares the history that the batches claim. A failed check does not depend on load or luck,
 so it is final (`PageRefused`). What a peer may bring is given as names: of zones, and of single origins of which this
-node takes its own facts back.
+node takes its own facts back. A batch whose framing and digest are right and whose content cannot be opened does not
+fail the page: its origin made it so, and what is behind it must not wait for that origin. It is marked, and declined by
+name (`agent.signing.runs`).
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.batch import DIGEST_BYTES, Batch, Header, Origin, parse, verify
+from agent.batch import DIGEST_BYTES, Header, Origin, parse, verify
 from agent.columns import BatchError
 from agent.pages import LastBatch, ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
 from agent.replication.protocol.pull_events import ArrivedPage, Content
+from agent.signing.runs import Offered
 
 DEFINITION_BYTES_MAX = 64 * 1024
 """Several times the largest that an origin can make; a larger one would not fit into a page."""
+
+REASON_CHARACTERS_MAX = 200
+"""Of why a batch cannot be opened: it may quote the batch."""
 
 
 class PageRefused(ReplicationError):
@@ -30,17 +36,19 @@ class PageRefused(ReplicationError):
 @dataclass(frozen=True, slots=True)
 class PageContent:
     """The part of a page that goes to the store. `entries` are first offset, last offset and size in bytes of each of
-    `sealed`."""
+    `sealed`; `heads` their heads, empty where one has none; `signers` the certificates of the heads' keys (DER)."""
 
     entries: Sequence[tuple[int, int, int]]
     sealed: Sequence[bytes]
     definitions: Sequence[ReceivedDefinition]
     holes: Sequence[tuple[int, int, str]] = ()
+    heads: Sequence[bytes] = ()
+    signers: Sequence[bytes] = ()
 
 
 def check_page(
     answer: Answer,
-    sealed: Sequence[bytes],
+    attachment: Sequence[bytes],
     peer_zone: str,
     stream: str,
     origins: frozenset[str],
@@ -59,6 +67,7 @@ def check_page(
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
     definitions = [_check_definition(entry, origins) for entry in answer.definitions]
     first_offset, last_offset = answer.covered() or (0, 0)
+    sealed, heads = answer.split(attachment)
     numbers: dict[str, int] = {}
     for definition in definitions:
         origin = str(definition.origin)
@@ -74,7 +83,9 @@ def check_page(
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
         last_batch=_last_batch(answer, sealed),
-        content=start_check(PageContent(answer.batches, sealed, definitions, answer.holes)),
+        content=start_check(
+            PageContent(answer.batches, sealed, definitions, answer.holes, heads, tuple(answer.signers))
+        ),
     )
 
 
@@ -86,41 +97,44 @@ def _last_batch(answer: FetchAnswer, sealed: Sequence[bytes]) -> LastBatch | Non
     return max(found, default=None)
 
 
-def check_batches(
-    entries: Sequence[tuple[int, int, int]],
-    sealed: Sequence[bytes],
-    stream: str,
-    origins: frozenset[str],
-) -> list[Batch]:
-    """The batches, parsed. Raises PageRefused unless each is whole, matches its entry, is of this stream and of an
-    origin that this peer may bring, and opens to its last fact."""
-    batches = []
-    for (first, last, _), data in zip(entries, sealed, strict=True):
-        where = f"batch at offset {first}"
+def check_batches(content: PageContent, stream: str, origins: frozenset[str]) -> list[Offered]:
+    """The batches of a page, parsed, with their heads. Raises PageRefused unless each is whole, matches its entry, and
+    is of this stream and of an origin that this peer may bring. One that does not open to its last fact is marked."""
+    offered = []
+    heads = content.heads or [b""] * len(content.sealed)
+    for (first, last, _), data, head in zip(content.entries, content.sealed, heads, strict=True):
+        where, unreadable = f"batch at offset {first}", ""
         try:
             batch = parse(data)
-            _check_header(batch.header, where, last - first + 1, stream, origins)
-            verify(batch)
         except BatchError as error:
             raise PageRefused(f"{where}: {error}") from error
-        batches.append(batch)
-    return batches
+        _check_header(batch.header, where, last - first + 1, stream, origins)
+        try:
+            verify(batch)
+        except BatchError as error:
+            unreadable = str(error)[:REASON_CHARACTERS_MAX]
+        offered.append(Offered(batch, first, last, head, unreadable))
+    return offered
 
 
 def check_sequences(
-    answer: Answer, sealed: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
-) -> tuple[list[Batch], list[ReceivedDefinition]]:
-    """Batches and definitions of a page of sequences, checked as by `check_batches`. Raises PageRefused when it is not
+    answer: Answer, attachment: Sequence[bytes], peer_zone: str, request: FetchSequences, origins: frozenset[str]
+) -> tuple[list[Offered], PageContent]:
+    """Batches of a page of sequences, checked as by `check_batches`, and its content. Raises PageRefused when it is not
     what was asked for."""
     if not isinstance(answer, SequencesAnswer):
         raise PageRefused("an answer to another operation than FetchSequences")
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
-    batches = check_batches(answer.batches, sealed, request.stream, origins)
-    for (first, _, _), batch in zip(answer.batches, batches, strict=True):
-        if (str(batch.header.origin), batch.header.first_sequence) != (request.origin, first):
-            raise PageRefused(f"batch at sequence {first} is another than the page says")
-    return batches, [_check_definition(entry, origins) for entry in answer.definitions]
+    sealed, heads = answer.split(attachment)
+    definitions = [_check_definition(entry, origins) for entry in answer.definitions]
+    content = PageContent(answer.batches, sealed, definitions, (), heads, tuple(answer.signers))
+    offered = check_batches(content, request.stream, origins)
+    for one in offered:
+        header = one.batch.header
+        if (str(header.origin), header.first_sequence) != (request.origin, one.first_offset):
+            raise PageRefused(f"batch at sequence {one.first_offset} is another than the page says")
+    return offered, content
 
 
 def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:

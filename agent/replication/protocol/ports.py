@@ -17,7 +17,7 @@ both, and describes each method. What the ports demand of it besides:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future  # tidy: a type in signatures, nothing runs
 from typing import Literal, Protocol
 
@@ -30,13 +30,16 @@ from agent.pages import (
     ArtifactReference,
     BatchEnd,
     Consumer,
+    Declined,
     HeldRange,
+    KeptHead,
     OriginRange,
     Page,
     PeerPosition,
     PutResult,
     ReceivedDefinition,
     RepairedRange,
+    StoredHead,
 )
 
 
@@ -59,8 +62,24 @@ class ComparedStore(Protocol):
     def batch_ends(self, stream: str, origin: Origin, sequences: Sequence[int]) -> Sequence[BatchEnd]: ...
 
     def read_sequences(
-        self, stream: str, origin: Origin, first_sequence: int, last_sequence: int, facts_max: int, bytes_max: int
+        self,
+        stream: str,
+        origin: Origin,
+        first_sequence: int,
+        last_sequence: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        whole_runs: bool = False,
     ) -> Page: ...
+
+    def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]: ...
+
+    def signed_zones(self) -> frozenset[str]: ...
+
+    def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes: ...
+
+    def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
 
 
 class Artifacts(Protocol):
@@ -152,7 +171,14 @@ class ServingStore(ComparedStore, Protocol):
     ) -> str | None: ...
 
     def read(
-        self, stream: str, after_offset: int, facts_max: int, bytes_max: int, *, until_offset: int | None = None
+        self,
+        stream: str,
+        after_offset: int,
+        facts_max: int,
+        bytes_max: int,
+        *,
+        until_offset: int | None = None,
+        whole_runs: bool = False,
     ) -> Page: ...
 
     def definitions(self, origin: Origin, after_number: int, until_number: int) -> Sequence[bytes]: ...
@@ -175,11 +201,16 @@ class Inbound(Protocol):
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
+        heads: Sequence[KeptHead] = (),
+        signers: Sequence[tuple[bytes, bytes]] = (),
+        declined: Sequence[Declined] = (),
     ) -> Future[PutResult]: ...
 
     def damaged(self, stream: str) -> Future[list[OriginRange]]: ...
 
-    def repair(self, stream: str, peer: str, batches: Sequence[Batch]) -> Future[list[RepairedRange]]: ...
+    def repair(
+        self, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead] = ()
+    ) -> Future[list[RepairedRange]]: ...
 
     def damaged_definition(self, stream: str, origin: Origin, last_sequence: int) -> int | None: ...
 

@@ -148,7 +148,10 @@ class FetchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The page handed to the store is durable."""
+    """The page handed to the store is durable. `has_lost_definitions`: facts of it were declined, and tag definitions
+    that only these needed are not stored."""
+
+    has_lost_definitions: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent.batch import Batch, Origin
+from agent.batch import Origin
 from agent.pages import ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
@@ -39,7 +39,9 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.page_check import PageRefused, check_sequences
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.signing.runs import Offered
 from agent.telemetry import Side, Span, Telemetry
 
 ANSWER_S = 10.0
@@ -128,7 +130,9 @@ class AntiEntropy:
         *,
         chance: Callable[[], float] = random.random,
         telemetry: Telemetry | None = None,
+        judge: PageJudge | None = None,
     ) -> None:
+        self._judge = judge or PageJudge(store)
         self._telemetry = telemetry or Telemetry()
         self._requester, self._store, self._settings, self._store_errors = requester, store, settings, store_errors
         self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
@@ -321,9 +325,10 @@ class AntiEntropy:
     async def _fetch_definitions(self, found: Comparison, origin: Origin, number: int, sequence: int) -> None:
         """Fetch damaged definitions with the batch that needs them."""
         peer, put_back = self._settings.peer_zone, 0
-        async for batches, definitions in self._pages(found, origin, (sequence, sequence), number - 1):
+        async for offered, definitions, _ in self._pages(found, origin, (sequence, sequence), number - 1):
+            holder = next(one.batch for one in offered if one.last_offset >= sequence)
             try:
-                repairing = self._store.inbound.repair_definitions(found.stream, peer, batches[-1], definitions)
+                repairing = self._store.inbound.repair_definitions(found.stream, peer, holder, definitions)
                 put_back += await asyncio.wrap_future(repairing)
             except self._store_errors as error:
                 if getattr(error, "retryable", False):
@@ -384,21 +389,34 @@ class AntiEntropy:
         peer, stored = self._settings.peer_zone, 0
         if self._store.inbound.peer_position(peer, found.stream) is None:
             return  # nothing was pulled yet: everything will come with the pull
-        async for batches, definitions in self._pages(found, origin, span):
-            await self._artifacts.fetch(batches)
+        async for _, definitions, judged in self._pages(found, origin, span):
+            await self._artifacts.fetch(judged.batches)
             # Without a position: the pull may have moved it meanwhile, also to another epoch of the peer.
-            putting = self._store.inbound.put_batches(peer, found.stream, batches, definitions, None, is_backlog=True)
+            putting = self._store.inbound.put_batches(
+                *(peer, found.stream, judged.batches, definitions, None),
+                is_backlog=True,
+                heads=judged.heads,
+                signers=judged.signers,
+                declined=judged.declined,
+            )
             stored += (await asyncio.wrap_future(putting)).stored_facts
+            for one in judged.declined:
+                span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
+                found.refused.append(f"{origin}: {span_text} declined: {one.reason}")
         found.repaired_facts += stored
         found.repaired_ranges += stored > 0
 
     async def _fetch_damaged(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Put damaged batches back at their offsets. A refused one does not stop the repair of others."""
         peer, facts = self._settings.peer_zone, 0
-        async for batches, _ in self._pages(found, origin, span):
-            for batch in batches:
+        async for offered, _, judged in self._pages(found, origin, span):
+            heads = {judged.batches[one.index].digest: replace(one, index=0) for one in judged.heads}
+            for batch in (one.batch for one in offered if not one.unreadable):
+                # Its digest, kept here, proves a copy; the signature was verified when the batch was stored.
+                head = heads.get(batch.digest)
+                repairing = self._store.inbound.repair(found.stream, peer, [batch], [head] if head else [])
                 try:
-                    put_back = await asyncio.wrap_future(self._store.inbound.repair(found.stream, peer, [batch]))
+                    put_back = await asyncio.wrap_future(repairing)
                 except self._store_errors as error:
                     if getattr(error, "retryable", False):
                         raise
@@ -410,9 +428,9 @@ class AntiEntropy:
 
     async def _pages(
         self, found: Comparison, origin: Origin, span: Sequences, definitions_known: int | None = None
-    ) -> AsyncIterator[tuple[list[Batch], list[ReceivedDefinition]]]:
-        """Batches of a span, checked, with the definitions that came with or before them; asks for definitions after
-        number `definitions_known`, or after those held here."""
+    ) -> AsyncIterator[tuple[list[Offered], list[ReceivedDefinition], JudgedPage]]:
+        """Batches of a span, checked and judged, with the definitions that came with or before them; asks for
+        definitions after number `definitions_known`, or after those held here."""
         first, last = span
         known, waiting = definitions_known, list[ReceivedDefinition]()
         if known is None:
@@ -426,23 +444,27 @@ class AntiEntropy:
                 limit=LIMIT,
                 bytes_max=self._requester.page_bytes(BYTES_MAX_DEFAULT),
                 definitions_known={str(origin): known},
+                whole_runs=True,
+                signers_known=self._judge.signers_known(),
             )
             reply = await self._ask(found, request)
             allowed = self._settings.origins | {self._store.zone}
-            batches, definitions = await asyncio.to_thread(
-                check_sequences, reply.answer, reply.batches, self._settings.peer_zone, request, allowed
+            peer = self._settings.peer_zone
+            offered, content = await asyncio.to_thread(
+                check_sequences, reply.answer, reply.batches, peer, request, allowed
             )
+            judged = await asyncio.to_thread(self._judge.judge, peer, found.stream, offered, content.signers)
             assert isinstance(reply.answer, SequencesAnswer)
             found.unavailable_facts += sum(end - start + 1 for start, end, _ in reply.answer.holes)
-            waiting += definitions
-            known += len(definitions)
+            waiting += content.definitions
+            known += len(content.definitions)
             covered = reply.answer.covered()
             if covered is not None and not first <= covered[1] <= OFFSET_MAX - 1:
                 raise PageRefused(f"a page to sequence {covered[1]}, asked for were {first} to {last}")
-            if batches:
-                yield batches, waiting
+            if offered:
+                yield offered, waiting, judged
                 waiting = []
-            if covered is None and not definitions:
+            if covered is None and not content.definitions:
                 return  # the peer has nothing of the rest
             first = first if covered is None else covered[1] + 1
 

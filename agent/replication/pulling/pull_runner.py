@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
@@ -43,6 +42,7 @@ from agent.replication.protocol.pull_events import (
     ReceiverSettings,
 )
 from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.token_bucket import TokenBucket
@@ -68,11 +68,11 @@ class PullSettings:
 
 @dataclass(frozen=True, slots=True)
 class CheckedContent:
-    """What of a page goes to the store. `batches` gives the parsed batches when their check has ended, or raises
-    PageRefused."""
+    """What of a page goes to the store. `judged` gives what is left of it when its check has ended, or raises
+    PageRefused or an error of the store."""
 
     content: PageContent
-    batches: Awaitable[list[Batch]]
+    judged: Awaitable[JudgedPage]
 
 
 PullEvent = Event[CheckedContent]
@@ -85,7 +85,7 @@ class PullIO(Protocol):
         """Send a request; its answer goes to `PullRunner.answered`, a failure to `PullRunner.send_failed`."""
         ...
 
-    def check(self, check: Callable[[], list[Batch]], size: int) -> Awaitable[list[Batch]]:
+    def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
         """Begin the check of `size` bytes of batches; the result can be awaited several times, or not at all."""
         ...
 
@@ -132,7 +132,9 @@ class PullRunner:
         bandwidth: TokenBucket | None = None,
         telemetry: Telemetry | None = None,
         make_receiver: type[Receiver[CheckedContent]] = Receiver,
+        judge: PageJudge | None = None,
     ) -> None:
+        self._judge = judge or PageJudge(store)
         self._io, self._store, self._settings = io, store, settings
         self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
@@ -167,7 +169,7 @@ class PullRunner:
                     settings = self._settings.receiver
                     held = self._origin_head(effect) if effect.must_show else None
                     former = [epoch.hex() for epoch in self._store.former_epochs[-FORMER_EPOCHS_MAX:]]
-                    request = fetch_request(effect, self._settings, held, former)
+                    request = fetch_request(effect, self._settings, held, self._judge.signers_known(), former)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
                 case Append():
@@ -200,10 +202,14 @@ class PullRunner:
         settings, end = self._settings, fetch.contradicted
         if fetch.epoch is None:
             return None
-        ranges = self._store.held(settings.stream).get(Origin(settings.peer_zone, bytes.fromhex(fetch.epoch)))
+        origin = Origin(settings.peer_zone, bytes.fromhex(fetch.epoch))
+        ranges = self._store.held(settings.stream).get(origin)
         if end is None and ranges:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
-        return end and OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())
+        if end is None:
+            return None
+        head = self._store.head_at(settings.stream, origin, end.last_sequence) or None
+        return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex(), head=head)
 
     def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
@@ -224,18 +230,26 @@ class PullRunner:
 
     def _start_check(self, content: PageContent) -> CheckedContent:
         settings = self._settings
-        check = partial(check_batches, content.entries, content.sealed, settings.stream, self._origins())
+
+        def check() -> JudgedPage:
+            offered = check_batches(content, settings.stream, self._origins())
+            return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
+
         return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
         """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered
         again by the core."""
         try:
-            batches = await effect.page.content.batches
-            if any(batch.header.kind is Kind.MESSAGES for batch in batches):
-                await self._io.fetch_artifacts(batches)  # no fact is stored before what it refers to (0039)
+            judged = await effect.page.content.judged
+        except self._expected as error:  # final, because the check of this page has ended: it is asked for again
+            self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=False))
+            return
+        try:
+            if any(batch.header.kind is Kind.MESSAGES for batch in judged.batches):
+                await self._io.fetch_artifacts(judged.batches)  # no fact is stored before what it refers to (0039)
             is_backlog = self.catch_up.takes_backlog
-            putting = put_page(self._store, self._settings, effect, batches, is_backlog=is_backlog)
+            putting = put_page(self._store, self._settings, effect, judged, is_backlog=is_backlog)
             result = await self._io.durable(putting)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
@@ -244,11 +258,17 @@ class PullRunner:
             self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
         else:
             self._io.stored(result)
-            self._io.happened(Appended())
+            parts = (*effect.definitions_before, effect.page)
+            has_definitions = any(one.content.content.definitions for one in parts)
+            self._io.happened(Appended(has_lost_definitions=bool(judged.declined) and has_definitions))
 
 
 def fetch_request(
-    effect: Fetch, settings: PullSettings, origin_head: OriginHead | None, former_epochs: Sequence[str] = ()
+    effect: Fetch,
+    settings: PullSettings,
+    origin_head: OriginHead | None,
+    signers_known: Sequence[str] = (),
+    former_epochs: Sequence[str] = (),
 ) -> FetchFacts:
     """The request of a fetch; `origin_head` is a batch of the peer's epoch that is held here, if one is sent,
     `former_epochs` those of which we take our own facts back."""
@@ -270,6 +290,8 @@ def fetch_request(
         origin_head=origin_head,
         high_water_offset=effect.after_offset if effect.epoch is not None else None,
         former_epochs=list(former_epochs),
+        whole_runs=True,
+        signers_known=list(signers_known),
     )
 
 
@@ -277,7 +299,7 @@ def put_page(
     store: ReceivingStore,
     settings: PullSettings,
     effect: Append[CheckedContent],
-    batches: list[Batch],
+    judged: JudgedPage,
     *,
     is_backlog: bool,
 ) -> Future[PutResult]:
@@ -287,11 +309,14 @@ def put_page(
     return store.inbound.put_batches(
         settings.peer_zone,
         settings.stream,
-        batches,
+        judged.batches,
         definitions,
         PeerPosition(bytes.fromhex(page.epoch), page.last_offset, page.last_batch),
         holes=page.content.content.holes,
         is_backlog=is_backlog,
+        heads=judged.heads,
+        signers=judged.signers,
+        declined=judged.declined,
     )
 
 

@@ -37,6 +37,7 @@ from agent.replication.protocol.pull_events import (
 )
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUp, CatchUpEvent
+from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from agent.replication.pulling.receiver import Receiver
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -104,13 +105,16 @@ class Puller:
         chance: Callable[[], float] = random.random,
         bandwidth: TokenBucket | None = None,
         telemetry: Telemetry | None = None,
+        judge: PageJudge | None = None,
     ) -> None:
+        self._judge = judge or PageJudge(store)
         self._bandwidth = bandwidth
         self._requester = requester
         self._telemetry = telemetry or Telemetry()
         self._store = store
         self._settings = settings
         self._store_errors = store_errors
+        self._check_errors: tuple[type[Exception], ...] = (PageRefused, *store_errors)
         self._chance = chance
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue(EVENTS_MAX)
@@ -162,7 +166,10 @@ class Puller:
         or not at all."""
         assert self._runner is None, "a puller runs once"
         runner = self._runner = PullRunner(
-            *(self, self._store, self._settings, self._store_errors), self._bandwidth, self._telemetry
+            *(self, self._store, self._settings, self._store_errors),
+            self._bandwidth,
+            self._telemetry,
+            judge=self._judge,
         )
         try:
             with ThreadPoolExecutor(1, "bsfg-check") as self._checker:
@@ -217,15 +224,15 @@ class Puller:
             self._last_answer_ms = _now_ms()
             self.begun.set()
 
-    def check(self, check: Callable[[], list[Batch]], size: int) -> Awaitable[list[Batch]]:
+    def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
         if self._checker is not None and size > CHECKED_INLINE_BYTES_MAX:
-            checked: asyncio.Future[list[Batch]] = self._loop.run_in_executor(self._checker, check)
+            checked: asyncio.Future[JudgedPage] = self._loop.run_in_executor(self._checker, check)
             checked.add_done_callback(_retrieve)  # the result of a page that is dropped is never awaited
             return checked
         checked = self._loop.create_future()
         try:
             checked.set_result(check())
-        except PageRefused as error:
+        except self._check_errors as error:
             checked.set_exception(error)
             _retrieve(checked)
         return checked
@@ -272,7 +279,7 @@ class Puller:
             _log.warning(event, extra={**self._about(), "origin": one.zone, "epoch": one.epoch.hex(), **where})
 
 
-def _retrieve(future: asyncio.Future[list[Batch]]) -> None:
+def _retrieve(future: asyncio.Future[JudgedPage]) -> None:
     """Keep asyncio from complaining of an exception that was never retrieved."""
     if not future.cancelled():
         future.exception()

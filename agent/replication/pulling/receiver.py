@@ -162,7 +162,7 @@ class Receiver(Generic[Content]):
             case FetchFailed():
                 self._fetch_failed(event, now_ms, jitter)
             case Appended():
-                self._appended()
+                self._appended(event)
             case AppendFailed():
                 self._append_failed(event, now_ms, jitter)
             case Tick():
@@ -475,7 +475,7 @@ class Receiver(Generic[Content]):
         self._to_storing(Storing.APPENDING)
         self._effects.append(self._appending)
 
-    def _appended(self) -> None:
+    def _appended(self, event: Appended) -> None:
         assert self._appending is not None
         page = self._appending.page
         for one in (*self._appending.definitions_before, page):
@@ -497,6 +497,17 @@ class Receiver(Generic[Content]):
             self._is_page_refused = False
             self._answered()
         self._to_storing(Storing.IDLE)
+        if event.has_lost_definitions and page.epoch == self.epoch:
+            self._forget_pages()
+            if self.asking is Asking.WAITING:  # the open request names definitions that are not here
+                self._close(Asking.HOLDING)
+
+    def _forget_pages(self) -> None:
+        """Pages read ahead build on what the store does not have: all are asked for again, with all definitions."""
+        self._read_ahead = ()
+        self._accepted_offset = self.stored_offset
+        self._definitions_stored = {}
+        self._forget_definitions()
 
     def _append_failed(self, event: AppendFailed, now_ms: int, jitter: float) -> None:
         if event.is_retryable:
@@ -512,13 +523,8 @@ class Receiver(Generic[Content]):
         page = self._appending.page
         self._appending = None
         self._to_storing(Storing.IDLE)
-        if (
-            page.epoch == self.epoch
-        ):  # pages read ahead build on the refused one and are not stored: all are asked for again
-            self._read_ahead = ()
-            self._accepted_offset = self.stored_offset
-            self._definitions_stored = {}  # the store may lack definitions counted as known: all are sent again
-            self._forget_definitions()
+        if page.epoch == self.epoch:
+            self._forget_pages()
         self._is_page_refused = True
         self.page_waits = ""
         if page.epoch != self.epoch or event.contradicted in {None, self._contradicted}:

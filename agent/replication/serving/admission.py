@@ -121,7 +121,7 @@ def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozense
     if request.stream not in exports:
         return not_exported(request.stream, asking_zone)
     first, last = request.first_sequence, request.last_sequence
-    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
+    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last, request.whole_runs)
 
 
 def check_offsets(log: LogView, epoch: str | None, after_offset: int | None, confirm: Confirm | None) -> Refuse | None:
@@ -151,7 +151,7 @@ def decide_fetch(
     """What to read now; None to wait for facts. `position` is `after_offset`, else the frontier after the confirmation;
     `until_ms` is when the request stops waiting, its arrival plus `wait_ms`."""
     if end_offset > position or now_ms >= until_ms:
-        return ReadPlan(stream, position, request.limit, request.bytes_max)
+        return ReadPlan(stream, position, request.limit, request.bytes_max, whole_runs=request.whole_runs)
     if parked_of_zone >= PARKED_PER_ZONE_MAX:
         return Refuse("busy", f"{parked_of_zone} fetches of your zone are waiting already")
     return None

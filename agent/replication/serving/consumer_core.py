@@ -218,7 +218,9 @@ class ConsumerCore:
                 return due, waited_ns
             if due is not None:
                 former = frozenset(map(bytes.fromhex, request.former_epochs))
-                return (yield from effects.ReadPage(due, zone, request.definitions_known, former)), waited_ns
+                signers = tuple(request.signers_known)
+                reading = effects.ReadPage(due, zone, request.definitions_known, signers, former)
+                return (yield from reading), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns
             if parked.is_superseded:
@@ -237,5 +239,7 @@ class ConsumerCore:
             more=read.last_offset < read.end_offset,
             lease=lease,
             omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
+            heads=list(read.heads),
+            signers=read.signers,
         )
-        return Reply(answer, read.batches, read.facts)
+        return Reply(answer, read.attachment, read.facts)

@@ -197,6 +197,7 @@ class ReadPage(Effect[PageRead | Refuse]):
     plan: ReadPlan
     asking_zone: str
     definitions_known: Mapping[str, int]
+    signers_known: tuple[str, ...] = ()
     former_epochs: frozenset[bytes] = frozenset()
 
 

@@ -10,6 +10,9 @@
 - Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
   it asks: after a restore its peers may be the only ones to hold them.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
+- With `whole_runs` a page ends where a run ends: after a batch with a head, or where its origin has signed nothing. To
+  reach that end it may exceed `limit` and `bytes_max`, not the packet; a run that does not fit is left for the next
+  page.
 """
 
 from __future__ import annotations
@@ -19,8 +22,9 @@ from dataclasses import dataclass
 
 from agent.batch import Origin
 from agent.pages import Hole, Page, StoredBatch
-from agent.replication.protocol.messages import BATCHES_MAX
+from agent.replication.protocol.messages import BATCHES_MAX, SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
+from agent.signing.heads import HEAD_BYTES, key_id_in
 
 ANSWER_OVERHEAD_BYTES = 1024
 """MQTT header, topic, correlation and the fixed fields of an answer's header."""
@@ -30,6 +34,8 @@ HOLE_BYTES = 128
 """One entry of `holes`: two numbers and a reason of up to 64 characters."""
 DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
+HEAD_ENTRY_BYTES = HEAD_BYTES + 8
+"""A head, and its entry of `heads`."""
 DEFINITIONS_BYTES_MAX = 512 * 1024
 """Definitions are sent in the header, which has a limit of its own."""
 
@@ -37,13 +43,14 @@ DEFINITIONS_BYTES_MAX = 512 * 1024
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """What to read: up to `limit` facts and `bytes_max` bytes after `after_offset`, not beyond `until_offset` (None: to
-    the end)."""
+    the end); `whole_runs`: to the end of a run."""
 
     stream: str
     after_offset: int
     limit: int
     bytes_max: int
     until_offset: int | None = None
+    whole_runs: bool = False
 
     def until(self, offset: int) -> int:
         """The lower of an offset and `until_offset`."""
@@ -62,6 +69,16 @@ class Piece:
     def is_whole(self) -> bool:
         """Whether all of the batch is sent, which is so unless a limit falls inside it."""
         return (self.first_offset, self.last_offset) == (self.batch.first_offset, self.batch.last_offset)
+
+    @property
+    def is_to_end(self) -> bool:
+        """Whether the batch is sent to its last fact, so that its successor may follow."""
+        return self.last_offset == self.batch.last_offset
+
+    @property
+    def head(self) -> bytes:
+        """The head to send: none with a part of a batch, which cannot be stored."""
+        return self.batch.head if self.is_whole else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +99,19 @@ def select_page(
     offered: Mapping[Origin, Sequence[bytes]],
     known: Mapping[str, int],
     packet_bytes_max: int,
+    signers: Mapping[bytes, int] | None = None,
     former_epochs: Collection[bytes] = (),
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
-    `offered` holds, by origin, the definitions beyond the number that is `known` to the requester. The first batch may
-    exceed `plan.bytes_max`, or the reader would never advance, but not the packet.
+    `offered` holds, by origin, the definitions beyond the number that is `known` to the requester; `signers` the bytes
+    of the certificates, by key id, that it lacks. The first batch may exceed `plan.bytes_max`, or the reader would never
+    advance, but not the packet.
     """
-    selection = _Selection(plan, min(plan.bytes_max, packet_bytes_max - ANSWER_OVERHEAD_BYTES))
-    holes = list(reversed(page.holes[:BATCHES_MAX]))
     batches = page.batches[:BATCHES_MAX]
-    taken = 0
+    selection = _Selection(plan, packet_bytes_max - ANSWER_OVERHEAD_BYTES, _run_ends(plan, batches), signers or {})
+    holes = list(reversed(page.holes[:BATCHES_MAX]))
+    taken, why = 0, ""
     for batch in batches:
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
@@ -102,20 +121,21 @@ def select_page(
             continue
         if not selection.add_definitions(batch, offered.get(batch.origin, ()), known.get(str(batch.origin), 0)):
             break
-        size = len(batch.sealed)
-        if selection.is_empty() and size + BATCH_OVERHEAD_BYTES + ANSWER_OVERHEAD_BYTES > packet_bytes_max:
-            return Refuse(
-                "batch_exceeds_packet",
-                f"the batch at offset {batch.first_offset} has {size} bytes, a packet takes {packet_bytes_max}",
-            )
+        if selection.is_too_large(batch):
+            size = selection.bytes_with(batch)
+            why = f"the batch at offset {batch.first_offset} needs {size} bytes, a packet takes {packet_bytes_max}"
+            break
         if not selection.add(batch):
             break
         taken += 1
+    taken -= selection.end_at_run()
     # A hole behind a batch that was left out belongs to the next page, which begins at that batch.
     while holes and taken == len(page.batches):
         selection.add_hole(holes.pop())
     chosen = selection.frozen()
     if page.batches and not (chosen.pieces or chosen.omitted or chosen.holes or chosen.definitions):
+        if why:
+            return Refuse("batch_exceeds_packet", why)
         first = page.batches[0].first_offset
         return Refuse("store_unavailable", f"definitions for the batch at offset {first} are missing here")
     return chosen
@@ -126,23 +146,63 @@ def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes
     return origin.zone == asking_zone and origin.epoch not in former_epochs
 
 
-class _Selection:
-    """The page while it is being filled."""
+def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:
+    """Last offsets of the batches after which a page may end: not between a batch and the next head of its run."""
+    ends, is_signed = set[int](), False
+    for at in range(len(batches) - 1, -1, -1):
+        batch, after = batches[at], batches[at + 1] if at + 1 < len(batches) else None
+        is_next = after is not None and after.origin == batch.origin and after.first_offset == batch.last_offset + 1
+        if batch.head or not (is_signed and is_next) or not plan.whole_runs:
+            ends.add(batch.last_offset)
+        is_signed = bool(batch.head) or (is_signed and is_next)
+    return frozenset(ends)
 
-    def __init__(self, plan: ReadPlan, bytes_max: int) -> None:
+
+class _Selection:
+    """The page while it is being filled. `room` bytes fit into the packet; a page may end at one of `ends`."""
+
+    def __init__(self, plan: ReadPlan, room: int, ends: frozenset[int], signers: Mapping[bytes, int]) -> None:
         self._plan = plan
-        self._last_offset = plan.after_offset
         self._facts_left = plan.limit
-        self._bytes_left = bytes_max
-        self._definition_bytes_left = min(bytes_max, DEFINITIONS_BYTES_MAX)
+        self._room_left = room
+        self._beyond = max(0, room - plan.bytes_max)  # of the room, what only the rest of a run may take
+        self._definition_bytes_left = min(room - self._beyond, DEFINITIONS_BYTES_MAX)
+        self._ends = ends
+        self._signers = signers
+        self._signers_sent = set[bytes]()
         self._pieces: list[Piece] = []
         self._omitted: list[tuple[int, int]] = []
         self._holes: list[Hole] = []
         self._definitions: dict[Origin, int] = {}
-        self._needed: dict[Origin, int] = {}  # of these, those that the pieces need
+        self._needed: list[int] = []  # definitions of its origin that each piece needs
+
+    @property
+    def _bytes_left(self) -> int:
+        return self._room_left if self._is_inside else self._room_left - self._beyond
+
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the next batch continues a run that the page must end."""
+        return bool(self._pieces) and self._pieces[-1].last_offset not in self._ends
 
     def is_empty(self) -> bool:
         return not self._pieces and not self._definitions
+
+    def is_too_large(self, batch: StoredBatch) -> bool:
+        """Whether a batch does not fit even as the only one of its page, or does not fit behind the others of its
+        run."""
+        if self._is_inside:
+            return self._size(batch) > self._room_left
+        return self.is_empty() and self._size(batch) > self._room_left + HOLE_BYTES * len(self._holes)
+
+    def bytes_with(self, batch: StoredBatch) -> int:
+        """The size of a batch, and of those before it that can only be proven together with it."""
+        size = len(batch.sealed)
+        for piece in reversed(self._pieces if self._is_inside else []):
+            if piece is not self._pieces[-1] and piece.last_offset in self._ends:
+                break
+            size += len(piece.batch.sealed)
+        return size
 
     def omit(self, batch: StoredBatch) -> None:
         """Leave out a batch of the requester's own facts; neighbours are joined."""
@@ -150,12 +210,10 @@ class _Selection:
         if self._omitted and self._omitted[-1][1] == first - 1:
             first = self._omitted.pop()[0]
         self._omitted.append((first, last))
-        self._last_offset = last
 
     def add_hole(self, hole: Hole) -> None:
         self._holes.append(hole)
-        self._bytes_left -= HOLE_BYTES
-        self._last_offset = hole.last_offset
+        self._room_left -= HOLE_BYTES
 
     def add_definitions(self, batch: StoredBatch, offered: Sequence[bytes], known: int) -> bool:
         """Add the definitions the batch still needs, as far as they fit; True when none is missing afterwards."""
@@ -164,7 +222,7 @@ class _Selection:
             size = len(offered[taken]) + DEFINITION_OVERHEAD_BYTES
             if size > min(self._bytes_left, self._definition_bytes_left) and not self.is_empty():
                 break
-            self._bytes_left -= size
+            self._room_left -= size
             self._definition_bytes_left -= size
             taken += 1
             self._definitions[batch.origin] = taken
@@ -172,24 +230,59 @@ class _Selection:
 
     def add(self, batch: StoredBatch) -> bool:
         """Add the batch, or as much of it as the limit allows; True when the next one may be tried."""
+        is_inside = self._is_inside
+        if self._facts_left <= 0 and not is_inside:
+            return False
         first = max(batch.first_offset, self._plan.after_offset + 1)
         count = self._plan.until(batch.last_offset) - first + 1
-        size = len(batch.sealed) + BATCH_OVERHEAD_BYTES
+        size = self._size(batch)
         if size > self._bytes_left and not (self.is_empty() and not self._holes):
             return False
-        if count > self._facts_left and self._pieces:
+        if count > self._facts_left and self._pieces and not is_inside:
             return False
-        count = min(count, self._facts_left)
+        if not self._plan.whole_runs:
+            count = min(count, self._facts_left)
+        if not self._add_signer(batch):
+            return False
         piece = Piece(batch, first, first + count - 1)
         self._pieces.append(piece)
-        self._last_offset = piece.last_offset
         self._facts_left -= count
-        self._bytes_left -= size
-        if batch.origin in self._definitions:
-            self._needed[batch.origin] = self._definitions[batch.origin]
-        return self._facts_left > 0 and piece.last_offset == batch.last_offset
+        self._room_left -= size
+        self._needed.append(self._definitions.get(batch.origin, 0))
+        return piece.last_offset == batch.last_offset
+
+    def _size(self, batch: StoredBatch) -> int:
+        size = len(batch.sealed) + BATCH_OVERHEAD_BYTES
+        if self._plan.whole_runs and batch.head:
+            size += HEAD_ENTRY_BYTES + self._signer_bytes(key_id_in(batch.head))
+        return size
+
+    def _signer_bytes(self, key_id: bytes) -> int:
+        return 0 if key_id in self._signers_sent else self._signers.get(key_id, 0)
+
+    def _add_signer(self, batch: StoredBatch) -> bool:
+        """Note that the page needs the certificate of a head; False where it already has as many as it may."""
+        if self._plan.whole_runs and batch.head and (key_id := key_id_in(batch.head)) in self._signers:
+            if key_id not in self._signers_sent and len(self._signers_sent) >= SIGNERS_MAX:
+                return False
+            self._signers_sent.add(key_id)
+        return True
+
+    def end_at_run(self) -> int:
+        """Take out the batches of a run whose end is not in the page; returns how many."""
+        taken_out = 0
+        while self._is_inside and self._pieces[-1].is_to_end:
+            self._pieces.pop()
+            self._needed.pop()
+            taken_out += 1
+        return taken_out
 
     def frozen(self) -> Selection:
-        has_offsets = self._pieces or self._omitted or self._holes
-        definitions = dict(self._needed if has_offsets else self._definitions)
-        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), definitions, self._last_offset)
+        reached = [piece.last_offset for piece in self._pieces] + [last for _, last in self._omitted]
+        reached += [hole.last_offset for hole in self._holes]
+        definitions = self._definitions
+        if reached:
+            needed = zip((piece.batch.origin for piece in self._pieces), self._needed, strict=True)
+            definitions = {origin: count for origin, count in needed if count}
+        last_offset = max(reached, default=self._plan.after_offset)
+        return Selection(tuple(self._pieces), tuple(self._omitted), tuple(self._holes), definitions, last_offset)

@@ -7,7 +7,7 @@ Runs in the event loop or in a reader thread. Uses only the store's read methods
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -18,6 +18,7 @@ from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Piece, ReadPlan, is_omitted, select_page
+from agent.signing.heads import key_id_in
 
 DEFINITIONS_READ_MAX = 4096
 """Definitions read for one page: more than fit in one."""
@@ -31,13 +32,14 @@ INLINE_PAUSE_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, for which zone, which definitions it knows, how large a packet may be, and of which of its former
-    epochs the zone takes its own facts back."""
+    """What to read, for which zone, which definitions and signers it knows, how large a packet may be, and of which of
+    its former epochs the zone takes its own facts back."""
 
     plan: ReadPlan
     asking_zone: str
     definitions_known: Mapping[str, int]
     packet_bytes_max: int
+    signers_known: Sequence[str] = ()
     former_epochs: frozenset[bytes] = frozenset()
 
 
@@ -53,6 +55,13 @@ class PageRead:
     last_offset: int
     end_offset: int
     omitted_digest: bytes | None = None  # of the batch at the page's end, where that is left out
+    heads: dict[int, bytes] = field(default_factory=dict)  # by position in `batches`
+    signers: list[bytes] = field(default_factory=list)
+
+    @property
+    def attachment(self) -> list[bytes]:
+        """The batches, and their heads behind them."""
+        return [*self.batches, *self.heads.values()]
 
     @property
     def end(self) -> tuple[int, bytes] | None:
@@ -92,7 +101,10 @@ class InlineReads:
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
     """The page that `asked` describes, or why there is none."""
     plan = asked.plan
-    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, until_offset=plan.until_offset)
+    limits = plan.limit, plan.bytes_max
+    page = store.read(
+        plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset, whole_runs=plan.whole_runs
+    )
     return _select(store, asked, page)
 
 
@@ -100,29 +112,33 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
     """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the requester stores them."""
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
-    page = store.read_sequences(plan.stream, origin, first, last, plan.limit, plan.bytes_max)
+    asked_for = plan.stream, origin, first, last, plan.limit, plan.bytes_max
+    page = store.read_sequences(*asked_for, whole_runs=plan.whole_runs)
     limit, after = plan.limit, plan.after_offset
     if page.batches:
-        head = page.batches[0]
-        limit, after = max(limit, head.last_offset - head.first_offset + 1), min(after, head.first_offset - 1)
-    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max))
+        start = page.batches[0]
+        limit, after = max(limit, start.last_offset - start.first_offset + 1), min(after, start.first_offset - 1)
+    whole = replace(asked, plan=ReadPlan(plan.stream, after, limit, plan.bytes_max, whole_runs=plan.whole_runs))
     return _select(store, whole, page)
 
 
 def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
     definitions = _read_definitions(store, page.batches, asked)
-    known = asked.definitions_known
+    known, signers = asked.definitions_known, _read_signers(store, page.batches, asked)
+    sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
     chosen = select_page(
-        asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, asked.former_epochs
+        *(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, sizes, asked.former_epochs)
     )
     if isinstance(chosen, Refuse):
         return chosen
-    entries, batches = [], []
+    entries, batches, heads = list[tuple[int, int, int]](), list[bytes](), dict[int, bytes]()
     for piece in chosen.pieces:
         try:
             sealed = piece.batch.sealed if piece.is_whole else _slice(piece)
         except BatchError as error:  # bit rot: reported here, since no other step opens the batch
             return Refuse("store_unavailable", f"the batch at offset {piece.batch.first_offset} is damaged: {error}")
+        if asked.plan.whole_runs and piece.head:
+            heads[len(entries)] = piece.head
         entries.append((piece.first_offset, piece.last_offset, len(sealed)))
         batches.append(sealed)
     return PageRead(
@@ -138,7 +154,21 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
         _digest_at(page.batches, chosen.omitted[-1][1]) if chosen.omitted else None,
+        heads,
+        [one for key_id in dict.fromkeys(map(key_id_in, heads.values())) for one in signers.get(key_id, ())],
     )
+
+
+def _read_signers(
+    store: ServingStore, batches: Sequence[StoredBatch], asked: PageQuery
+) -> dict[bytes, Sequence[bytes]]:
+    """By key id, the certificates that the heads of batches need beyond those the requester knows. One key may have
+    several; a receiver takes what it trusts."""
+    if not asked.plan.whole_runs:
+        return {}
+    known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
+    key_ids = {key_id_in(each.head) for each in batches if each.head and each.origin.zone != asked.asking_zone}
+    return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
 
 
 def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None:

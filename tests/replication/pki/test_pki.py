@@ -333,7 +333,7 @@ def _fifo(folder: Path) -> None:
         (lambda f: (f / "zones/idmz.key").chmod(0o644), "chmod 0600"),
         (lambda f: (f / "zones/idmz.key").chmod(0o604), "chmod 0600"),
         (lambda f: (f / "zones/idmz.key").chmod(0o660), "chmod 0600"),
-        (_protected, "password"),
+        (_protected, "protected by a passphrase"),
         (lambda f: _write_key(f, rsa.generate_private_key(65537, 1024)), "RSA key of 1024 bits"),  # noqa: S505 so it is
         (lambda f: _write_key(f, dsa.generate_private_key(2048)), "a kind of key that is not supported"),
         (lambda f: shutil.copy(f / "zones/plant-a.key", f / "zones/idmz.key"), "key does not match"),

@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
-from agent.pages import OriginRange
+from agent.pages import Declined, OriginRange
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -154,6 +154,9 @@ class Checkers:
         self.acknowledged: set[Key] = set()
         self.forged: set[Key] = set()
         """Sealed by an attacker on a relay that was taken over."""
+        self.damaged_origins: set[Origin] = set()
+        """Origins of batches that a disk has damaged somewhere: what lies between such a batch and the head before it
+        may have no signature any more that proves it to the next zone."""
         self.is_hostile = False
         """Whether there was one: pages of an attacker promise no order, and no truth about holes."""
         self.forks: set[Origin] = set()
@@ -165,6 +168,8 @@ class Checkers:
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
+        self._declined_sequences: dict[tuple[str, Origin], set[int]] = {}
+        """By node, what it declined because no signature covered it."""
         self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
         """By node, the sequences before a batch that came without them."""
         self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
@@ -224,9 +229,13 @@ class Checkers:
         log.add(row)
 
     def _is_reported(self, node: Node, key: Key) -> bool:
-        """Whether a batch was reported as gone; where its origin has two histories, also whether the other batch under
-        its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of both."""
-        if key in self.gone or key.origin not in self.forks:
+        """Whether a batch was reported as gone, or declined; where its origin has two histories, also whether the other batch under
+        its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of both. Where a
+        zone before declined facts, they come late as well."""
+        if key.first_sequence in self._declined_sequences.get((node.name, key.origin), ()):
+            return True
+        has_parts = key.origin in self.forks or any(origin == key.origin for _, origin in self._declined_sequences)
+        if key in self.gone or not has_parts:
             return key in self.gone
         reported = (
             self._gone_sequences.get(key.origin, set()),
@@ -339,6 +348,8 @@ class Checkers:
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has refused facts of a page and reported their ranges."""
+        if node.attacker is not None:
+            return  # it refuses what contradicts the facts it has forged
         reported = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
         for batch in map(parse, sealed if reported else ()):
             header = batch.header
@@ -351,6 +362,12 @@ class Checkers:
             sequences = self._refused_sequences.setdefault((node.name, header.origin), set())
             sequences.update(range(header.first_sequence, header.last_sequence + 1))
 
+    def facts_declined(self, node: Node, declined: Sequence[Declined]) -> None:
+        """A node has left out facts that their origin did not prove, and reported them; they may come later."""
+        for _, _, one, _ in declined:
+            sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.epoch)), set())
+            sequences.update(range(one.first_sequence, one.last_sequence + 1))
+
     def facts_uncompared(self, node: Node, ranges: Sequence[OriginRange]) -> None:
         """A node has reported ranges that it could not compare with what it held."""
         for one in ranges:
@@ -361,12 +378,17 @@ class Checkers:
 
     def _has_reported(self, node: str, key: Key) -> bool:
         """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
-        if key in self.refused.get(node, ()):
+        if key in self.refused.get(node, ()) or self._is_unproven(node, key):
             return True
         rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
         return any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ())) and any(
             row.key.first_sequence <= key.first_sequence <= row.last_sequence for row in rows
         )
+
+    def _is_unproven(self, node: str, key: Key) -> bool:
+        """Whether a node declined a batch of an origin of which batches are damaged."""
+        declined = self._declined_sequences.get((node, key.origin), ())
+        return key.origin in self.damaged_origins and key.first_sequence in declined
 
     def died_in_commit(self, node: Node) -> None:
         """A node dies in a commit; `reopened` finds out whether the commit is durable."""
@@ -485,6 +507,7 @@ class Checkers:
             for pull in node.pulls:
                 held = self.logs[node.name].keys
                 wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}
+                wanted = {key for key in wanted if key in held or not self._is_unproven(node.name, key)}
                 if lacks := wanted - intact[node.name]:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
 

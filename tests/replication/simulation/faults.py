@@ -101,9 +101,6 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
 with faults that delay readers."""
-NEED_SIGNATURES = frozenset({"taken_over_relay"})
-"""Faults that only signed origins survive; without signatures the checkers find what an attacker made in other
-stores."""
 COMBINED = frozenset({"restored_grown_full", "restored_grown_restarted", "serving_twin_diverged", "everything"})
 """Several of the others together, each for what none of them reaches alone: a restored store that has dropped the facts
 which would contradict it, one that was also restarted before it was read, and twins whose logs differ before they are

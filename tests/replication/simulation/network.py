@@ -23,6 +23,7 @@ from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.pulling import Pull
 from tests.replication.simulation.relay import TakenOver
+from tests.replication.simulation.trust import signer_of
 
 FAULTS_END_MS = 12_000
 CONVERGED_WITHIN_MS = 180_000
@@ -101,6 +102,8 @@ class World:
         self._unequal = "not compared yet"
         self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
+        for zone in topology.zones:
+            signer_of(zone)  # made before this world's chance replaces the system's
         self.nodes = self._make_nodes(topology)
 
     def _make_nodes(self, topology: Topology) -> list[Node]:

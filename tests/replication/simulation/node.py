@@ -17,6 +17,7 @@ from agent.message import Sample
 from tests.replication.simulation import stepped
 from tests.replication.simulation.checkers import STREAM, Key, Violation
 from tests.replication.simulation.serving import Serving
+from tests.replication.simulation.trust import judge_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.network import World
@@ -92,6 +93,7 @@ class Node:
         )
         self._set_wall()
         self._store = stepped.open_store(self._folder, self.zone, policy)
+        self.judge = judge_of(self._store, self.world.zones)
         self.world.check.reopened(self, is_old=is_old)
         writer = stepped.writer_of(self._store)
         writer.bell.ring = self._rung
@@ -325,6 +327,7 @@ class Node:
         if row.key in self.damaged:
             return False
         self.damaged.add(row.key)
+        self.world.check.damaged_origins.add(row.key.origin)
         stepped.flip_bit(self._store, STREAM, row.first_offset, self.world.chance)
         return True
 

@@ -19,6 +19,7 @@ from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.pull_events import Asking, LinkDown, LinkUp, Note, Tick
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpEvent
+from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
@@ -64,7 +65,9 @@ class Pull:
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
         )
         store: Any = _WatchedStore(self)
-        self._runner = PullRunner(self, store, settings, STORE_ERRORS, make_receiver=world.receiver)
+        self._runner = PullRunner(
+            *(self, store, settings, STORE_ERRORS), make_receiver=world.receiver, judge=self.node.judge
+        )
         self._is_linked = False
         self._tick_at = None
         self.node.after(world.chance.randint(1, 1_000), self.link_up)
@@ -176,14 +179,16 @@ class Pull:
             self._answers = version, served
             self._runner.answered(fetch_id, payload)
 
-    def check(self, check: Callable[[], list[Batch]], _size: int) -> Awaitable[list[Batch]]:
+    def check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
         """At once, or after a while where the node is slow."""
-        world, checked = self.node.world, Future[list[Batch]]()
+        world, checked = self.node.world, Future[JudgedPage]()
         try:
-            batches = _Batches(check())
+            judged = check()
         except PageRefused as error:
             checked.set_exception(error)
             return Waiting(checked)
+        batches = _Batches(judged.batches)
+        judged = replace(judged, batches=batches)
         batches.version, batches.served = self._answers
         own, store = (
             [one.header.origin for one in batches if one.header.origin.zone == self.node.zone],
@@ -194,9 +199,9 @@ class Pull:
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1
             delay_ms = world.chance.randint(0, world.faults.slow_consumer_ms_max)
-            self.node.after(delay_ms, lambda: checked.set_result(batches))
+            self.node.after(delay_ms, lambda: checked.set_result(judged))
         else:
-            checked.set_result(batches)
+            checked.set_result(judged)
         return Waiting(checked)
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
@@ -249,7 +254,7 @@ class _WatchedInbound:
         position: PeerPosition,
         *,
         holes: Sequence[tuple[int, int, str]],
-        **how: bool,
+        **how: Any,
     ) -> Future[PutResult]:
         pull, check = self._pull, self._pull.node.world.check
         if batches.version == "major":
@@ -257,6 +262,7 @@ class _WatchedInbound:
         putting = self._inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
         offered = Offered([one.sealed for one in batches], holes, batches.served)
         check.page_offered(pull, position.epoch.hex(), position.offset, offered)
+        pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))
         putting.add_done_callback(partial(self._put, position, offered))
         return putting
 

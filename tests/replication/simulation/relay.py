@@ -17,17 +17,20 @@ anew, with an empty store. It cannot break digests or signatures, and it request
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from agent.batch import Batch, Definitions, Kind, Link, Origin, open_samples, parse, seal_columns, seal_samples
 from agent.fact_store.log.errors import StoreError
-from agent.pages import ReceivedDefinition
+from agent.message import TagDefinition
+from agent.pages import KeptHead, ReceivedDefinition
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.messages import FetchAnswer
+from agent.signing.heads import sign_head
 from tests.replication.simulation.checkers import STREAM, Key
+from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -66,11 +69,12 @@ class TakenOver:
             link = (
                 Link(STREAM, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(STREAM, origin)
             )
-            body = store.definitions(store.origin, 0, 1)[0]
+            body = TagDefinition("tag:line1/t1").to_json()
             batch = self._sealed(link, world.chance.randint(1, 12), Definitions().extended(body))
             with suppress(StoreError):
                 definitions = [ReceivedDefinition(origin, 1, body)]
-                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None)
+                heads = [KeptHead(0, self._head(batch), is_verified=False)] if world.chance.random() < 0.5 else []
+                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None, heads=heads)
             world.injected["relay_invented" if is_invented else "relay_forged"] += 1
         self.node.after(int(world.chance.expovariate(1 / FORGE_MS)) + 1, self._forge)
 
@@ -89,11 +93,11 @@ class TakenOver:
     def spoiled(self, zone: str, payload: bytes) -> bytes:
         """The answer to a zone's request as the attacker sends it."""
         chance, world = self.node.world.chance, self.node.world
-        answer, sealed = decode_answer(payload)
+        answer, attached = decode_answer(payload)
         if not isinstance(answer, FetchAnswer):
             return payload
         self._sent = [*self._sent[-REMEMBERED:], payload]
-        if zone not in self.victims or not sealed or chance.random() >= SPOILED:
+        if zone not in self.victims or not answer.batches or chance.random() >= SPOILED:
             return payload
         attacks = {
             "changed": self._change,
@@ -105,60 +109,83 @@ class TakenOver:
         world.injected[f"relay_{name}"] += 1
         if name == "replayed":
             return chance.choice(self._sent)
-        return encode_answer(*attacks[name](answer, sealed))
+        parts = [
+            _Part(first, last, *one)
+            for (first, last, _), *one in zip(answer.batches, *answer.split(attached), strict=True)
+        ]
+        return _packed(*attacks[name](answer, parts))
 
-    def _change(self, answer: FetchAnswer, sealed: list[bytes]) -> tuple[FetchAnswer, list[bytes]]:
-        """Other facts in one batch, and the batches of its origin behind it chained to them."""
-        at = self.node.world.chance.randrange(len(sealed))
-        links, found = dict[Origin, Link](), list[bytes]()
-        for index, one in enumerate(sealed):
-            batch = parse(one)
+    def _change(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """Other facts in one batch, and the batches of its origin behind it chained to them; their heads stay, are left
+        out, or are signed with the relay's own key."""
+        chance = self.node.world.chance
+        at, heads, links = chance.randrange(len(parts)), chance.choice(("kept", "none", "own")), dict[Origin, Link]()
+        found = list[_Part]()
+        for index, part in enumerate(parts):
+            batch = parse(part.sealed)
             header, link = batch.header, links.get(batch.header.origin)
-            if index == at and header.kind is Kind.SAMPLES and not header.is_slice:
-                before = Link(STREAM, header.origin, header.first_sequence, header.previous_digest)
-                batch = self._sealed(before, header.count, header.definitions)
+            is_others = header.kind is Kind.SAMPLES and header.origin.zone != self.node.zone
+            if is_others and not header.is_slice and (index == at or link is not None):
+                if link is None:
+                    link = Link(STREAM, header.origin, header.first_sequence, header.previous_digest)
+                    batch = self._sealed(link, header.count, header.definitions)
+                else:
+                    batch = seal_columns(link, open_samples(batch), header.definitions)
+                    self.node.world.check.forged.add(Key(header.origin, link.next_sequence, batch.digest))
                 links[header.origin] = batch.link
-            elif link is not None and header.kind is Kind.SAMPLES and not header.is_slice:
-                batch = seal_columns(link, open_samples(batch), header.definitions)
-                self.node.world.check.forged.add(Key(header.origin, link.next_sequence, batch.digest))
-                links[header.origin] = batch.link
-            found.append(batch.sealed)
-        sizes = [(first, last, len(body)) for (first, last, _), body in zip(answer.batches, found, strict=True)]
-        return msgspec.structs.replace(answer, batches=sizes), found
+                head = {"kept": part.head, "none": b"", "own": self._head(batch)}[heads]
+                part = replace(part, sealed=batch.sealed, head=head)  # noqa: PLW2901 - the changed one takes its place
+            found.append(part)
+        return answer, found
 
-    def _drop(self, answer: FetchAnswer, sealed: list[bytes]) -> tuple[FetchAnswer, list[bytes]]:
+    def _head(self, batch: Batch) -> bytes:
+        """A head made with the only key that the attacker has: the relay's."""
+        header = batch.header
+        return sign_head(signer_of(self.node.zone), STREAM, header.origin, header.last_sequence, batch.digest, 2**40)
+
+    def _drop(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
         """One batch is named as expired."""
-        at = self.node.world.chance.randrange(len(sealed))
-        first, last, _ = answer.batches[at]
-        self.node.world.check.hidden(self.node, first, last)
-        holes = sorted([*answer.holes, (first, last, "expired")])
-        left = [one for index, one in enumerate(answer.batches) if index != at]
-        return msgspec.structs.replace(answer, batches=left, holes=holes), [*sealed[:at], *sealed[at + 1 :]]
+        gone = self.node.world.chance.choice(parts)
+        self.node.world.check.hidden(self.node, gone.first_offset, gone.last_offset)
+        holes = sorted([*answer.holes, (gone.first_offset, gone.last_offset, "expired")])
+        return msgspec.structs.replace(answer, holes=holes), [one for one in parts if one is not gone]
 
-    def _withhold(self, answer: FetchAnswer, sealed: list[bytes]) -> tuple[FetchAnswer, list[bytes]]:
+    def _withhold(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
         """The page ends before its last batch, and so does the log."""
-        cut = answer.batches[-1][0]
-        end = max(cut - 1, answer.frontier)
+        cut = parts[-1].first_offset
         kept = msgspec.structs.replace(
             answer,
-            batches=answer.batches[:-1],
             omitted=[one for one in answer.omitted if one[0] < cut],
             holes=[one for one in answer.holes if one[0] < cut],
             more=False,
-            end_offset=end,
+            end_offset=max(cut - 1, answer.frontier),
         )
-        return kept, sealed[:-1]
+        return kept, parts[:-1]
 
-    def _reorder(self, answer: FetchAnswer, sealed: list[bytes]) -> tuple[FetchAnswer, list[bytes]]:
-        """The batches that follow each other without a gap between them come in another order."""
-        entries = list(answer.batches)
-        if answer.omitted or answer.holes or len(entries) < 2:
-            return answer, sealed
-        order = list(range(len(entries)))
-        self.node.world.chance.shuffle(order)
-        at, found = entries[0][0], list[tuple[int, int, int]]()
-        for index in order:
-            first, last, size = entries[index]
-            found.append((at, at + last - first, size))
-            at += last - first + 1
-        return msgspec.structs.replace(answer, batches=found), [sealed[index] for index in order]
+    def _reorder(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """The batches come in another order, if nothing lies between them."""
+        if answer.omitted or answer.holes:
+            return answer, parts
+        first_offset, found = parts[0].first_offset, list[_Part]()
+        for one in self.node.world.chance.sample(parts, len(parts)):
+            last_offset = first_offset + one.last_offset - one.first_offset
+            found.append(replace(one, first_offset=first_offset, last_offset=last_offset))
+            first_offset = last_offset + 1
+        return answer, found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch of a page with its head's record, empty where it has none."""
+
+    first_offset: int
+    last_offset: int
+    sealed: bytes
+    head: bytes
+
+
+def _packed(answer: FetchAnswer, parts: list[_Part]) -> bytes:
+    signed = [at for at, one in enumerate(parts) if one.head]
+    entries = [(one.first_offset, one.last_offset, len(one.sealed)) for one in parts]
+    whole = msgspec.structs.replace(answer, batches=entries, heads=signed)
+    return encode_answer(whole, [*(one.sealed for one in parts), *(parts[at].head for at in signed)])

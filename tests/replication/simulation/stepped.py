@@ -30,6 +30,7 @@ from agent.fact_store.sqlite import recovery
 from agent.fact_store.writer import writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
+from tests.replication.simulation.trust import signer_of
 from tests.support.memory import memory_folder
 
 FILE = "facts.db"
@@ -189,8 +190,9 @@ def image_of_new(zone: str, name: str) -> Image:
 
 
 def open_store(folder: Path, zone: str, policy: StreamSettings) -> FactStore:
-    """As a node opens it."""
-    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], unattended=True)
+    """As a node opens it that signs its facts."""
+    signer = signer_of(zone)
+    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], signer=signer, unattended=True)
 
 
 def writer_of(store: FactStore) -> SteppedWriter:

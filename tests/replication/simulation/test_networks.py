@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.replication.simulation.checkers import Violation
-from tests.replication.simulation.faults import COMBINED, NAMED, NEED_SIGNATURES, table
+from tests.replication.simulation.faults import COMBINED, NAMED, table
 from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.sim import IS_LONG, first_seed, patient, scaled
 
-PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED if fault not in NEED_SIGNATURES]
+PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
 FOUND = [
     (
         "plants",
@@ -71,7 +71,7 @@ def test_networks_keep_their_promises(memory: Path) -> None:
     print(f"  {'all':<10} {schedules.total():>6,}  {schedules.total() / seconds.total():6.1f}")
     print("injected:", table(injected), sep="\n")
     print(f"receivers fenced by a late request of an earlier life, and started again: {started_by_hand}")
-    assert set(NAMED) - COMBINED - NEED_SIGNATURES - {"none"} <= set(injected), "some fault never bit"
+    assert set(NAMED) - COMBINED - {"none"} <= set(injected), "some fault never bit"
 
 
 @pytest.mark.parametrize("topology, fault, seed", FOUND)

@@ -16,12 +16,31 @@ CREATE TABLE store (
 ) STRICT;
 
 -- The stores that first recorded the facts held here. This store is the origin with its present epoch.
+-- signed_unix_ms: when a head of this origin was first stored; proven_unix_ms: when one was first verified.
 CREATE TABLE origin (
     id INTEGER PRIMARY KEY,
     zone TEXT NOT NULL,
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
+    signed_unix_ms INTEGER,
+    proven_unix_ms INTEGER,
     UNIQUE (zone, epoch)
 ) STRICT;
+
+-- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint: one
+-- certificate of a key is kept for each zone that a certificate names.
+CREATE TABLE signer (
+    key_id BLOB NOT NULL CHECK (length(key_id) = 8),
+    certificate BLOB NOT NULL UNIQUE CHECK (length(certificate) <= 4096),
+    first_unix_ms INTEGER NOT NULL,
+    PRIMARY KEY (key_id, certificate)
+) STRICT, WITHOUT ROWID;
+
+-- Keys that the operator of this node has declared compromised, and since when: what was verified here later counts as
+-- suspect. Kept with the facts for readers of the file alone.
+CREATE TABLE compromised (
+    key_id BLOB PRIMARY KEY CHECK (length(key_id) = 8),
+    since_unix_ms INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
 
 -- The logs. Only what retention has released (up to released_offset, released_bytes in all) may be deleted from batch.
 -- unseen_after: set while a new epoch is due; no consumer can have read a fact behind this offset, so those facts get
@@ -37,7 +56,8 @@ CREATE TABLE stream (
 -- The facts: sealed batches, byte for byte as they were sealed. body is the batch without its last 16 bytes, which are
 -- the digest; the other columns repeat what a look-up needs, and stand before the body so that none has to be read
 -- past. bytes_total counts the stream's sealed bytes up to and including this batch: what lies between two offsets is a
--- difference.
+-- difference. head is the signature of the chain up to this batch, and verified_unix_ms when it was verified here (NULL:
+-- it was not); agent/signing/DESIGN.md.
 CREATE TABLE batch (
     id INTEGER PRIMARY KEY,
     stream INTEGER NOT NULL REFERENCES stream (id),
@@ -54,6 +74,8 @@ CREATE TABLE batch (
     bytes_total INTEGER NOT NULL,
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     previous_digest BLOB NOT NULL CHECK (length(previous_digest) = 16),
+    head BLOB CHECK (length(head) = 82),
+    verified_unix_ms INTEGER,
     body BLOB NOT NULL,
     UNIQUE (stream, first_offset)
 ) STRICT;
@@ -61,10 +83,20 @@ CREATE TABLE batch (
 -- Identity: one batch starts at a sequence of an origin in a stream, whatever path it came by.
 CREATE UNIQUE INDEX batch_by_sequence ON batch (stream, origin, first_sequence);
 
-CREATE TRIGGER batch_update_refused BEFORE UPDATE ON batch
+CREATE TRIGGER batch_update_refused BEFORE UPDATE OF
+    id, stream, first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec,
+    definition_count, bytes_total, digest, previous_digest, body
+ON batch
 WHEN (SELECT new_epoch_because FROM store) IS NULL
 BEGIN
     SELECT RAISE(ABORT, 'batch is append-only');
+END;
+
+-- A batch without a head may get one: the key was missing when it was sealed.
+CREATE TRIGGER batch_head_update_refused BEFORE UPDATE OF head, verified_unix_ms ON batch
+WHEN OLD.head IS NOT NULL AND (SELECT new_epoch_because FROM store) IS NULL
+BEGIN
+    SELECT RAISE(ABORT, 'batch is append-only: it has a head');
 END;
 
 CREATE TRIGGER batch_delete_refused BEFORE DELETE ON batch
@@ -91,6 +123,7 @@ CREATE TABLE repaired (
     first_offset INTEGER NOT NULL CHECK (first_offset > 0),
     last_offset INTEGER NOT NULL CHECK (last_offset >= first_offset),
     digest BLOB NOT NULL CHECK (length(digest) = 16),
+    head BLOB CHECK (length(head) = 82),
     body BLOB NOT NULL
 ) STRICT;
 

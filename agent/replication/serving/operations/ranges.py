@@ -20,7 +20,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
     if isinstance(plan, Refuse):
         return plan
-    asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max)
+    asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max, request.signers_known)
     read = await context.in_thread(read_sequences, context.store, origin_named(request.origin), asked)
     if isinstance(read, Refuse):
         return read
@@ -32,8 +32,10 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
         holes=read.holes,
         definitions=read.definitions,
         more=read.last_offset < request.last_sequence,
+        heads=list(read.heads),
+        signers=read.signers,
     )
-    return Reply(answer, read.batches, read.facts)
+    return Reply(answer, read.attachment, read.facts)
 
 
 async def fetch_range(context: Context, caller: Caller, request: FetchRange) -> Outcome:

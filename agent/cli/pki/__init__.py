@@ -1,0 +1,1 @@
+"""`bsfg pki`: certificates of zones and brokers, and the keys that sign facts, a module for each kind of work."""

@@ -1,0 +1,227 @@
+"""`bsfg pki`, at the authority: create it, renew and revoke what it issued, and list it.
+
+`issue` makes the key as well, for trying out and for tests; `requests` has the way on which no key leaves its machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agent.cli import json_option
+from agent.cli.pki.options import (
+    broker_option,
+    crl_valid,
+    days_option,
+    force_option,
+    new_passphrase,
+    new_passphrase_options,
+    passphrase_of,
+    passphrase_option,
+    pki_option,
+    plain_crl,
+    print_issued,
+    print_json,
+)
+from agent.replication import pki as authority
+from agent.replication.protocol.topics import is_zone
+
+
+@click.command()
+@pki_option
+@click.option("--name", default="", help="Name of the authority; by default a random one.")
+@days_option(authority.CA_DAYS)
+@new_passphrase_options
+@force_option
+@json_option
+def ca(
+    pki_folder: Path,
+    name: str,
+    days: int,
+    passphrase_file: Path | None,
+    no_passphrase: bool,  # noqa: FBT001 click's way
+    force: bool,  # noqa: FBT001 click's way
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
+    passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
+    now = datetime.now(UTC)
+    facts = authority.create_authority(pki_folder, now, name=name, days=days, force=force, passphrase=passphrase)
+    if as_json:
+        print_json(asdict(facts))
+        return
+    click.echo(f"authority {facts.subject} in {pki_folder}, until {facts.not_after:%Y-%m-%d}")
+    click.echo(
+        f"next: bsfg pki request ZONE on each node, bsfg pki sign here; keep {pki_folder / 'ca.key'} and its passphrase "
+        "secret, and a copy of both at another place"
+    )
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@broker_option
+@click.option("--host", "hosts", multiple=True, help="Name or address by which nodes reach the broker; repeatable.")
+@pki_option
+@passphrase_option
+@days_option(authority.LEAF_DAYS)
+@force_option
+@json_option
+def issue(
+    names: tuple[str, ...],
+    for_broker: bool,  # noqa: FBT001 click's way
+    hosts: tuple[str, ...],
+    pki_folder: Path,
+    passphrase_file: Path | None,
+    days: int,
+    force: bool,  # noqa: FBT001 click's way
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Sign certificates for zones, or with --broker for a broker, and create their keys here.
+
+    The short way, for trying out: a key that is made here has to be carried to its node. Otherwise use request, sign
+    and import.
+    """
+    if bad := [name for name in names if not is_zone(name)]:
+        raise click.UsageError(f"{', '.join(map(repr, bad))}: a name is 1 to 32 of a-z, 0-9 and -")
+    if for_broker and len(names) > 1:
+        raise click.UsageError("one broker at a time: each has its own hosts")
+    if for_broker != bool(hosts):
+        raise click.UsageError("--broker needs --host, and only a broker has hosts")
+    now, passphrase = datetime.now(UTC), passphrase_of(pki_folder, passphrase_file)
+    for name in names:
+        if for_broker:
+            issued = authority.issue_broker(pki_folder, name, hosts, now, days=days, force=force, passphrase=passphrase)
+        else:
+            issued = authority.issue_zone(pki_folder, name, now, days=days, force=force, passphrase=passphrase)
+        print_issued(name, issued, as_json=as_json)
+    if not as_json and not for_broker:
+        click.echo(f"next: copy .pem, .key and {pki_folder / 'ca.pem'} to each zone's node over a secure channel")
+
+
+@click.command()
+@click.argument("name", metavar="NAME")
+@broker_option
+@click.option("--same-key", is_flag=True, help="Keep the present key: only the certificate has to be copied.")
+@click.option("--rollback", is_flag=True, help="Restore the identity from before the last renewal.")
+@pki_option
+@passphrase_option
+@days_option(authority.LEAF_DAYS)
+@json_option
+def renew(
+    name: str,
+    for_broker: bool,  # noqa: FBT001 click's way
+    same_key: bool,  # noqa: FBT001 click's way
+    rollback: bool,  # noqa: FBT001 click's way
+    pki_folder: Path,
+    passphrase_file: Path | None,
+    days: int,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Issue the next certificate of NAME. The present one stays valid until it expires.
+
+    A node uses new files without a restart if they are complete and valid.
+    """
+    now = datetime.now(UTC)
+    if rollback:
+        issued = authority.roll_back(pki_folder, name, now, broker=for_broker)
+    else:
+        passphrase = passphrase_of(pki_folder, passphrase_file)
+        issued = authority.renew(
+            pki_folder, name, now, broker=for_broker, same_key=same_key, days=days, passphrase=passphrase
+        )
+    print_issued(name, issued, as_json=as_json)
+    if not as_json:
+        what = "the .pem" if same_key and not rollback else ".pem and .key"
+        then = "run bsfg broker config again, and bsfg broker reload" if for_broker else "copy to the zone's node"
+        click.echo(f"next: {what}: {then}; the previous identity is in {issued.cert_file.parent / 'previous'}")
+
+
+@click.command()
+@click.argument("what", metavar="NAME|SERIAL")
+@broker_option
+@click.option(
+    "--reason", type=click.Choice(sorted(authority.REASONS)), default="unspecified", show_default=True, help="Why."
+)
+@pki_option
+@passphrase_option
+@json_option
+def revoke(
+    what: str,
+    for_broker: bool,  # noqa: FBT001 click's way
+    reason: str,
+    pki_folder: Path,
+    passphrase_file: Path | None,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Revoke every valid certificate of NAME, or the one with this serial number.
+
+    A broker refuses it once it has read the new list. A zone that is connected stays connected until its rights are
+    removed: bsfg broker deny.
+    """
+    passphrase = passphrase_of(pki_folder, passphrase_file)
+    records = authority.revoke(
+        pki_folder, what, datetime.now(UTC), broker=for_broker, reason=reason, passphrase=passphrase
+    )
+    for each in records:
+        if as_json:
+            print_json(_plain_record(each))
+        else:
+            click.echo(f"{each.name}: revoked {each.serial} ({reason})")
+    if as_json:
+        return
+    if for_broker:
+        click.echo(
+            "note: brokers read the list, nodes do not. A stolen key of a broker can impersonate it to the nodes"
+        )
+        click.echo("until its certificate expires; only a new authority in their ca_file prevents that sooner.")
+        return
+    click.echo(
+        f"next: copy {pki_folder / 'ca.crl'} to each broker as zones.crl; there, for a zone that is connected, "
+        f"bsfg broker deny {records[0].name}, which also makes the broker read the list"
+    )
+
+
+@click.command()
+@click.option(
+    "--days", type=click.IntRange(1, authority.DAYS_MAX), help="Validity in days; by default that of the previous list."
+)
+@pki_option
+@passphrase_option
+@json_option
+def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Reissue the revocation list with the next number, before it expires and brokers refuse all clients."""
+    passphrase = passphrase_of(pki_folder, passphrase_file)
+    facts = authority.reissue_crl(pki_folder, datetime.now(UTC), days=days, passphrase=passphrase)
+    if as_json:
+        print_json(plain_crl(pki_folder / "ca.crl", facts, []))
+    else:
+        click.echo(f"{pki_folder / 'ca.crl'}: list {facts.number}, {crl_valid(facts)}")
+        click.echo("next: copy it to each broker as zones.crl, and run there: bsfg broker reload")
+
+
+@click.command(name="list")
+@pki_option
+@json_option
+def list_command(pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """List every certificate signed here: its name, its validity, and when and why it was revoked."""
+    for each in authority.list_issued(pki_folder, datetime.now(UTC)):
+        if as_json:
+            print_json(_plain_record(each))
+        else:
+            taken = f"  revoked {each.revoked.at:%Y-%m-%d %H:%M} ({each.revoked.reason})" if each.revoked else ""
+            click.echo(f"{each.name:<24} {each.not_before:%Y-%m-%d} to {each.not_after:%Y-%m-%d}  {each.serial}{taken}")
+
+
+def _plain_record(each: authority.IssuedRecord) -> dict[str, object]:
+    """A signed certificate as recorded, for a program."""
+    return {
+        "serial": each.serial,
+        "name": each.name,
+        "not_before": each.not_before,
+        "not_after": each.not_after,
+        "revoked_at": each.revoked and each.revoked.at,
+        "reason": each.revoked and each.revoked.reason,
+    }

@@ -1,0 +1,127 @@
+"""What the commands of `bsfg pki` share: options, the passphrase of an authority, and rows that are printed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from agent.replication import pki as authority
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+pki_option = click.option(
+    "--pki",
+    "pki_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("pki"),
+    show_default=True,
+    envvar="BSFG_PKI",
+    help="The authority's folder.",
+)
+force_option = click.option("--force", is_flag=True, help="Replace existing files.")
+
+
+def days_option(default: int) -> Callable[[_Command], _Command]:
+    """The validity of a certificate."""
+    return click.option(
+        "--days",
+        type=click.IntRange(1, authority.DAYS_MAX),
+        default=default,
+        show_default=True,
+        help="Validity in days.",
+    )
+
+
+broker_option = click.option("--broker", "for_broker", is_flag=True, help="NAME is a broker, not a zone.")
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+passphrase_option = click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    envvar="BSFG_PKI_PASSPHRASEFILE",
+    help="The passphrase of the authority's key, in the first line; by default it is asked for.",
+)
+
+
+def new_passphrase_options(command: _Command) -> _Command:
+    """The ways to give a new authority's passphrase."""
+    bare = click.option("--no-passphrase", is_flag=True, help="Leave the authority's key unprotected.")
+    return passphrase_option(bare(command))
+
+
+def new_passphrase(passphrase_file: Path | None, *, no_passphrase: bool) -> bytes | None:
+    """The passphrase of a new authority; None only if the operator said so."""
+    if passphrase_file is not None and no_passphrase:
+        raise click.UsageError("--passphrase-file and --no-passphrase exclude each other")
+    if no_passphrase:
+        return None
+    return _read_passphrase(passphrase_file) if passphrase_file else _ask_passphrase(is_new=True)
+
+
+def passphrase_of(folder: Path, passphrase_file: Path | None) -> bytes | None:
+    """The passphrase of the authority in `folder`; None if its key has none."""
+    if not authority.is_locked(folder / "ca.key"):
+        return None
+    return _read_passphrase(passphrase_file) if passphrase_file else _ask_passphrase(is_new=False)
+
+
+def _read_passphrase(file: Path) -> bytes:
+    """The first line of a file that only its owner may read, as a systemd credential is."""
+    authority.check_key_rights(file)
+    return authority.read_file(file).split(b"\n", 1)[0].rstrip(b"\r")
+
+
+def _ask_passphrase(*, is_new: bool) -> bytes:
+    """A passphrase typed on the terminal, twice if it is new."""
+    try:
+        typed = click.prompt("Passphrase of the authority's key", hide_input=True, confirmation_prompt=is_new, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        alone = " or --no-passphrase" if is_new else ""
+        raise click.UsageError(f"no terminal to ask for the passphrase: give --passphrase-file{alone}") from None
+    return str(typed).encode()
+
+
+def crl_valid(facts: authority.CrlDetails) -> str:
+    """The validity of a list."""
+    if facts.next_update is None:
+        return "without expiry"
+    return f"until {facts.next_update:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left"
+
+
+def plain_crl(
+    file: Path, facts: authority.CrlDetails | None, problems: Iterable[authority.Problem]
+) -> dict[str, object]:
+    """A revocation list for a program."""
+    plain: dict[str, object] = {"file": str(file), "problems": [str(problem) for problem in problems]}
+    if facts is not None:
+        plain |= {
+            "crl_number": facts.number,
+            "issuer": facts.issuer,
+            "last_update": facts.last_update,
+            "next_update": facts.next_update,
+            "days_left": facts.days_left,
+            "revoked": [asdict(each) for each in facts.revoked],
+        }
+    return plain
+
+
+def print_issued(name: str, issued: authority.Issued, *, as_json: bool) -> None:
+    """Print where a new identity is."""
+    if as_json:
+        files = {"cert_file": issued.cert_file, "key_file": issued.key_file, "ca_file": issued.ca_file}
+        print_json({**{key: str(file) for key, file in files.items()}, **asdict(issued.certificate)})
+        return
+    click.echo(f"{name}: {issued.cert_file} and {issued.key_file}, until {issued.certificate.not_after:%Y-%m-%d}")
+
+
+def print_json(value: object) -> None:
+    """Print one object as a line, times in ISO 8601."""
+    click.echo(json.dumps(value, default=datetime.isoformat))

@@ -1,0 +1,122 @@
+"""`bsfg pki show`: certificates with their problems, from files or from a whole folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agent.cli import json_option
+from agent.cli.pki.options import crl_valid, pki_option, plain_crl, print_json
+from agent.replication import pki as authority
+
+
+@click.command()
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@pki_option
+@json_option
+def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Show certificates: those in FILES, or the authority, zones and brokers of the folder.
+
+    Exit status 1 when one of them is not usable: expired, not yet valid, or without a matching key.
+    """
+    now = datetime.now(UTC)
+    if files:
+        shown = [
+            (file, each, _time_problems(file, now)) for file in files for each in authority.load_certificates(file)
+        ]
+    else:
+        _require_folder(pki_folder)
+        shown = [
+            (file, authority.load_certificates(file)[0], _folder_problems(pki_folder, file, now))
+            for file in _folder_files(pki_folder)
+        ]
+    usable = True
+    for file, certificate, problems in shown:
+        facts = authority.describe(certificate, now)
+        usable = usable and facts.valid_now and not problems
+        if as_json:
+            print_json({"file": str(file), **asdict(facts), "problems": [str(problem) for problem in problems]})
+        else:
+            _print_certificate(file, facts, problems)
+    if not files and ((pki_folder / "ca.crl").exists() or (pki_folder / "ca.key").exists()):
+        usable = _show_crl(pki_folder, now, as_json=as_json) and usable
+    if not usable:
+        sys.exit(1)
+
+
+def _folder_files(folder: Path) -> list[Path]:
+    return [folder / "ca.pem", *sorted(folder.glob("brokers/*.pem")), *sorted(folder.glob("zones/*.pem"))]
+
+
+def _folder_problems(folder: Path, file: Path, now: datetime) -> list[authority.Problem]:
+    """The problems of one of the folder's certificates, checked for the purpose of its subfolder."""
+    ca_file = folder / "ca.pem"
+    key_file: Path | None = file.with_suffix(".key")
+    if not file.with_suffix(".key").exists() and (folder / "ca.key").exists():
+        key_file = None  # at the authority: the key is where it is used
+    revoked = authority.check_not_revoked(file, folder / "ca.crl")
+    match file.parent.name, file.name:
+        case "zones", _:
+            return authority.check_identity(file, key_file, ca_file, file.stem, now=now) + revoked
+        case "brokers", _:
+            return authority.check_broker_identity(file, key_file, ca_file, now=now) + revoked
+    return _time_problems(file, now)
+
+
+def _require_folder(folder: Path) -> None:
+    """Raise PkiError unless the folder holds a complete authority, or imported certificates, which sign nothing."""
+    if not authority.is_locked(folder / "ca.key") and (
+        (folder / "ca.key").exists() or not (folder / "ca.pem").exists()
+    ):
+        authority.load_authority(folder)
+
+
+def _time_problems(file: Path, now: datetime) -> list[authority.Problem]:
+    return [problem for each in authority.load_certificates(file) for problem in authority.check_times(file, each, now)]
+
+
+def _show_crl(folder: Path, now: datetime, *, as_json: bool) -> bool:
+    """Show the revocation list; whether a broker would accept clients with it."""
+    file = folder / "ca.crl"
+    problems = authority.check_crl(file, folder / "ca.pem", now=now)
+    try:
+        facts = authority.describe_crl(authority.load_crl(file), now)
+    except authority.PkiError:
+        facts = None
+    if as_json:
+        print_json(plain_crl(file, facts, problems))
+        return not problems
+    click.echo(f"{file}")
+    if facts is not None:
+        click.echo(f"  list    {facts.number}, {len(facts.revoked)} revoked")
+        click.echo(f"  valid   {crl_valid(facts)}")
+        if not problems and facts.days_left is not None and facts.days_left < authority.CRL_WARN_DAYS:
+            click.echo("  SOON    after it has expired brokers refuse all clients; make the next: bsfg pki crl")
+    for problem in problems:
+        click.echo(f"  PROBLEM {problem.why}; {problem.hint}")
+    return not problems
+
+
+def _print_certificate(file: Path, facts: authority.CertificateDetails, problems: Iterable[authority.Problem]) -> None:
+    """One certificate, in rows."""
+    click.echo(f"{file}")
+    rows = {
+        "subject": facts.subject,
+        "zone": facts.zone,
+        "issuer": facts.issuer,
+        "for": ", ".join(facts.purposes) or ("signing certificates" if facts.is_ca else "anything"),
+        "hosts": ", ".join(facts.hosts),
+        "valid": f"{facts.not_before:%Y-%m-%d %H:%M} to {facts.not_after:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left",
+        "serial": facts.serial,
+        "sha256": facts.fingerprint_sha256,
+    }
+    for name, value in rows.items():
+        if value:
+            click.echo(f"  {name:<8}{value}")
+    for problem in problems:
+        click.echo(f"  PROBLEM {problem.why}; {problem.hint}")

@@ -1,0 +1,251 @@
+"""`bsfg pki signer`: the keys that sign facts. `key` on each node, then either `pin` its certificate at the receivers, or
+`request`, `sign` at a facts authority (`ca`), and `import`; `compromise` when a key is lost.
+
+The facts authority is a folder of its own, apart from the authority for TLS: an attacker with one of them can then
+either connect or sign, not both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from agent.cli import config_option, json_option
+from agent.cli.pki.options import (
+    FILE,
+    days_option,
+    force_option,
+    new_passphrase,
+    new_passphrase_options,
+    passphrase_of,
+    passphrase_option,
+    pki_option,
+    print_json,
+)
+from agent.cli.pki.requests import print_request, print_signed
+from agent.config import load
+from agent.replication import pki as authority
+from agent.signing.certificates import Signer
+from agent.signing.files import Compromise, compromises_text, read_compromises
+from agent.signing.heads import KEY_ID_BYTES
+
+facts_option = click.option(
+    "--facts",
+    "facts_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("facts"),
+    show_default=True,
+    envvar="BSFG_FACTS",
+    help="The facts authority's folder.",
+)
+_INSTANTS = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"]
+
+
+@click.group()
+def signer() -> None:
+    """Keys that sign facts, and the certificates by which receivers accept them."""
+
+
+@signer.command(name="ca")
+@facts_option
+@click.option("--name", default="", help="Name of the authority; by default a random one.")
+@days_option(authority.CA_DAYS)
+@new_passphrase_options
+@force_option
+@json_option
+def ca_command(
+    facts_folder: Path,
+    name: str,
+    days: int,
+    passphrase_file: Path | None,
+    no_passphrase: bool,  # noqa: FBT001 click's way
+    force: bool,  # noqa: FBT001 click's way
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Create the facts authority of this site, on another machine than the authority for TLS, if there is one."""
+    passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
+    now = datetime.now(UTC)
+    facts = authority.create_authority(
+        facts_folder, now, name=name, days=days, force=force, passphrase=passphrase, for_facts=True
+    )
+    if as_json:
+        print_json(asdict(facts))
+        return
+    click.echo(f"facts authority {facts.subject} in {facts_folder}, until {facts.not_after:%Y-%m-%d}")
+    click.echo(
+        f"next: name a copy of {facts_folder / 'ca.pem'} in node.toml of every receiver: [signing] facts_ca_file"
+    )
+
+
+@signer.command()
+@click.argument("zone")
+@pki_option
+@days_option(authority.SIGNER_DAYS)
+@force_option
+@json_option
+def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Make the signing key of ZONE on its node, with a certificate that receivers can pin.
+
+    Name both files in node.toml. With --force a new key replaces it; the former one is kept in previous/.
+    """
+    files, made = authority.create_signer(pki_folder, zone, datetime.now(UTC), days=days, force=force)
+    _print_signer(files.cert_file, made, as_json=as_json)
+    if not as_json:
+        click.echo("next, in node.toml:")
+        click.echo(f'  [signing]\n  key_file = "{files.key_file.absolute()}"')
+        click.echo(f'  certificate_file = "{files.cert_file.absolute()}"')
+        click.echo(f"and bsfg pki signer pin at each receiver, or bsfg pki signer request {zone}")
+
+
+@signer.command()
+@click.argument("zone")
+@pki_option
+@json_option
+def request(zone: str, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Write the request for a certificate of ZONE's signing key."""
+    print_request(authority.request_signer(pki_folder, zone), as_json=as_json)
+    if not as_json:
+        click.echo(f"next: copy it to the facts authority; there: bsfg pki signer sign {zone} --request {zone}.csr")
+
+
+@signer.command()
+@click.argument("zone")
+@click.option("--request", "request_file", type=FILE, required=True, help="The request, made by signer request.")
+@facts_option
+@passphrase_option
+@days_option(authority.SIGNER_DAYS)
+@json_option
+def sign(
+    zone: str,
+    request_file: Path,
+    facts_folder: Path,
+    passphrase_file: Path | None,
+    days: int,
+    as_json: bool,  # noqa: FBT001 click's way
+) -> None:
+    """Sign the request of ZONE's signing key at the facts authority.
+
+    Compare the fingerprint with what bsfg pki signer request printed: it proves that the request comes from there.
+    """
+    passphrase = passphrase_of(facts_folder, passphrase_file)
+    issued = authority.sign_signer(
+        facts_folder, zone, request_file, datetime.now(UTC), days=days, passphrase=passphrase
+    )
+    print_signed(zone, issued, as_json=as_json)
+    if not as_json:
+        click.echo(f"next: copy it to the node; there: bsfg pki signer import {zone} --cert {zone}.pem")
+
+
+@signer.command(name="import")
+@click.argument("zone")
+@click.option("--cert", "cert_file", type=FILE, required=True, help="The certificate of this node's signing key.")
+@click.option("--facts-ca", "facts_ca_file", type=FILE, help="The facts authority that issued it, to check it.")
+@pki_option
+@json_option
+def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Check the certificate that was issued for ZONE's signing key, and put it in force. The node needs a restart."""
+    files, found = authority.import_signer(pki_folder, zone, cert_file, facts_ca_file, datetime.now(UTC))
+    _print_signer(files.cert_file, found, as_json=as_json)
+
+
+@signer.command()
+@click.argument("files", nargs=-1, required=True, type=FILE)
+@click.option("--facts-ca", "facts_ca_file", type=FILE, help="Also check that this facts authority issued them.")
+@json_option
+def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+    """Show signer certificates. Exit status 1 when one has expired, or the facts authority did not issue it."""
+    now_ms, is_good = round(datetime.now(UTC).timestamp() * 1000), True
+    for file in files:
+        found = authority.read_signer(file)
+        problems = [str(refusal)] if (refusal := found.refuses(now_ms)) else []
+        if facts_ca_file is not None and not authority.is_issued_by(file, facts_ca_file):
+            problems.append(f"not issued by {facts_ca_file}")
+        is_good = is_good and not problems
+        _print_signer(file, found, problems, as_json=as_json)
+    if not is_good:
+        raise click.exceptions.Exit(1)
+
+
+@signer.command()
+@click.argument("cert_file", metavar="CERTIFICATE", type=FILE)
+def pin(cert_file: Path) -> None:
+    """Print the lines for node.toml of a receiver that accepts this signer certificate of its zone, and no other.
+
+    Compare the fingerprint with what bsfg pki signer show prints on the zone's node.
+    """
+    found = authority.read_signer(cert_file)
+    facts = authority.describe(authority.load_certificates(cert_file)[0], datetime.now(UTC))
+    fingerprint = facts.fingerprint_sha256.replace(":", "")
+    click.echo(f'[[origin]]\nzone = "{found.zone}"\nsignatures = "required"\npinned = ["{fingerprint}"]')
+
+
+@signer.command()
+@click.argument("what", metavar="KEY_ID|CERTIFICATE")
+@click.option("--since", type=click.DateTime(_INSTANTS), required=True, help="As 2026-11-22T10:00:00+00:00.")
+@click.option("--note", default="", help="Why, for readers of the list.")
+@click.option(
+    "--file", "list_file", type=click.Path(path_type=Path, dir_okay=False), help="The list, in place of node.toml's."
+)
+@config_option
+@json_option
+def compromise(
+    what: str,
+    since: datetime,
+    note: str,
+    list_file: Path | None,
+    config_file: Path,
+    as_json: bool,  # noqa: FBT001
+) -> None:
+    """Record that a signing key is not its zone's alone any more since a time.
+
+    On every receiver: what was verified there before stays good, what was verified since is suspect, and nothing new is
+    accepted of the key. Facts that the zone signed with it and that are late become suspect, too.
+    """
+    if since.tzinfo is None:
+        raise click.UsageError("--since needs its zone: 2026-11-22T10:00:00+00:00")
+    key_id = _key_id(what)
+    file = list_file or load(config_file).signing.compromised_file
+    known = read_compromises(file)
+    with authority.disk_errors(file.parent):
+        rows = [*known, Compromise(key_id, since, note)]
+        authority.write_file(file, compromises_text(rows).encode(), 0o644)
+    if as_json:
+        print_json({"key_id": key_id.hex(), "since": since, "file": str(file)})
+        return
+    click.echo(f"{file}: key {key_id.hex()} is compromised since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
+    click.echo("next: restart the node; the same at every receiver; on the zone's node: bsfg pki signer key --force")
+
+
+def _key_id(what: str) -> bytes:
+    """The key id that was typed, or that of a certificate's key."""
+    with contextlib.suppress(ValueError):
+        if len(found := bytes.fromhex(what)) == KEY_ID_BYTES:
+            return found
+    if not Path(what).is_file():
+        raise click.UsageError(f"{what!r} is neither a key id ({2 * KEY_ID_BYTES} hex digits) nor a certificate's file")
+    return authority.read_signer(Path(what)).key_id
+
+
+def _print_signer(file: Path, found: Signer, problems: list[str] | None = None, *, as_json: bool) -> None:
+    """One signer certificate, in rows."""
+    certificate = authority.load_certificates(file)[0]
+    facts = authority.describe(certificate, datetime.now(UTC))
+    if as_json:
+        print_json({"file": str(file), "key_id": found.key_id.hex(), **asdict(facts), "problems": problems or []})
+        return
+    rows = {
+        "zone": found.zone,
+        "key": found.key_id.hex(),
+        "issuer": "itself, to be pinned" if certificate.issuer == certificate.subject else facts.issuer,
+        "valid": f"{facts.not_before:%Y-%m-%d %H:%M} to {facts.not_after:%Y-%m-%d %H:%M} UTC, {facts.days_left} days left",
+        "sha256": facts.fingerprint_sha256,
+    }
+    click.echo(f"{file}")
+    for name, value in rows.items():
+        click.echo(f"  {name:<8}{value}")
+    for problem in problems or []:
+        click.echo(f"  PROBLEM {problem}")

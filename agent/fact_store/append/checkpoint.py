@@ -1,0 +1,66 @@
+"""Checkpoints: once a day a store that signs records, in each stream, how far it holds each origin, with the digest
+there.
+
+The store's own head signs the checkpoint, and peers take it with the other facts, so each zone countersigns what it
+has received. A history that is rewritten later, also by the zone itself with its own key, contradicts the checkpoints of
+every zone that holds one. `bsfg store verify` compares a store with its own. Core: no IO.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from agent.batch import DIGEST_BYTES, EPOCH_BYTES, Origin
+from agent.message import Message
+from agent.pages import HeldRange
+
+PREDICATE = "heads_checkpointed"
+ORIGINS_MAX = 200
+"""Origins in one fact: 25 kB of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a zone held of an origin on a date (UTC): its last sequence, and the digest there."""
+
+    by: str
+    date: str
+    stream: str
+    origin: Origin
+    last_sequence: int
+    digest: bytes
+
+
+def checkpoint_objects(date: str, held: Mapping[Origin, tuple[HeldRange, ...]]) -> Iterator[dict[str, object]]:
+    """The objects of a day's checkpoint facts of one stream."""
+    ends = [
+        {
+            "zone": origin.zone,
+            "epoch": origin.epoch.hex(),
+            "last_sequence": ranges[-1].last_sequence,
+            "digest": ranges[-1].last_digest.hex(),
+        }
+        for origin, ranges in sorted(held.items(), key=lambda one: str(one[0]))
+        if ranges
+    ]
+    for at in range(0, len(ends), ORIGINS_MAX):
+        yield {"date": date, "origins": ends[at : at + ORIGINS_MAX]}
+
+
+def checkpoints_in(messages: Iterable[Message]) -> Iterator[Checkpoint]:
+    """The checkpoints among messages; what does not have their form is left out, because any zone may write it."""
+    for message in messages:
+        if message.fact.predicate != PREDICATE:
+            continue
+        try:
+            content = json.loads(message.fact.object_json)
+            for one in content["origins"]:
+                origin = Origin(str(one["zone"]), bytes.fromhex(one["epoch"]))
+                digest, last_sequence = bytes.fromhex(one["digest"]), one["last_sequence"]
+                if (len(origin.epoch), len(digest), type(last_sequence)) == (EPOCH_BYTES, DIGEST_BYTES, int):
+                    by, date, stream = message.envelope.from_zone, str(content["date"]), str(content["stream"])
+                    yield Checkpoint(by, date, stream, origin, last_sequence, digest)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            continue

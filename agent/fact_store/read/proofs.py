@@ -1,0 +1,57 @@
+"""Whether facts of a store are proven by a signature of their origin, for readers: yes, no, or suspect.
+
+A batch is proven by the first verified head of its origin at its end or behind it, because the chain in between was
+compared when it was stored. Suspect: the head was verified after the time from which its key counts as compromised, so
+that the facts may be of another hand (agent/signing/DESIGN.md).
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Literal, NamedTuple
+
+from agent.fact_store.sqlite import QUERIES
+from agent.signing.heads import HeadError, parse_head
+
+Verified = Literal["yes", "no", "suspect"]
+
+
+class Proof(NamedTuple):
+    """Sequences of an origin that one head proves, or that none does."""
+
+    first_sequence: int
+    last_sequence: int
+    verified: Verified
+
+
+class Proofs:
+    """The proofs of one store; one entry for each stream and origin is kept, because readers go forward."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._since_ms: dict[bytes, int] = dict(connection.execute(QUERIES["select_compromised"]).fetchall())
+        self._proven = {origin for origin, proven in connection.execute(QUERIES["select_signed"]) if proven is not None}
+        self._last: dict[tuple[int, int], Proof] = {}
+
+    def verified(self, stream: int, origin: int, sequence: int) -> Verified:
+        """Of the batch that holds a sequence; stream and origin by number."""
+        if origin not in self._proven:
+            return "no"
+        known = self._last.get((stream, origin))
+        if known is None or not known.first_sequence <= sequence <= known.last_sequence:
+            known = self._last[stream, origin] = self._read(stream, origin, sequence)
+        return known.verified
+
+    def _read(self, stream: int, origin: int, sequence: int) -> Proof:
+        asked = {"stream": stream, "origin": origin, "sequence": sequence}
+        row = self._connection.execute(QUERIES["select_proof"], asked).fetchone()
+        if row is None:
+            return Proof(sequence, sequence, "no")
+        last_sequence, first_held, head, verified_unix_ms = row
+        try:
+            since_ms = self._since_ms.get(parse_head(head).key_id)
+        except (HeadError, TypeError):  # the disk has changed it; it was verified when it was stored
+            since_ms = None
+        is_suspect = since_ms is not None and verified_unix_ms >= since_ms
+        # Heads before this one may have been verified earlier, so it speaks only from here on.
+        return Proof(max(sequence, first_held), last_sequence, "suspect" if is_suspect else "yes")

@@ -1,0 +1,161 @@
+"""Certificate requests: the key is made where it is used and never leaves that machine; only the request does.
+
+    on the node         make_request: zones/requested/ZONE.key (0600) and ZONE.csr
+    at the authority    sign_request: zones/ZONE.pem, without a key
+    on the node         renewal.import_identity: takes the key from requested/
+
+The authority's operator names the zone; a request that names another is refused, and what else it asks for is ignored,
+except for the host names of a broker. That it comes from the right machine is proven by comparing fingerprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from agent.replication.pki.authority import (
+    LEAF_DAYS,
+    Authority,
+    Issued,
+    host_names,
+    load_authority,
+    record,
+    sign,
+)
+from agent.replication.pki.certificates import (
+    common_name_in,
+    common_name_of_broker,
+    describe,
+    extension_of,
+    key_fingerprint,
+    key_matches,
+    key_pem,
+    subject_name,
+)
+from agent.replication.pki.files import (
+    KEY_MODE,
+    PUBLIC_MODE,
+    RSA_BITS_MIN,
+    Key,
+    disk_errors,
+    load_key,
+    make_folder,
+    pem_of,
+    read_file,
+    refuse_existing,
+    write_file,
+)
+from agent.replication.pki.problem import PkiError
+from agent.replication.pki.renewal import IdentityFiles, identity_files
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request on disk, and the SHA-256 of its public key, to be compared at the authority."""
+
+    request_file: Path
+    key_file: Path
+    fingerprint_sha256: str
+
+
+def make_request(
+    folder: Path, name: str, *, hosts: Sequence[str] = (), broker: bool = False, force: bool = False
+) -> Request:
+    """Make a new key for zone or broker `name`, and the request for its certificate. The identity in force stays as it
+    is. Raises PkiError."""
+    requested = identity_files(folder, name, broker=broker).in_subfolder("requested")
+    alternatives = host_names(hosts) if broker else []
+    effect = "a certificate for the former request cannot be imported any more"
+    refuse_existing([requested.key_file], effect, force=force)
+    key = ec.generate_private_key(ec.SECP256R1())
+    return write_request(requested, common_name_of_broker(name) if broker else name, key, alternatives, is_new_key=True)
+
+
+def write_request(
+    files: IdentityFiles, common_name: str, key: Key, hosts: Sequence[x509.GeneralName] = (), *, is_new_key: bool
+) -> Request:
+    """Write a request, signed with its own key, and the key if it is new. Raises PkiError."""
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject_name(common_name))
+    if hosts:
+        builder = builder.add_extension(x509.SubjectAlternativeName(hosts), critical=False)
+    request = builder.sign(key, None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256())
+    request_file = files.folder / f"{files.name}.csr"
+    with disk_errors(files.folder):
+        make_folder(files.folder)
+        if is_new_key:
+            write_file(files.key_file, key_pem(key), KEY_MODE)
+        write_file(request_file, request.public_bytes(serialization.Encoding.PEM), PUBLIC_MODE)
+    return Request(request_file, files.key_file, key_fingerprint(key.public_key()))
+
+
+def sign_request(
+    folder: Path,
+    name: str,
+    request_file: Path,
+    now: datetime,
+    *,
+    broker: bool = False,
+    days: int = LEAF_DAYS,
+    passphrase: bytes | None = None,
+) -> Issued:
+    """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Raises PkiError."""
+    files = identity_files(folder, name, broker=broker)
+    request = load_request(request_file, common_name_of_broker(name) if broker else name)
+    hosts = extension_of(request, x509.SubjectAlternativeName) if broker else None
+    if broker and hosts is None:
+        raise PkiError(
+            f"{request_file} contains no host name", f"request it again: bsfg pki request --broker {name} --host HOST"
+        )
+    purpose = ExtendedKeyUsageOID.SERVER_AUTH if broker else ExtendedKeyUsageOID.CLIENT_AUTH
+    alternatives = host_names([str(host.value) for host in hosts]) if hosts else []
+    authority = load_authority(folder, passphrase)
+    return issue_for(authority, folder, files, request, purpose, now, days, hosts=alternatives)
+
+
+def issue_for(
+    authority: Authority,
+    folder: Path,
+    files: IdentityFiles,
+    request: x509.CertificateSigningRequest,
+    purpose: x509.ObjectIdentifier,
+    now: datetime,
+    days: int,
+    *,
+    hosts: Sequence[x509.GeneralName] = (),
+) -> Issued:
+    """Sign a loaded request and keep the certificate; the former one goes to previous/. Raises PkiError."""
+    key = request.public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey)  # load_request
+    certificate = sign(authority, folder, common_name_in(request.subject), hosts, purpose, key, now, days)
+    with disk_errors(folder):
+        record(folder, certificate)  # first: a certificate in use must be revocable (docs/decisions/0034)
+        make_folder(files.folder)
+        files.replace(pem_of(certificate), None)
+        if files.key_file.exists() and not key_matches(certificate, load_key(files.key_file)):
+            files.key_file.unlink()  # of the former certificate, with which it is in previous/
+    return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
+
+
+def load_request(path: Path, common_name: str) -> x509.CertificateSigningRequest:
+    """A request for this common name, whose sender has the key. Raises PkiError."""
+    try:
+        request = x509.load_pem_x509_csr(read_file(path))
+        name, is_valid, key = common_name_in(request.subject), request.is_signature_valid, request.public_key()
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion) as error:
+        raise PkiError(f"{path} is not a certificate request in PEM form", "make one: bsfg pki request") from error
+    if not is_valid:
+        raise PkiError(f"{path} was not signed with its own key", "copy it again from where it was made")
+    if name != common_name:
+        raise PkiError(f"{path} is a request of {name[:80]!r}, not of {common_name!r}", "sign it under its own name")
+    is_strong = not isinstance(key, rsa.RSAPublicKey) or key.key_size >= RSA_BITS_MIN
+    if not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey) or not is_strong:
+        raise PkiError(f"{path} contains a kind of key that is not supported", "use EC P-256, Ed25519, or RSA 2048")
+    return request

@@ -1,0 +1,172 @@
+"""Reads the files that [signing] and [[origin]] name: our key and certificate, authorities, and compromised keys.
+
+    load_key        our key, from a PEM file or a systemd credential; refused if others may read it
+    load_identity   our key and the certificate that names it, checked against each other and against our zone
+    load_trust      what `certificates.signer_of` needs, from settings and files
+
+The list of compromised keys is a TOML file, because an operator may have to write it by hand on a machine without this
+program:
+
+    [[compromised]]
+    key_id = "0011223344556677"
+    since = 2026-11-22T10:00:00Z
+    note = "gateway stolen"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import BinaryIO
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from agent.signing.certificates import Refusal, SignerTrust, describe_signer, refuse_anchor
+from agent.signing.errors import SigningError
+from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.settings import OriginSettings, SigningSettings
+
+FILE_BYTES_MAX = 256 * 1024
+"""A key has 120 bytes of PEM, a thousand compromised keys with a note 150,000."""
+
+_KEY_MODE_FORBIDDEN = 0o037
+"""Any permission for others, or more than reading for the group."""
+
+COMPROMISES_MAX = 1000
+"""Entries of the list: a site has dozens of signers, and compromises few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compromise:
+    """A key whose signatures prove nothing from `since` on."""
+
+    key_id: bytes
+    since: datetime
+    note: str = ""
+
+
+def load_key(path: Path) -> SigningKey:
+    """The key in a PEM file, or in a systemd credential, which is also a file. Raises SigningError if it is missing,
+    accessible to others, protected by a password, or not Ed25519."""
+    with _opened(path) as file:
+        # Of the open file, so that no other can take its place between check and reading.
+        mode = os.fstat(file.fileno()).st_mode
+        if mode & _KEY_MODE_FORBIDDEN:
+            why = f"{path} is accessible to others (mode {stat.S_IMODE(mode):04o})"
+            raise SigningError(why, f"run: chmod 0600 {path}")
+        return SigningKey.from_pem(_bounded(path, file), str(path))
+
+
+def load_identity(settings: SigningSettings, zone: str) -> ZoneSigner | None:
+    """Our key and its certificate; None if nothing is to be signed. Raises SigningError if either cannot be
+    used, or the certificate names another key or zone. Its dates are not checked: an expired certificate is an alert,
+    and recording goes on."""
+    if settings.key_file is None or settings.certificate_file is None:
+        return None
+    key = load_key(settings.key_file)
+    file = settings.certificate_file
+    der = _certificates(file)[0].public_bytes(serialization.Encoding.DER)
+    signer = describe_signer(der)
+    if isinstance(signer, Refusal):
+        raise SigningError(f"{file} cannot be used to sign facts: {signer}", "see bsfg pki signer show")
+    if signer.zone != zone:
+        raise SigningError(
+            f"{file} is for zone {signer.zone}, not {zone}", f"request one for {zone}: bsfg pki signer request"
+        )
+    if signer.public != key.public:
+        hint = "use the certificate that was issued for this key, or request one: bsfg pki signer request"
+        raise SigningError(f"{file} names key {signer.key_id.hex()}, the key is {key.key_id.hex()}", hint)
+    return ZoneSigner(key, der)
+
+
+def load_trust(settings: SigningSettings, origins: Iterable[OriginSettings]) -> SignerTrust:
+    """Whose signatures are believed. Raises SigningError if a file that is named cannot be used."""
+    anchors: Sequence[x509.Certificate] = ()
+    if settings.facts_ca_file is not None:
+        anchors = _certificates(settings.facts_ca_file)
+        for anchor in anchors:
+            if refusal := refuse_anchor(anchor):
+                hint = "name the certificate made by bsfg pki signer ca, not the authority for TLS"
+                raise SigningError(f"{settings.facts_ca_file} holds no facts authority: {refusal}", hint)
+    return SignerTrust(
+        tuple(anchors),
+        {origin.zone: origin.pins for origin in origins if origin.pins},
+        {one.key_id: round(one.since.timestamp() * 1000) for one in read_compromises(settings.compromised_file)},
+    )
+
+
+def read_compromises(file: Path) -> list[Compromise]:
+    """The compromised keys of a file, in its order; of one key the earliest time counts. Empty if there is no file.
+    Raises SigningError for one that cannot be understood: no entry is silently left out."""
+    if not file.exists():
+        return []
+    hint = f"correct {file}; an entry is written by bsfg pki signer compromise"
+    try:
+        rows = tomllib.loads(_read(file).decode()).get("compromised", [])
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SigningError(f"{file} is not TOML: {error}", hint) from error
+    if not isinstance(rows, list) or len(rows) > COMPROMISES_MAX:
+        raise SigningError(f"{file}: [[compromised]] must be at most {COMPROMISES_MAX} tables", hint)
+    found: dict[bytes, Compromise] = {}
+    for number, row in enumerate(rows, 1):
+        try:
+            key_id, since, note = bytes.fromhex(row["key_id"]), row["since"], row.get("note", "")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SigningError(f"{file}: entry {number} needs key_id and since", hint) from error
+        if len(key_id) != KEY_ID_BYTES:
+            raise SigningError(f"{file}: entry {number}: a key_id has {2 * KEY_ID_BYTES} hex digits", hint)
+        if not isinstance(since, datetime) or since.tzinfo is None:
+            example = "2026-01-31T10:00:00Z"
+            raise SigningError(f"{file}: entry {number}: since must be a time with its zone, as {example}", hint)
+        one = Compromise(key_id, since, str(note))
+        earlier = found.get(one.key_id)
+        found[one.key_id] = one if earlier is None or one.since < earlier.since else earlier
+    return list(found.values())
+
+
+def compromises_text(compromises: Iterable[Compromise]) -> str:
+    """The text of a list of compromised keys."""
+    return "## Signatures of these keys prove nothing from `since` on (docs/operate/certificates.md).\n" + "".join(
+        f'\n[[compromised]]\nkey_id = "{one.key_id.hex()}"\nsince = {one.since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}\n'
+        f"note = {json.dumps(one.note)}\n"
+        for one in compromises
+    )
+
+
+def _certificates(file: Path) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(_read(file))
+    except ValueError as error:
+        raise SigningError(
+            f"{file} is not a certificate in PEM form", "it must begin with -----BEGIN CERTIFICATE-----"
+        ) from error
+
+
+def _read(path: Path) -> bytes:
+    with _opened(path) as file:
+        return _bounded(path, file)
+
+
+def _bounded(path: Path, file: BinaryIO) -> bytes:
+    data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise SigningError(f"{path} is larger than {FILE_BYTES_MAX} bytes", "correct the path")
+    return data
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise SigningError(f"{path}: {error.strerror}", "correct the path, or the rights of its folder") from error

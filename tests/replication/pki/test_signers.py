@@ -1,0 +1,273 @@
+"""Signer certificates: made, issued, pinned, compromised; and never accepted for TLS, nor those of TLS as signers."""
+
+import json
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from agent.cli import bsfg
+from agent.config import load
+from agent.replication import pki
+from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Signer, SignerTrust, signer_of
+from agent.signing.files import load_identity, load_trust, read_compromises
+from agent.signing.settings import OriginSettings, SigningSettings
+from tests.replication.pki.site import NOW, make_site
+from tests.support.mosquitto import HOST, Mosquitto
+
+NOW_MS = round(NOW.timestamp() * 1000)
+
+
+def der_of(file: Path) -> bytes:
+    """The certificate in a PEM file."""
+    return x509.load_pem_x509_certificate(file.read_bytes()).public_bytes(serialization.Encoding.DER)
+
+
+@pytest.fixture(scope="module")
+def signers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A facts authority, and nodes that have signer certificates of it."""
+    folder = tmp_path_factory.mktemp("signers")
+    pki.create_authority(folder / "facts", NOW, for_facts=True)
+    for zone in ("plant-a", "idmz"):
+        node = folder / zone
+        pki.create_signer(node, zone, NOW)
+        issued = pki.sign_signer(folder / "facts", zone, pki.request_signer(node, zone).request_file, NOW)
+        pki.import_signer(node, zone, issued.cert_file, folder / "facts/ca.pem", NOW)
+    make_site(folder / "tls")
+    return folder
+
+
+def test_an_issued_signer_is_believed(signers: Path) -> None:
+    """Key made on the node, certificate of the facts authority: a receiver that names the authority believes it, and
+    the node can sign with it."""
+    node = signers / "plant-a"
+    settings = SigningSettings(
+        node / "signers/plant-a.key", node / "signers/plant-a.pem", node / "facts-ca.pem", node / "none.toml"
+    )
+    loaded = load_identity(settings, "plant-a")
+    assert loaded is not None
+    key, der = loaded
+    found = signer_of(der, load_trust(settings, []), NOW_MS)
+    assert isinstance(found, Signer)
+    assert found.public.verify(b"head", key.sign(b"head"))
+    assert (signers / "plant-a/signers/plant-a.key").stat().st_mode & 0o777 == 0o600
+    secret = (node / "signers/plant-a.key").read_bytes()
+    assert not [file for file in (signers / "facts").rglob("*") if file.is_file() and secret in file.read_bytes()]
+
+
+def test_certificates_of_tls_and_of_facts_never_stand_in_for_each_other(signers: Path) -> None:
+    """A zone's TLS certificate is no signer even if its authority is named as the facts authority, and neither kind of
+    authority signs for the other."""
+    facts, tls = signers / "facts", signers / "tls"
+    anchors = [x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes()) for folder in (facts, tls)]
+    found = signer_of(der_of(tls / "zones/plant-a.pem"), SignerTrust(anchors), NOW_MS)
+    assert isinstance(found, Refusal)
+    assert found.reason is RefusalReason.NOT_A_SIGNER
+    request = pki.request_signer(signers / "plant-a", "plant-a").request_file
+    with pytest.raises(pki.PkiError, match="not a facts authority"):
+        pki.sign_signer(tls, "plant-a", request, NOW)
+    with pytest.raises(pki.PkiError, match="is a facts authority, not"):
+        pki.sign_request(facts, "plant-a", request, NOW)
+    with pytest.raises(pki.PkiError, match="has no Ed25519 key"):
+        pki.sign_signer(facts, "plant-a", pki.make_request(signers / "other", "plant-a", force=True).request_file, NOW)
+    node = signers / "plant-a/signers"
+    assert any("not for a client" in str(problem) for problem in _identity_problems(signers, node))
+
+
+def _identity_problems(signers: Path, node: Path) -> list[pki.Problem]:
+    return pki.check_identity(node / "plant-a.pem", node / "plant-a.key", signers / "facts/ca.pem", "plant-a", now=NOW)
+
+
+@pytest.mark.parametrize("purpose", ["sslclient", "sslserver", "smimesign"])
+def test_openssl_refuses_a_signer_for_tls(signers: Path, purpose: str) -> None:
+    """OpenSSL, told to trust the facts authority, accepts the signer for no purpose of its own, and without a purpose
+    it does: what is refused is the usage."""
+    words = ["openssl", "verify", "-CAfile", signers / "facts/ca.pem"]
+    signer = signers / "plant-a/signers/plant-a.pem"
+    refused = subprocess.run([*words, "-purpose", purpose, signer], capture_output=True, text=True, check=False)
+    assert refused.returncode != 0
+    assert "purpose" in refused.stderr
+    assert subprocess.run([*words, signer], capture_output=True, check=False).returncode == 0
+
+
+def test_openssl_refuses_a_client_that_a_facts_authority_issued(signers: Path, tmp_path: Path) -> None:
+    """Even a certificate for TLS clients is refused if a facts authority was made to issue it, and the same from the
+    authority for TLS is accepted."""
+    for folder, is_good in ((signers / "tls", True), (signers / "facts", False)):
+        files = [folder / "ca.pem", folder / "ca.key", signers / "tls/zones/idmz.key", tmp_path / "made.pem"]
+        request = ["openssl", "req", "-new", "-key", files[2], "-subj", "/CN=idmz", "-out", tmp_path / "r.csr"]
+        (tmp_path / "ext").write_text("extendedKeyUsage = clientAuth\n")
+        sign = ["openssl", "x509", "-req", "-in", tmp_path / "r.csr", "-CA", files[0], "-CAkey", files[1], "-days", "9"]
+        for command in (request, [*sign, "-CAcreateserial", "-extfile", tmp_path / "ext", "-out", files[3]]):
+            subprocess.run(command, check=True, capture_output=True)
+        verify = ["openssl", "verify", "-purpose", "sslclient", "-CAfile", files[0], files[3]]
+        assert (subprocess.run(verify, capture_output=True, check=False).returncode == 0) is is_good, folder
+
+
+@pytest.fixture(scope="module")
+def trusting_broker(signers: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    """A real broker whose operator put the facts authority among the authorities of zones, by mistake."""
+    folder = tmp_path_factory.mktemp("broker")
+    with Mosquitto.started(folder, zones=("plant-a", "idmz"), links=("plant-a:idmz",)) as broker:
+        zones_ca = broker.files.folder / "zones-ca.pem"
+        assert f"cafile {zones_ca}" in broker.files.config_file.read_text()
+        config = broker.files.config_file
+        lines = [line for line in config.read_text().splitlines() if not line.startswith("crlfile")]
+        config.write_text("\n".join(lines) + "\n")  # a facts authority has no list, and every authority would need one
+        zones_ca.write_bytes(zones_ca.read_bytes() + (signers / "facts/ca.pem").read_bytes())
+        broker.restart()
+        yield broker
+
+
+def hello(broker: Mosquitto, cert_file: Path, key_file: Path) -> bytes:
+    """The broker's answer to an MQTT CONNECT with this identity; empty if it closes the connection."""
+    context = ssl.create_default_context(cafile=str(broker.ca_file))
+    context.load_cert_chain(cert_file, key_file)
+    connect = b"\x10\x0d\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x00"
+    with socket.create_connection((HOST, broker.port), timeout=20) as plain:
+        try:
+            with context.wrap_socket(plain, server_hostname=HOST) as channel:
+                channel.sendall(connect)
+                return channel.recv(4)
+        except (ssl.SSLError, ConnectionError):
+            return b""
+
+
+def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, signers: Path) -> None:
+    """A broker that trusts the facts authority by mistake refuses a signing key as a client, and admits the zone."""
+    mine = trusting_broker.identity("plant-a")
+    assert hello(trusting_broker, mine.cert_file, mine.key_file)[:1] == b"\x20"  # CONNACK
+    node = signers / "plant-a/signers"
+    assert hello(trusting_broker, node / "plant-a.pem", node / "plant-a.key") == b""
+
+
+# --- the commands -----------------------------------------------------------------------------------------------------
+
+
+def run(*words: object) -> Result:
+    """A command of bsfg pki signer."""
+    return CliRunner().invoke(bsfg, ["pki", "signer", *(str(word) for word in words)])
+
+
+def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
+    """The printed lines, pasted into a receiver's node.toml, make it believe this certificate and not the next one."""
+    node = tmp_path / "node"
+    assert run("key", "plant-a", "--pki", node).exit_code == 0
+    certificate = node / "signers/plant-a.pem"
+    printed = run("pin", certificate)
+    assert printed.exit_code == 0
+    file = tmp_path / "node.toml"
+    file.write_text(f'[node]\nzone = "idmz"\n\n{printed.output}')
+    settings = load(file)
+    assert settings.origin == (OriginSettings("plant-a", "required", settings.origin[0].pinned),)
+    trust = load_trust(settings.signing, settings.origin)
+    found = signer_of(der_of(certificate), trust, NOW_MS)
+    assert isinstance(found, Signer)
+    assert found.is_pinned
+    assert run("key", "plant-a", "--pki", node, "--force").exit_code == 0
+    assert isinstance(signer_of(der_of(certificate), trust, NOW_MS), Refusal)
+    assert (node / "signers/previous/plant-a.key").exists()
+
+
+def test_what_key_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
+    """The printed lines name the node's files, and the node can sign with them."""
+    printed = run("key", "plant-a", "--pki", tmp_path / "pki")
+    lines = [line.strip() for line in printed.output.splitlines() if line.startswith("  ")]
+    file = tmp_path / "node.toml"
+    file.write_text("\n".join(['[node]\nzone = "plant-a"', *lines[lines.index("[signing]") :]]))
+    assert load_identity(load(file).signing, "plant-a") is not None
+
+
+def test_a_second_key_needs_force(tmp_path: Path) -> None:
+    """A key in use is not replaced by accident; a bad name makes nothing."""
+    assert run("key", "plant-a", "--pki", tmp_path / "pki").exit_code == 0
+    key = (tmp_path / "pki/signers/plant-a.key").read_bytes()
+    assert "exist already" in str(run("key", "plant-a", "--pki", tmp_path / "pki").exception)
+    assert (tmp_path / "pki/signers/plant-a.key").read_bytes() == key
+    assert "not a valid name" in str(run("key", "Plant A", "--pki", tmp_path / "other").exception)
+    assert "make it: bsfg pki signer key" in run_hint("request", "idmz", "--pki", tmp_path / "pki")
+    assert not (tmp_path / "other").exists()
+
+
+def run_hint(*words: object) -> str:
+    """The hint of a command that fails."""
+    error = run(*words).exception
+    assert isinstance(error, pki.PkiError)
+    return error.hint
+
+
+def test_an_import_that_does_not_fit_changes_nothing(signers: Path, tmp_path: Path) -> None:
+    """Another zone's certificate, another key's, one of another authority, one for TLS, an expired one."""
+    node = tmp_path / "node"
+    pki.create_signer(node, "plant-a", NOW)
+    before = (node / "signers/plant-a.pem").read_bytes()
+    request = pki.request_signer(node, "plant-a").request_file
+    mine = pki.sign_signer(signers / "facts", "plant-a", request, NOW).cert_file
+    old = tmp_path / "old.pem"
+    pki.sign_signer(signers / "facts", "plant-a", request, NOW - timedelta(days=9), days=1).cert_file.rename(old)
+    pki.sign_signer(signers / "facts", "plant-a", request, NOW)
+    pki.create_authority(tmp_path / "facts", NOW, for_facts=True)
+    for cert_file, ca_file, why in (
+        (signers / "idmz/signers/idmz.pem", None, "is for key .* of idmz"),
+        (signers / "plant-a/signers/plant-a.pem", None, "is for key .* of plant-a, not for"),
+        (mine, tmp_path / "facts/ca.pem", "was not issued by"),
+        (mine, signers / "tls/ca.pem", "is no facts authority"),
+        (signers / "tls/zones/plant-a.pem", None, "is no signer certificate"),
+        (old, None, "signed after the certificate had expired"),
+    ):
+        with pytest.raises(pki.PkiError, match=why):
+            pki.import_signer(node, "plant-a", cert_file, ca_file, NOW)
+    assert (node / "signers/plant-a.pem").read_bytes() == before
+    assert not (node / "facts-ca.pem").exists()
+
+
+def test_a_compromised_key_is_recorded_and_refused(signers: Path, tmp_path: Path) -> None:
+    """By key id or certificate, into the list that node.toml names; entries add up; the key is refused from then on."""
+    file = tmp_path / "node.toml"
+    facts_ca = signers / "facts/ca.pem"
+    file.write_text(f'[node]\nzone = "enterprise"\n[signing]\nfacts_ca_file = "{facts_ca}"\n')
+    certificate = signers / "plant-a/signers/plant-a.pem"
+    since = (NOW - timedelta(hours=1)).isoformat()
+    first = run("compromise", "0011223344556677", "--since", "2026-11-22T10:00Z", "--config", file)
+    assert first.exit_code == 0, first.output
+    done = run("compromise", certificate, "--since", since, "--note", "gateway stolen", "--config", file, "--json")
+    assert done.exit_code == 0, done.output
+    rows = read_compromises(tmp_path / "compromised.toml")
+    assert [row.note for row in rows] == ["", "gateway stolen"]
+    assert rows[1].key_id.hex() == json.loads(done.output)["key_id"]
+    settings = load(file)
+    trust = load_trust(settings.signing, settings.origin)
+    found = signer_of(der_of(certificate), trust, NOW_MS)
+    assert isinstance(found, Refusal)
+    assert found.reason is RefusalReason.COMPROMISED
+    assert isinstance(signer_of(der_of(signers / "idmz/signers/idmz.pem"), trust, NOW_MS), Signer)
+    for words, why in (
+        (["xyz", "--since", since], "neither a key id"),
+        ([certificate, "--since", "2026-11-22"], "--since"),
+    ):
+        bad = run("compromise", *words, "--config", file)
+        assert (bad.exit_code, why in bad.output) == (2, True), bad.output
+    assert len(read_compromises(tmp_path / "compromised.toml")) == 2
+
+
+def test_show_says_what_is_wrong(signers: Path, tmp_path: Path) -> None:
+    """Zone, key, issuer, validity; status 1 for an expired one or one of another authority; no secret in the output."""
+    certificate = signers / "plant-a/signers/plant-a.pem"
+    good = run("show", certificate, "--facts-ca", signers / "facts/ca.pem", "--json")
+    assert good.exit_code == 0
+    row = json.loads(good.output)
+    assert (row["zone"], row["purposes"], row["problems"]) == ("plant-a", ["signing facts"], [])
+    assert FACT_SIGNING.dotted_string not in good.output
+    pki.create_signer(tmp_path, "plant-a", NOW - timedelta(days=9), days=1)
+    expired = run("show", tmp_path / "signers/plant-a.pem", "--facts-ca", signers / "facts/ca.pem")
+    assert expired.exit_code == 1
+    assert "PROBLEM signed after the certificate had expired" in expired.output
+    assert "PROBLEM not issued by" in expired.output
+    assert "itself, to be pinned" in expired.output
