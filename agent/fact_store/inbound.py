@@ -54,7 +54,7 @@ class Inbound:
         stream: str,
         batches: Sequence[Batch],
         definitions: Sequence[ReceivedDefinition],
-        position: PeerPosition,
+        position: PeerPosition | None,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
@@ -63,6 +63,7 @@ class Inbound:
         declined: Sequence[Declined] = (),
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
+        Without a position it stays where it is.
 
         The caller has parsed each batch and read its content. `holes` are (first_offset, last_offset, reason) of what
         the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
@@ -77,7 +78,7 @@ class Inbound:
         """
         check_name("peer", peer, ZONE)
         check_name("stream", stream, STREAM)
-        if len(position.epoch) != EPOCH_BYTES or not 0 <= position.offset <= _OFFSET_MAX:
+        if position is not None and not (len(position.epoch) == EPOCH_BYTES and 0 <= position.offset <= _OFFSET_MAX):
             raise FactsRefused(f"{position} is no position", "an epoch has 16 bytes, an offset is not negative")
         check_headers(stream, batches)
         page = ReceivedPage(

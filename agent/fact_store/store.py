@@ -170,7 +170,7 @@ class FactStore:
         free = disk_free(path.parent)
         if file_bytes(path) == 0 and free is not None and free < OPENING_BYTES:  # an old store is opened with less
             raise StoreUnusable(f"{path.parent} has {free:,} bytes free, too few for a new store", room_hint())
-        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, is_unattended=unattended)
+        opened = open_writer(path, zone, connect_to, time.time_ns() // 1_000_000, signer, is_unattended=unattended)
         damages = DamageRegistry()
         try:
             reader = StoreReader(path, connect_to=connect_to, on_damaged=damages.report)
@@ -240,6 +240,13 @@ class FactStore:
     def epoch(self) -> bytes:
         """The store's present epoch, 16 random bytes; from memory."""
         return self.origin.epoch
+
+    @property
+    def former_epochs(self) -> list[bytes]:
+        """The epochs that the store had before its present one, as far as it knows, in the order in which it learned
+        of them: peers may hold facts of them that were lost with a restore."""
+        catalog = self._writer.catalog
+        return [one.epoch for one in catalog.origins if one.zone == catalog.origin.zone and one != catalog.origin]
 
     def read(
         self,

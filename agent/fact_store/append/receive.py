@@ -29,7 +29,16 @@ from agent.fact_store.log import (
     messages_in,
 )
 from agent.fact_store.sqlite import Transaction
-from agent.pages import Declined, HeldRange, KeptHead, OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.pages import (
+    BatchEnd,
+    Declined,
+    HeldRange,
+    KeptHead,
+    OriginRange,
+    PeerPosition,
+    PutResult,
+    ReceivedDefinition,
+)
 
 EPOCHS_OF_ZONE_MAX = 1_000
 """Origins of one zone. Each takes a kilobyte of memory for ever, also after every restart, so a peer that sends each
@@ -48,12 +57,20 @@ class ReceivedPage:
     stream: str
     batches: Sequence[Batch]
     definitions: Sequence[ReceivedDefinition]
-    position: PeerPosition
+    position: PeerPosition | None
+    """Up to where the peer's stream is stored with this page; None for batches from before, which a comparison found
+    missing."""
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
     heads: Sequence[KeptHead] = ()
     signers: Sequence[tuple[bytes, bytes]] = ()
     declined: Sequence[Declined] = ()
+
+    @property
+    def present(self) -> batch_format.Origin:
+        """The peer's own facts in its present epoch."""
+        assert self.position is not None
+        return batch_format.Origin(self.peer, self.position.epoch)
 
 
 @dataclass(slots=True)
@@ -87,6 +104,10 @@ def check_headers(stream: str, batches: Iterable[Batch]) -> None:
 def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     """Store what is not held yet and move the peer's position. Raises ForkError, DefinitionsMissing, FactsRefused; then
     nothing is stored."""
+    if page.position is None:  # it stays as it is when this is written, whatever epoch the peer has begun since
+        page = replace(page, position=transaction.catalog.peers.get((page.peer, page.stream)))
+    if page.position is None:
+        raise FactsRefused(f"nothing of {page.stream} was pulled from {page.peer} yet", "pull it first")
     _check_epochs(transaction, page)
     plan = _plan_page(transaction, page)
     try:
@@ -155,7 +176,7 @@ def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
             continue
-        if known is not None and known.epoch == page.position.epoch and last_offset <= known.offset:
+        if known is not None and known.epoch == page.present.epoch and last_offset <= known.offset:
             continue
         transaction.add_incident(
             "peer_hole",
@@ -209,7 +230,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
-    plan, present = _PagePlan(), batch_format.Origin(page.peer, page.position.epoch)
+    plan, present = _PagePlan(), page.present
     head_of = {one.index: one for one in page.heads}
     for index, batch in enumerate(page.batches):
         origin, stored_before = batch.header.origin, len(plan.inserts)
@@ -239,7 +260,7 @@ def _may_have_two_histories(
 ) -> bool:
     """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
     should have, or the peer's own log began another epoch."""
-    present = batch_format.Origin(page.peer, page.position.epoch)
+    present = page.present
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
         return True
     if origin.zone == present.zone:
@@ -258,7 +279,7 @@ def _may_have_two_histories(
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
     """Whether the page is the first of another epoch of the peer."""
     known = transaction.catalog.peers.get((page.peer, page.stream))
-    return known is not None and known.epoch != page.position.epoch
+    return known is not None and known.epoch != page.present.epoch
 
 
 def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:
@@ -341,14 +362,15 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         if stored is None and known and number:
             stored = _proof_of_released(transaction, known.id, number, offered)
         if stored is not None and stored != offered:
-            decision = Fork(f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored")
+            why = f"{offered.first_sequence} to {offered.last_sequence} is not the batch stored"
+            decision = Fork(why, BatchEnd(stored.last_sequence, stored.last_digest))
     if isinstance(decision, Insert) and number == catalog.own_origin:
         decision = Fork(
             f"sequences {offered.first_sequence} to {offered.last_sequence} are of this store, which never wrote them"
         )
     match decision:
-        case Fork(why):
-            raise ForkError(f"{header.stream} of {origin}: {why}")
+        case Fork(why, held):
+            raise ForkError(f"{header.stream} of {origin}: {why}", None if number == catalog.own_origin else held)
         case Duplicate():
             plan.duplicate_facts += header.count
             return stored is None

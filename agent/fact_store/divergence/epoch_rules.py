@@ -14,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from agent.fact_store.log import Reseal
+
 
 @dataclass(frozen=True, slots=True)
 class Witness:
     """What a store has acknowledged: its epoch (hex), the end offset of each stream, and how many tag definitions of
-    its own it has."""
+    its own it has; and which of its facts were resealed."""
 
     epoch: str
     ends: Mapping[str, int]
     definitions: int = 0
+    reseals: tuple[Reseal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

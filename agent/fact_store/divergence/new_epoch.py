@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agent.batch import EPOCH_BYTES, Origin
-from agent.fact_store.append import append_notice, sign_backlog
+from agent.fact_store.append import append_notice
 from agent.fact_store.divergence.high_water import ReadHighWater
-from agent.fact_store.divergence.reseal import Resealed, reseal_unread
+from agent.fact_store.divergence.reseal import Resealed, copy_definitions, repeat_reseals, reseal_unread
+from agent.fact_store.log import Reseal
 from agent.fact_store.sqlite import Transaction
 
 log = logging.getLogger(__name__)
@@ -27,28 +28,27 @@ def begin_epoch(
     why: str,
     read_until: Mapping[str, int] | None = None,
     ends: Sequence[Mapping[str, object]] = (),
+    reseals: Iterable[Reseal] = (),
 ) -> Origin:
     """Begin a new epoch with this transaction, and record it as an incident and a fact; returns the new origin.
 
     `read_until`: the offset of each stream up to which a reader may have got facts; None for all of them. `ends`: where
-    each stream ends, and the last end known of it (epoch_rules.py), to be recorded.
+    each stream ends, and the last end known of it (epoch_rules.py), to be recorded. `reseals`: what was resealed after
+    this copy of the file was made, to be repeated.
     """
     catalog = transaction.catalog
     before, now = catalog.origin, Origin(catalog.origin.zone, os.urandom(EPOCH_BYTES))
     # First: a trigger lets batches be rewritten only while the reason is set (decision 0041).
     transaction.set_new_epoch_because(why)
+    repeated = repeat_reseals(transaction, reseals)
     resealed = [] if read_until is None else reseal_unread(transaction, now, read_until)
-    number, definitions = transaction.origin(now), catalog.own_definitions()
-    transaction.add_definitions(number, transaction.definition_bodies(catalog.own_origin, 0, definitions.count))
+    transaction.origin(now)
+    copy_definitions(transaction, before, now)
     transaction.set_epoch(now)
-    if transaction.signer is not None:  # what was resealed has lost its heads; when a store is opened it signs later
-        sign_backlog(transaction)
     # New objects, so that subscribers hear of every stream: a fetch that waits is answered `epoch_changed`.
     catalog.streams = {name: replace(state) for name, state in catalog.streams.items()}
     catalog.tails = {}
-    if transaction.signer is not None:  # resealed batches have no heads, and nothing else is unsigned
-        sign_backlog(transaction)
-    _record(transaction, before, why, resealed, ends)
+    _record(transaction, before, why, (resealed, repeated), ends)
     return now
 
 
@@ -65,10 +65,10 @@ def _record(
     transaction: Transaction,
     before: Origin,
     why: str,
-    resealed: list[Resealed],
+    sealed_anew: tuple[list[Resealed], list[Resealed]],
     ends: Sequence[Mapping[str, object]],
 ) -> None:
-    now = transaction.catalog.origin
+    (resealed, repeated), now = sealed_anew, transaction.catalog.origin
     about: dict[str, object] = {"previous_epoch": before.epoch.hex(), "epoch": now.epoch.hex(), "because": why}
     log.warning("epoch_began", extra={"epoch": now.epoch.hex(), "previous_epoch": before.epoch.hex(), "reason": why})
     detail = f"began after {before.epoch.hex()}: {why}"
@@ -80,7 +80,12 @@ def _record(
         )
     if resealed:
         about["sealed_anew"] = [one._asdict() for one in resealed]
-        named = ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)
-        detail += f"; facts that had not been read were resealed under it: {named}"
+        detail += f"; facts that had not been read were resealed under it: {_named(resealed)}"
+    if repeated:
+        detail += f"; facts that had been resealed after this copy was made were resealed again: {_named(repeated)}"
     transaction.add_incident("epoch", f"epoch {now.epoch.hex()}", detail)
     append_notice(transaction, None, "epoch_began", about, now.epoch.hex())
+
+
+def _named(resealed: list[Resealed]) -> str:
+    return ", ".join(f"{one.facts} of {one.stream} from offset {one.first_offset}" for one in resealed)

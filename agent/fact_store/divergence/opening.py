@@ -61,6 +61,7 @@ from agent.fact_store.sqlite import (
     unlock,
     wal_path,
 )
+from agent.signing.heads import HeadSigner
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,15 @@ class _Found:
     that quarantined it ended before it could."""
 
 
-def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool) -> Opened:
+def open_writer(
+    path: Path,
+    zone: str,
+    connect_to: Connect,
+    now_unix_ms: int,
+    signer: HeadSigner | None = None,
+    *,
+    is_unattended: bool,
+) -> Opened:
     """Open the store of `zone` at `path`, whose lock the caller holds. Raises StoreUnusable."""
     why = None
     if file_bytes(path) == 0 and file_bytes(wal_path(path)):  # SQLite would delete the log
@@ -99,11 +108,11 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
     if not is_unattended:
         if why is not None:
             raise StoreDamaged(f"{path}: {why}")
-        return _open(path, zone, connect_to, now_unix_ms, is_unattended=False)
+        return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=False)
     why = suspect_reason(path) or why
     if why is None:
         try:
-            return _open(path, zone, connect_to, now_unix_ms, is_unattended=True)
+            return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True)
         except StoreDamaged as error:
             why = error.why
     try:
@@ -114,7 +123,7 @@ def open_writer(path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *,
         ) from error
     log.error("store_quarantined", extra={"path": str(path), "as": target.name, "reason": why})
     name = target.name if target.exists() else wal_path(target).name
-    return _open(path, zone, connect_to, now_unix_ms, is_unattended=True, quarantined=name)
+    return _open(path, zone, connect_to, now_unix_ms, signer, is_unattended=True, quarantined=name)
 
 
 def migrate_store(path: Path) -> None:
@@ -135,11 +144,18 @@ def migrate_store(path: Path) -> None:
 def witness_of(catalog: Catalog) -> Witness:
     """The witness of a store in this state."""
     ends = {name: state.end_offset for name, state in catalog.streams.items()}
-    return Witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count)
+    return Witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count, catalog.reseals)
 
 
 def _open(
-    path: Path, zone: str, connect_to: Connect, now_unix_ms: int, *, is_unattended: bool, quarantined: str | None = None
+    path: Path,
+    zone: str,
+    connect_to: Connect,
+    now_unix_ms: int,
+    signer: HeadSigner | None,
+    *,
+    is_unattended: bool,
+    quarantined: str | None = None,
 ) -> Opened:
     header = read_header(path)  # before SQLite connects: a first write may replace the log
     connection = connect_writer(path, connect_to)
@@ -148,7 +164,7 @@ def _open(
         witness = read_witness(path) if is_unattended else None
         found = _Found(*(path, zone, now_unix_ms, is_unattended, header is not None, is_cut, witness, quarantined))
         _migrate(connection, path)
-        opened = _load_or_begin_epoch(connection, found)
+        opened = _load_or_begin_epoch(connection, found, signer)
         _checkpoint(connection)  # the mark of an open store is now in the database file itself
     except sqlite3.Error as error:
         close_and_keep_log(path, connection)
@@ -190,8 +206,23 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise opening_error(path, error) from error
 
 
-def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found) -> Opened:
-    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened."""
+def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found, signer: HeadSigner | None) -> Opened:
+    """Load the catalog; in one transaction begin a new epoch where one is due, and record what happened.
+
+    On a disk without room to reseal facts the epoch begins all the same, and they keep their old origin.
+    """
+    try:
+        return _load_and_begin(connection, found, signer, is_resealing=True)
+    except sqlite3.OperationalError as error:
+        if not error.sqlite_errorname.startswith("SQLITE_FULL"):
+            raise
+        _roll_back(connection)
+        return _load_and_begin(connection, found, signer, is_resealing=False)
+
+
+def _load_and_begin(
+    connection: sqlite3.Connection, found: _Found, signer: HeadSigner | None, *, is_resealing: bool
+) -> Opened:
     path = found.path
     connection.execute(QUERIES["begin"])
     with reading_tables(path):
@@ -202,12 +233,15 @@ def _load_or_begin_epoch(connection: sqlite3.Connection, found: _Found) -> Opene
     with reading_tables(path):
         index = MessageIndex.load(connection)
     why = None if is_new else _new_epoch_because(catalog, found, was_open=bool(was_open))
-    transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms)
+    transaction = Transaction(connection, catalog, index, found.now_unix_ms, catalog.age_ms, signer)
     if why is not None:
-        held = witness_of(catalog)
-        known = found.witness if found.witness is not None and found.witness.epoch == held.epoch else None
-        # Earlier lives record no reads, so all facts count as read, and none is resealed (decision 0041).
-        begin_epoch(transaction, why, ends=ends_of(known, held))
+        held, witness = witness_of(catalog), found.witness
+        known = witness if witness is not None and witness.epoch == held.epoch else None
+        reseals = witness.reseals if witness is not None and is_resealing else ()
+        if witness is not None:  # facts that peers hold of an epoch that this copy has never had are its own as well
+            transaction.origin(Origin(found.zone, bytes.fromhex(witness.epoch)))
+        # Earlier lives record no reads, so all facts count as read, and none is resealed for the first time (0041).
+        begin_epoch(transaction, why, ends=ends_of(known, held), reseals=reseals)
     if is_new:
         _record_predecessor(transaction, found)
     if is_new or why is not None:

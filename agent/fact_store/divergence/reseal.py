@@ -8,17 +8,23 @@ have keep their names.
 Runs in the transaction that begins the epoch, so all of it happens or none. Only headers
 change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
 with a damaged batch is left as it is: a new digest over damaged bytes would declare them good.
+
+A copy of the file that is older than a reseal has these facts under their old identity again, while other zones have
+read them under the new one. The witness records each reseal, and such a copy repeats it under the same epoch: the same
+batches follow the same link, so every byte is the same, and no zone meets a fact under two names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
-from agent.batch import NO_DIGEST, Batch, Link, Origin, resealed
-from agent.fact_store.log import StreamState, parse_row
+from agent.batch import NO_DIGEST, Batch, Definitions, Header, Link, Origin, resealed
+from agent.fact_store.log import Reseal, StreamState, parse_row
 from agent.fact_store.sqlite import Transaction
 from agent.pages import HeldRange
+from agent.signing.heads import RUN_BYTES_MAX
 
 
 class Resealed(NamedTuple):
@@ -35,11 +41,54 @@ def reseal_unread(transaction: Transaction, origin: Origin, read_until: Mapping[
     """Reseal the own facts of each stream behind the offset that a reader may have got, under `origin`, the new
     epoch's."""
     found = list[Resealed]()
+    own = transaction.catalog.origin
     for name, state in transaction.catalog.streams.items():
         after = max(read_until.get(name, 0), state.released_offset, *_confirmed(transaction, name))
-        if _is_sound(transaction, state, after) and (one := _seal_stream(transaction, state, after, origin)):
-            found.append(one)
+        if _is_sound(transaction, state, own, after):
+            found.append(_seal_stream(transaction, state, own, after, origin))
     return found
+
+
+def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[Resealed]:
+    """Reseal again what the witness says was resealed, as far as this copy has it: it may hold fewer of these facts
+    than there were."""
+    catalog, found = transaction.catalog, list[Resealed]()
+    for one in reseals:
+        state, old = catalog.streams.get(one.stream), Origin(catalog.origin.zone, one.epoch)
+        if state is None or old not in catalog.origins:
+            continue
+        place = transaction.place(state.id, catalog.origins[old], one.first_sequence)
+        if place is None or place[-1] != one.digest:
+            continue  # resealed in this copy, or another history of these sequences
+        if _is_sound(transaction, state, old, place[0] - 1):
+            new = Origin(old.zone, one.new_epoch)
+            found.append(_seal_stream(transaction, state, old, place[0] - 1, new))
+            copy_definitions(transaction, old, new)
+    return found
+
+
+def _sign(transaction: Transaction, row: int, link: Link) -> None:
+    """Give a resealed batch its head, if this store signs: its old one was of the old epoch."""
+    if transaction.signer is not None:
+        transaction.add_head(
+            row, transaction.sign(link.stream, link.next_sequence - 1, link.digest, link.origin), link.origin
+        )
+
+
+def copy_definitions(transaction: Transaction, old: Origin, new: Origin) -> None:
+    """Give an epoch the definitions of the one before that it does not have yet, with their numbers."""
+    counts, numbers = transaction.catalog.definitions, transaction.catalog.origins
+    have, known = (counts.get(numbers[one], Definitions()).count for one in (new, old))
+    transaction.add_definitions(numbers[new], transaction.definition_bodies(numbers[old], have, known))
+
+
+def _kept(ranges: Iterable[HeldRange], first: Header) -> Iterator[HeldRange]:
+    """What stays held of an origin whose batches from `first` on are resealed."""
+    for one in ranges:
+        if one.last_sequence < first.first_sequence:
+            yield one
+        elif one.first_sequence < first.first_sequence:
+            yield replace(one, last_sequence=first.first_sequence - 1, last_digest=first.previous_digest)
 
 
 def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
@@ -49,39 +98,52 @@ def _confirmed(transaction: Transaction, stream: str) -> Iterator[int]:
             yield max([consumer.frontier, *(last for _, last in consumer.confirmed.ranges)])
 
 
-def _batches(transaction: Transaction, state: StreamState, after: int) -> Iterator[tuple[int, int, Batch | str]]:
-    """Own batches that begin after an offset: row, first offset, and the batch or what is wrong with it."""
-    for number, row in transaction.own_rows(state.id, after):
+def _batches(
+    transaction: Transaction, state: StreamState, origin: Origin, after: int
+) -> Iterator[tuple[int, int, Batch | str]]:
+    """Batches of an origin that begin after an offset: row, first offset, and the batch or what is wrong with it."""
+    for number, row in transaction.origin_rows(state.id, transaction.catalog.origins[origin], after):
         yield number, int(row[0]), parse_row(state.name, row)  # type: ignore[call-overload]
 
 
-def _is_sound(transaction: Transaction, state: StreamState, after: int) -> bool:
-    """Whether every batch to be resealed is undamaged, and each follows the one before it up to the end of the log."""
+def _is_sound(transaction: Transaction, state: StreamState, origin: Origin, after: int) -> bool:
+    """Whether there are batches to be resealed, every one is undamaged, and each follows the one before it up to the
+    last that is held."""
     link: Link | None = None
-    for _, _, batch in _batches(transaction, state, after):
-        if isinstance(batch, str) or batch.header.origin != transaction.catalog.origin:
+    for _, _, batch in _batches(transaction, state, origin, after):
+        if isinstance(batch, str) or batch.header.origin != origin:
             return False
         header = batch.header
         if link is not None and (link.next_sequence, link.digest) != (header.first_sequence, header.previous_digest):
             return False
         link = batch.link
-    return link is not None and link == transaction.catalog.link(state.name)
+    held = transaction.catalog.held.get((state.id, transaction.catalog.origins[origin]), ())
+    return link is not None and (link.next_sequence - 1, link.digest) == (held[-1].last_sequence, held[-1].last_digest)
 
 
-def _seal_stream(transaction: Transaction, state: StreamState, after: int, origin: Origin) -> Resealed:
-    old, new = transaction.catalog.own_origin, transaction.origin(origin)
+def _seal_stream(
+    transaction: Transaction, state: StreamState, old_origin: Origin, after: int, origin: Origin
+) -> Resealed:
+    old, new = transaction.catalog.origins[old_origin], transaction.origin(origin)
     link, first, last = Link(state.name, origin), 0, 0
-    for number, first_offset, batch in _batches(transaction, state, after):
+    row, unsigned_bytes = 0, 0
+    for number, first_offset, batch in _batches(transaction, state, old_origin, after):
         assert isinstance(batch, Batch)
         header = batch.header
+        if row and (first_offset != last + 1 or unsigned_bytes >= RUN_BYTES_MAX):  # facts of others end a run
+            _sign(transaction, row, link)
+            unsigned_bytes = 0
         if not first:
             first = first_offset
-            kept = header.first_sequence - 1
-            ranges = (HeldRange(1, kept, NO_DIGEST, header.previous_digest),) if kept else ()
-            transaction.set_held(state.id, old, ranges)
+            transaction.set_held(state.id, old, tuple(_kept(transaction.catalog.held[state.id, old], header)))
+            transaction.add_reseal(
+                Reseal(state.name, old_origin.epoch, header.first_sequence, batch.digest, origin.epoch)
+            )
         anew = resealed(batch, link)
         transaction.reseal(number, new, anew)
-        link, last = anew.link, first_offset + header.count - 1
+        row, link, last = number, anew.link, first_offset + header.count - 1
+        unsigned_bytes += len(anew.sealed)
+    _sign(transaction, row, link)
     facts = link.next_sequence - 1
     transaction.set_held(state.id, new, (HeldRange(1, facts, NO_DIGEST, link.digest),))
     return Resealed(state.name, first, last, facts)

@@ -1,6 +1,7 @@
 """The witness: a small file beside the store that records what the store has acknowledged.
 
     facts.db.witness        replaced when the store is opened, updated in place after each commit that moves an end
+    facts.db.reseals        which own facts were resealed, replaced before the witness whenever there are more
 
 Lines of 128 bytes, one for the tag definitions and one for each stream: name, end, epoch, checksum. No line crosses a
 sector, so each is there whole or not at all. An update is written after the commit and before its answers, and is not
@@ -22,10 +23,14 @@ from typing import Any
 from zlib import crc32
 
 from agent.fact_store.divergence.epoch_rules import Witness
+from agent.fact_store.log import Reseal
 from agent.fact_store.sqlite import sync_folder
 from agent.message import check_depth
 
 LINE_BYTES = 128
+RESEALS = ".reseals"
+RESEALS_MAX = 256
+"""The newest are kept: an older copy of the file than the oldest of them is improbable."""
 DEFINITIONS = "(tag definitions)"  # no stream can have this name
 _COVERED_BYTES = LINE_BYTES - 10  # a space, the checksum and the line's end follow
 
@@ -42,7 +47,7 @@ def read_witness(path: Path) -> Witness | None:
         return None
     epoch = found[0][2]
     ends = {name: end for name, end, of in found if of == epoch}
-    return Witness(epoch, ends, ends.pop(DEFINITIONS, 0))
+    return Witness(epoch, ends, ends.pop(DEFINITIONS, 0), _read_reseals(path))
 
 
 def write_witness(path: Path, witness: Witness) -> None:
@@ -51,12 +56,32 @@ def write_witness(path: Path, witness: Witness) -> None:
     Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each
     opening.
     """
+    if witness.reseals != _read_reseals(path):
+        rows = [
+            [value.hex() if isinstance(value, bytes) else value for value in one]
+            for one in witness.reseals[-RESEALS_MAX:]
+        ]
+        write_file(sidecar_path(path, RESEALS), json.dumps(rows).encode())
     ends = {DEFINITIONS: witness.definitions, **witness.ends}
     write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end, witness.epoch) for name, end in ends.items()))
     left = read_witness(path)
     if left is not None and left.epoch != witness.epoch:
         with suppress(OSError):
             sidecar_path(path, ".witness").unlink()
+
+
+def _read_reseals(path: Path) -> tuple[Reseal, ...]:
+    """What was resealed; empty where the file is missing or damaged."""
+    try:
+        rows = _read(sidecar_path(path, RESEALS))
+        return tuple(_reseal(row) for row in rows)
+    except (OSError, ValueError, TypeError):
+        return ()
+
+
+def _reseal(row: list[object]) -> Reseal:
+    stream, epoch, first_sequence, digest, new_epoch = map(str, row)
+    return Reseal(stream, bytes.fromhex(epoch), int(first_sequence), bytes.fromhex(digest), bytes.fromhex(new_epoch))
 
 
 class LiveWitness:
@@ -66,17 +91,17 @@ class LiveWitness:
     def __init__(self, path: Path, witness: Witness) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._replace(witness.epoch, {DEFINITIONS: witness.definitions, **witness.ends})
+        self._replace(witness.epoch, {DEFINITIONS: witness.definitions, **witness.ends}, witness.reseals)
 
-    def record(self, epoch: str, ends: Mapping[str, int], definitions: int) -> None:
-        """Record the epoch (hex), the ends that a commit has moved, and the count of own tag definitions. The commit is
-        durable."""
+    def record(self, epoch: str, ends: Mapping[str, int], definitions: int, reseals: tuple[Reseal, ...] = ()) -> None:
+        """Record the epoch (hex), the ends that a commit has moved, the count of own tag definitions, and what was
+        resealed, which changes with the epoch only. The commit is durable."""
         if definitions != self._ends[DEFINITIONS]:
             ends = {DEFINITIONS: definitions, **ends}
         self._ends.update(ends)
         if epoch != self._epoch:  # rare: it costs two syncs
             self.close()
-            self._replace(epoch, self._ends)
+            self._replace(epoch, self._ends, reseals)
             return
         if self._descriptor is None:
             return
@@ -87,11 +112,11 @@ class LiveWitness:
         except OSError:
             return
 
-    def _replace(self, epoch: str, ends: Mapping[str, int]) -> None:
+    def _replace(self, epoch: str, ends: Mapping[str, int], reseals: tuple[Reseal, ...]) -> None:
         self._epoch, self._ends = epoch, dict(ends)
         self._places = {name: number for number, name in enumerate(ends)}
         streams = {name: end for name, end in ends.items() if name != DEFINITIONS}
-        write_witness(self._path, Witness(epoch, streams, ends[DEFINITIONS]))
+        write_witness(self._path, Witness(epoch, streams, ends[DEFINITIONS], reseals))
         if (left := read_witness(self._path)) is not None and left.epoch == epoch:
             with suppress(OSError):
                 self._descriptor = os.open(sidecar_path(self._path, ".witness"), os.O_WRONLY | os.O_CLOEXEC)

@@ -71,6 +71,7 @@ from agent.fact_store.log.records import (
     Histogram,
     Incident,
     Integrity,
+    Reseal,
     StoreStatistics,
     StreamInfo,
 )

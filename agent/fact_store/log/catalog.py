@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agent.batch import Definitions, Link, Origin
-from agent.fact_store.log.records import ConsumerState, StreamInfo
+from agent.fact_store.log.records import ConsumerState, Reseal, StreamInfo
 from agent.fact_store.log.tail_cache import TailCache
 from agent.pages import HeldRange, PeerPosition
 
@@ -56,6 +56,8 @@ class Catalog:
     """Peer and stream: the peer has begun another epoch since its stream was first read."""
     unproven: frozenset[tuple[int, int]] = frozenset()
     """Stream and origin numbers: released facts came again and could not be compared."""
+    reseals: tuple[Reseal, ...] = ()
+    """In the order in which they were made."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     signed: Mapping[int, bool] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
-            self.leases, self.signed, self.own_origin, self.tails.copy(),
+            self.reseals, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -42,6 +42,7 @@ Bytes that are no batch raise `agent.batch.BatchError`, a message that breaks th
 from __future__ import annotations
 
 from agent.errors import BsfgError
+from agent.pages import BatchEnd
 
 
 class StoreError(BsfgError):
@@ -164,9 +165,14 @@ class AcksRefused(Refused):
 
 class ForkError(Refused):
     """A batch contradicts the history held of its origin: that gateway was restored from an old image, or a batch was
-    forged."""
+    forged. `held` is the end of a batch held here which its origin cannot have beside the refused one; None where none
+    is known."""
 
     hint = "give the origin a new epoch (a fresh store), or find out who changed its history; see the incident"
+
+    def __init__(self, why: str, held: BatchEnd | None = None) -> None:
+        super().__init__(why)
+        self.held = held
 
 
 class DefinitionsMissing(Refused):

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from agent.batch import NO_DIGEST
-from agent.pages import HeldRange
+from agent.pages import BatchEnd, HeldRange
 
 RANGES_MAX = 1000  # each gap is an incident for an operator; a batch that would add one more is refused
 
@@ -39,9 +39,11 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """The batch contradicts what is held."""
+    """The batch contradicts what is held. `held` is the end of a batch held here, or named by one as its predecessor,
+    that no history with the offered batch has; None for a batch that no history has."""
 
     why: str
+    held: BatchEnd | None = None
 
 
 def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert | Duplicate | Fork:
@@ -55,11 +57,13 @@ def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert |
     if left is not None and offered.first_sequence <= left.last_sequence:
         return _inside(left, offered)
     if right is not None and offered.last_sequence >= right.first_sequence:
-        return Fork(f"{_text(offered)} overlaps {_text(right)}, which is held")
+        return Fork(f"{_text(offered)} overlaps {_text(right)}, which is held", _before(right))
     if left is not None and not _attaches(left, offered):
-        return Fork(f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}")
+        why = f"{_text(offered)} follows {offered.first_previous_digest.hex()}, held is {left.last_digest.hex()}"
+        return Fork(why, _end(left))
     if right is not None and not _attaches(offered, right):
-        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch")
+        why = f"{_text(offered)} is {offered.last_digest.hex()}, its successor follows another batch"
+        return Fork(why, _before(right))
     joined = _joined(left, offered, right)
     if len(joined) + len(ranges) - sum(one is not None for one in (left, right)) > RANGES_MAX:
         return Fork(f"{_text(offered)} would be the {RANGES_MAX + 1}th separate range of its origin")
@@ -71,11 +75,11 @@ def decide_insert(ranges: tuple[HeldRange, ...], offered: HeldRange) -> Insert |
 def _inside(held: HeldRange, offered: HeldRange) -> Duplicate | Fork:
     """Decide about a range that starts inside a held one: the same facts, or another history of the same sequences."""
     if offered.last_sequence > held.last_sequence:
-        return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held")
+        return Fork(f"{_text(offered)} overlaps {_text(held)}, which is held", _end(held))
     if offered.last_sequence == held.last_sequence and offered.last_digest != held.last_digest:
-        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, held is {held.last_digest.hex()}")
+        return Fork(f"{_text(offered)} is {offered.last_digest.hex()}, held is {held.last_digest.hex()}", _end(held))
     if offered.first_sequence == held.first_sequence and offered.first_previous_digest != held.first_previous_digest:
-        return Fork(f"{_text(offered)} follows another batch than the one held")
+        return Fork(f"{_text(offered)} follows another batch than the one held", _before(held))
     return Duplicate()
 
 
@@ -105,6 +109,15 @@ def _gap(left: HeldRange | None, offered: HeldRange, right: HeldRange | None) ->
     if left is None or right is not None or left.last_sequence + 1 == offered.first_sequence:
         return None
     return left.last_sequence + 1, offered.first_sequence - 1
+
+
+def _end(one: HeldRange) -> BatchEnd:
+    return BatchEnd(one.last_sequence, one.last_digest)
+
+
+def _before(one: HeldRange) -> BatchEnd:
+    """The end of the batch before a range, as the range's first batch names it."""
+    return BatchEnd(one.first_sequence - 1, one.first_previous_digest)
 
 
 def _text(one: HeldRange) -> str:

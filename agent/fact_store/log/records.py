@@ -22,6 +22,17 @@ class Appended(NamedTuple):
     last_offset: int
 
 
+class Reseal(NamedTuple):
+    """Own facts of a stream that were resealed: all from `first_sequence` of one epoch on became the first of another.
+    `digest` is that of the first of these batches, before."""
+
+    stream: str
+    epoch: bytes
+    first_sequence: int
+    digest: bytes
+    new_epoch: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
     """A registered consumer. `seen_unix_ms` is the stored time, which may be older than its last activity."""

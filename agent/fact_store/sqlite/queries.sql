@@ -39,7 +39,7 @@ UPDATE store SET is_open = ?;
 -- update_new_epoch_because: a new epoch begins with this transaction
 UPDATE store SET new_epoch_because = ?;
 
--- select_own_rows: batches of an origin that begin behind an offset
+-- select_origin_rows: batches of an origin that begin behind an offset
 SELECT id, first_offset, last_offset, CAST(body AS BLOB), CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
 WHERE stream = ? AND origin = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
@@ -557,6 +557,13 @@ INSERT OR IGNORE INTO unproven (stream, origin) VALUES (?, ?);
 
 -- select_unproven: origins of which facts came again that could not be compared
 SELECT stream, origin FROM unproven;
+
+-- insert_reseal: facts from a sequence of an origin on have become the first of another
+INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (?, ?, ?, ?, ?);
+
+-- select_reseals: all such, in the order in which they were made
+SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
+JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
 -- insert_served: a zone begins to be served a stream
 INSERT INTO served (stream, zone, until_offset) VALUES (?, ?, NULL)

@@ -22,6 +22,7 @@ from agent.fact_store.log import (
     ConsumerState,
     Event,
     Lifecycle,
+    Reseal,
     StoreDamaged,
     StoreForeign,
     StreamState,
@@ -105,6 +106,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.served_offsets[stream, zone] = end_offset if until_offset is None else until_offset
     catalog.signed = {origin: proven is not None for origin, proven in _rows(connection, "select_signed")}
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
+    catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog

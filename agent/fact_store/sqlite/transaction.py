@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import Catalog, ConsumerState, PageRow, StreamState, TailCache, is_mark_due
+from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import HeldRange, KeptHead, LastBatch, OriginRange, PeerPosition
@@ -117,12 +117,12 @@ class Transaction:
         repaired."""
         return self._execute(QUERIES["select_damage"], (stream,)).fetchall()
 
-    def own_rows(self, stream: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
-        """The rows of the store's own batches that begin behind an offset, in order, with their row numbers; few in
-        memory at once."""
+    def origin_rows(self, stream: int, origin: int, after_offset: int) -> Iterator[tuple[int, PageRow]]:
+        """The rows of an origin's batches that begin behind an offset, in order, with their row numbers; few in memory
+        at once."""
         while True:
-            asked = (stream, self.catalog.own_origin, after_offset, ROWS_AT_ONCE)
-            rows = self._execute(QUERIES["select_own_rows"], asked).fetchall()
+            asked = (stream, origin, after_offset, ROWS_AT_ONCE)
+            rows = self._execute(QUERIES["select_origin_rows"], asked).fetchall()
             yield from ((number, tuple(row)) for number, *row in rows)
             if not rows:
                 return
@@ -198,20 +198,22 @@ class Transaction:
         """A batch is repaired or released."""
         self._execute(QUERIES["delete_damage"], (stream, origin, first_sequence))
 
-    def sign(self, stream: str, last_sequence: int, digest: bytes) -> bytes:
-        """The head of a batch that this store has sealed; `signer` must be there."""
+    def sign(self, stream: str, last_sequence: int, digest: bytes, origin: Origin | None = None) -> bytes:
+        """The head of a batch that this store has sealed, under its present epoch or `origin`; `signer` must be
+        there."""
         assert self.signer is not None
-        return sign_head(self.signer, stream, self.catalog.origin, last_sequence, digest, self.now_unix_ms)
+        where = origin or self.catalog.origin
+        return sign_head(self.signer, stream, where, last_sequence, digest, self.now_unix_ms)
 
     def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, bytes]]:
         """Row, bytes, last sequence and digest of the store's own batches behind its last head, in order."""
         asked = {"stream": stream, "origin": self.catalog.own_origin, "limit": limit}
         return self._execute(QUERIES["select_unsigned"], asked).fetchall()
 
-    def add_head(self, row: int, head: bytes) -> None:
+    def add_head(self, row: int, head: bytes, origin: Origin | None = None) -> None:
         """Add the head of a batch of this store that has none, by its row."""
         self._execute(QUERIES["update_head"], (head, self.now_unix_ms, row))
-        self._note_signed(self.catalog.origin, is_proven=True)
+        self._note_signed(origin or self.catalog.origin, is_proven=True)
 
     def add_signers(self, signers: Iterable[tuple[bytes, bytes]]) -> None:
         """Keep certificates (key id, DER), so that they can be passed on with the heads of their keys."""
@@ -372,6 +374,14 @@ class Transaction:
         header, body = batch.header, memoryview(batch.sealed)[:-DIGEST_BYTES]
         values = (origin, header.first_sequence, batch.digest, header.previous_digest, *_NO_HEAD, body, row)
         self._execute(QUERIES["update_batch"], values)
+
+    def add_reseal(self, one: Reseal) -> None:
+        """Record that own facts were resealed."""
+        catalog = self.catalog
+        stream, zone = catalog.streams[one.stream].id, catalog.origin.zone
+        old, new = (self.origin(Origin(zone, epoch)) for epoch in (one.epoch, one.new_epoch))
+        self._execute(QUERIES["insert_reseal"], (stream, old, one.first_sequence, one.digest, new))
+        catalog.reseals = (*catalog.reseals, one)
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
         """Record what was lost or refused. A repeat of kind and subject increments the count."""

@@ -49,6 +49,7 @@ from agent.fact_store.log import (
     ForkError,
     HoldLimit,
     Refused,
+    Reseal,
     StoreBusy,
     StoreClosed,
     StoreError,
@@ -79,7 +80,7 @@ LOST_LAGS = 3  # a consumer out of sync may be busy; one not seen for three time
 WAIT_NS_MAX = 3_600_000_000_000  # one hour, below the system's limit for a timed wait
 
 OnCommit = Callable[[Mapping[str, int]], None]
-Witness = Callable[[str, Mapping[str, int], int], None]
+Witness = Callable[[str, Mapping[str, int], int, tuple[Reseal, ...]], None]
 """Records the epoch (hex), which ends a commit has moved, and how many tag definitions of its own the store has. Must
 not raise."""
 _Outcomes = list[tuple[Work, Any]]
@@ -310,7 +311,8 @@ class Writer:
             if stream is not ends_before.get(name)
         }
         if self._witness is not None:  # between commit and answers: what was answered, the witness has (decision 0046)
-            self._witness(self.catalog.origin.epoch.hex(), ends, self.catalog.own_definitions().count)
+            catalog = self.catalog
+            self._witness(catalog.origin.epoch.hex(), ends, catalog.own_definitions().count, catalog.reseals)
         self._answer(outcomes)  # after the commit only: an answer means that the work is on the disk
         if ends:
             for callback in self._subscribers:

@@ -97,6 +97,8 @@ BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
 BYTES_MAX_DEFAULT = 256 * 1024
 """The page size with the highest throughput of paho and one broker (measured); larger pages delay other messages."""
 WAIT_MS_MAX = 60_000
+FORMER_EPOCHS_MAX = 64
+"""Epochs of its own zone of which a requester takes facts back. A store begins one after it was restored."""
 SIGNERS_MAX = 64
 """Keys of one page whose certificates are sent; a page ends before the head that needs those of another one."""
 CERTIFICATES_MAX = 4 * SIGNERS_MAX
@@ -129,7 +131,8 @@ class LastBatchEnd(Part, frozen=True):
 
 
 class OriginHead(Part, frozen=True):
-    """The newest batch of the serving store's own origin, in its present epoch, that the requester holds by any path.
+    """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
+    that a page of the server contradicted, else the newest.
 
     Its last sequence and its digest; `head` is the record of its signature, if the requester holds one.
     """
@@ -157,11 +160,13 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     last_batch: LastBatchEnd | None = None
     origin_head: OriginHead | None = None
     high_water_offset: Offset | None = None
+    former_epochs: list[Epoch] = []
     whole_runs: bool = False
     signers_known: SignersKnown = []
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchFacts")
+        check_range("former_epochs", len(self.former_epochs), 0, FORMER_EPOCHS_MAX, "FetchFacts")
         check_range("wait_ms", self.wait_ms, 0, WAIT_MS_MAX, "FetchFacts")
         _ = self.starts
         if self.confirm is not None:
@@ -267,7 +272,8 @@ class DefinitionEntry(Part, frozen=True):
 class PageAnswer(AnswerBody, frozen=True):
     """One page of a stream. `batches`: (first_offset, last_offset, bytes in the attachment), in order of offset.
 
-    `omitted`: ranges of offsets left out because the requester recorded these facts itself. `holes`: (first_offset,
+    `omitted`: ranges of offsets left out because the requester recorded these facts itself and did not ask for its
+    former epochs. `holes`: (first_offset,
     last_offset, reason) of facts that the store no longer has: `expired` (released unconfirmed) or `damaged`; unknown
     reasons mean the same. Together they cover a contiguous run of offsets. `more`: the requested range continues after
     the page. `heads`: positions in `batches` of those that have a head; the records follow the batches in the

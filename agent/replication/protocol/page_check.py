@@ -3,7 +3,8 @@
 Two steps. `check_page` checks the header of an answer, which is cheap, when it arrives. `check_batches` reads each
 batch's header and digest and opens the batch once within its limits, which is most of a receiver's work, so it runs in
 another thread. The store compares the history that the batches claim. A failed check does not depend on load or luck,
-so it is final (`PageRefused`). A batch whose framing and digest are right and whose content cannot be opened does not
+so it is final (`PageRefused`). What a peer may bring is given as names: of zones, and of single origins of which this
+node takes its own facts back. A batch whose framing and digest are right and whose content cannot be opened does not
 fail the page: its origin made it so, and what is behind it must not wait for that origin. It is marked, and declined by
 name (`agent.signing.runs`).
 """
@@ -161,6 +162,6 @@ def _check_definition(entry: DefinitionEntry, origins: frozenset[str]) -> Receiv
 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:
-    if origin.zone not in origins:
+    if origins.isdisjoint((origin.zone, str(origin))):
         hint = "Add it to relays of this peer in node.toml if this peer may bring its facts."
         raise PageRefused(f"{what} is of zone {origin.zone}, which this peer may not relay. {hint}")

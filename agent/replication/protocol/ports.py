@@ -11,7 +11,8 @@ both, and describes each method. What the ports demand of it besides:
 - A definition is stored only together with a batch whose digest covers it; what no batch of the page needs is ignored.
 - Errors are raised, directly or through the future, as exceptions of the store's own (given to the shells as
   `store_errors`), whose attribute `retryable` says whether the same call may succeed later: a full or busy store is, a
-  forked history or a malformed batch is not.  After an exception nothing has changed.
+  forked history or a malformed batch is not. A forked history of a peer's present epoch has an attribute `held`: the
+  end of a batch held here that the page contradicts, or None. After an exception nothing has changed.
 """
 
 from __future__ import annotations
@@ -208,7 +209,7 @@ class Inbound(Protocol):
         stream: str,
         batches: Sequence[Batch],
         definitions: Sequence[ReceivedDefinition],
-        position: PeerPosition,
+        position: PeerPosition | None,
         *,
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
@@ -242,6 +243,8 @@ class ReceivingStore(ComparedStore, Protocol):
 
     @property
     def zone(self) -> str: ...
+    @property
+    def former_epochs(self) -> Sequence[bytes]: ...
 
     def definition_counts(self) -> Mapping[Origin, int]: ...
 

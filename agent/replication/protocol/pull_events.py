@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
 
-from agent.pages import LastBatch
+from agent.pages import BatchEnd, LastBatch
 from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
@@ -156,10 +156,12 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class AppendFailed:
-    """The page handed to the store was not stored, and nothing of it."""
+    """The page handed to the store was not stored, and nothing of it. `contradicted`: the end of a batch held here that
+    the peer, in its present epoch, contradicts."""
 
     reason: str
     is_retryable: bool
+    contradicted: BatchEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +193,8 @@ class Fetch:
     """Whether to show what is held of the peer, so that it notices if its store was restored from an old copy."""
     last_batch: LastBatch | None = None
     """The last batch of the accepted pages, to be shown."""
+    contradicted: BatchEnd | None = None
+    """The batch of the peer's own to be shown; None: the last that is held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ Of what is equal only digests travel. What is fetched is checked like any page: 
 of the log; damaged ones are put back at their offsets, if the store still has their digests. A fork becomes an incident
 and is not repaired.
 
-This node's own facts are never taken back as new ones: of them only what is damaged here is asked for.
+Facts of this node's present epoch are never taken back as new ones: of them only what is damaged here is asked for.
+Those of its former epochs are: a restore may have lost them here. A node that has had such epochs compares soon after
+it starts, and after it has begun a new one.
 """
 
 from __future__ import annotations
@@ -48,6 +50,10 @@ SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
 RANGES_MAX = 100_000
 """Of a peer's stream, all origins together: a peer that names more would fill the memory."""
+LOOK_S = 60.0
+"""Between two looks whether the store has begun a new epoch; then what was lost with a restore is fetched at once."""
+RETRY_S = 600.0
+"""After a comparison for that failed."""
 NARROWINGS_MAX = 64
 """Each exchange leaves a 64th of the rest, and sequences have 63 bits: a peer that needs more invents batches."""
 
@@ -73,6 +79,8 @@ class Comparison:
     bytes of answers."""
 
     stream: str
+    epoch: str = ""
+    """The peer's, of all its answers."""
     compared_facts: int = 0
     exchanges: int = 0
     bytes: int = 0
@@ -146,17 +154,32 @@ class AntiEntropy:
     async def run(self) -> None:
         """Compare and repair every `every_hours` until cancelled; the first time after a random part of that, so that
         nodes that start together do not ask together."""
-        wait_s = self._settings.every_hours * HOUR_S * self._chance()
-        if not self._settings.every_hours:
+        every_s = self._settings.every_hours * HOUR_S
+        if not every_s:
             await asyncio.get_running_loop().create_future()  # until cancelled
+        due_s, look_s = time.monotonic() + every_s * self._chance(), LOOK_S * self._chance()
+        brought_home = frozenset[bytes]()
         while True:
-            await asyncio.sleep(wait_s)
-            for stream in self._settings.streams:
-                try:
-                    await self.compare(stream, repair=True)
-                except self._expected as error:
-                    _log.warning("comparison_failed", extra={**self._about(stream), "reason": str(error)})
-            wait_s = self._settings.every_hours * HOUR_S
+            await asyncio.sleep(max(0.0, min(look_s, due_s - time.monotonic())))
+            look_s, former = LOOK_S, frozenset(self._store.former_epochs)
+            if former <= brought_home and time.monotonic() < due_s:
+                continue
+            if await self._compare_all():
+                brought_home = former
+            elif not former <= brought_home:
+                look_s = RETRY_S
+            due_s = time.monotonic() + every_s
+
+    async def _compare_all(self) -> bool:
+        """Compare and repair every stream; False where one failed."""
+        failures = 0
+        for stream in self._settings.streams:
+            try:
+                await self.compare(stream, repair=True)
+            except self._expected as error:
+                failures += 1
+                _log.warning("comparison_failed", extra={**self._about(stream), "reason": str(error)})
+        return not failures
 
     async def compare(self, stream: str, *, repair: bool, scan: bool = False) -> Comparison:
         """Compare one stream; with `repair` fetch what is missing or damaged here; with `scan` read all of it first, to
@@ -191,7 +214,7 @@ class AntiEntropy:
             origin: [DigestRange(one.first_sequence, one.last_sequence, one.last_digest) for one in held]
             for origin, held in self._store.held(stream).items()
         }
-        own_zone = self._store.zone
+        own_zone, former = self._store.zone, frozenset(self._store.former_epochs)
         for origin, ranges in theirs.items():
             if origin.zone not in {*self._settings.origins, own_zone}:
                 continue  # the peer may not bring facts of this zone
@@ -199,10 +222,10 @@ class AntiEntropy:
             forks = len(found.forks)
             for span in shared(mine, ranges):
                 await self._compare_span(found, origin, span, mine, ranges)
-            if origin.zone != own_zone and len(found.forks) == forks:
-                for span in missing(
-                    mine, ranges, is_level=is_level, is_from_start=stream not in self._settings.begun_late
-                ):
+            is_own = origin.zone == own_zone
+            if len(found.forks) == forks and (not is_own or origin.epoch in former):
+                is_from_start = is_own or stream not in self._settings.begun_late
+                for span in missing(mine, ranges, is_level=is_level, is_from_start=is_from_start):
                     await self._note_missing(found, origin, span)
             await self._look_at_definitions(found, origin, mine, ranges)
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
@@ -355,6 +378,13 @@ class AntiEntropy:
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
         reply = await self._requester.ask(request, ANSWER_S)
+        epoch = reply.answer.epoch
+        found.epoch = found.epoch or epoch
+        if epoch != found.epoch:  # ranges of one store say nothing of what another holds
+            raise PageRefused(
+                f"{self._settings.peer_zone} answered under epoch {found.epoch} and then under {epoch}: it has begun a new"
+                " one, or two machines answer in its name; compare again"
+            )
         found.exchanges += 1
         found.bytes += reply.bytes
         return reply
@@ -362,13 +392,13 @@ class AntiEntropy:
     async def _fetch_missing(self, found: Comparison, origin: Origin, span: Sequences) -> None:
         """Fetch missing batches and append them."""
         peer, stored = self._settings.peer_zone, 0
-        position = self._store.inbound.peer_position(peer, found.stream)
-        if position is None:
+        if self._store.inbound.peer_position(peer, found.stream) is None:
             return  # nothing was pulled yet: everything will come with the pull
         async for _, definitions, judged in self._pages(found, origin, span):
             is_whole = await self._artifacts.fetch(judged.batches)
+            # Without a position: the pull may have moved it meanwhile, also to another epoch of the peer.
             putting = self._store.inbound.put_batches(
-                *(peer, found.stream, judged.batches, definitions, position),
+                *(peer, found.stream, judged.batches, definitions, None),
                 is_backlog=True,
                 heads=judged.heads,
                 signers=judged.signers,

@@ -17,10 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
-from agent.pages import PeerPosition, PutResult
+from agent.pages import BatchEnd, PeerPosition, PutResult
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
-from agent.replication.protocol.messages import Confirm, ErrorAnswer, FetchFacts, LastBatchEnd, OriginHead
+from agent.replication.protocol.messages import (
+    FORMER_EPOCHS_MAX,
+    Confirm,
+    ErrorAnswer,
+    FetchFacts,
+    LastBatchEnd,
+    OriginHead,
+)
 from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.protocol.pull_events import (
@@ -48,7 +55,7 @@ ORIGINS_MAX = 500
 @dataclass(frozen=True, slots=True)
 class PullSettings:
     """What to pull from which peer. `origins` are the zones whose facts this peer may bring: its own and those it
-    relays."""
+    relays; facts of our own former epochs it always may."""
 
     peer_zone: str
     stream: str
@@ -132,7 +139,8 @@ class PullRunner:
         self._expected: tuple[type[Exception], ...] = (PageRefused, TransportError, *store_errors)
         position = store.inbound.peer_position(settings.peer_zone, settings.stream)
         counts = store.definition_counts()
-        known = {str(origin): count for origin, count in counts.items() if origin.zone in settings.origins}
+        allowed = self._origins()
+        known = {str(origin): n for origin, n in counts.items() if not allowed.isdisjoint((origin.zone, str(origin)))}
         self.core = make_receiver(
             settings.receiver,
             None if position is None else position.epoch.hex(),
@@ -159,8 +167,9 @@ class PullRunner:
             match effect:
                 case Fetch():
                     settings = self._settings.receiver
-                    held = self._origin_head(effect.epoch) if effect.must_show else None
-                    request = fetch_request(effect, self._settings, held, self._judge.signers_known())
+                    held = self._origin_head(effect) if effect.must_show else None
+                    former = [epoch.hex() for epoch in self._store.former_epochs[-FORMER_EPOCHS_MAX:]]
+                    request = fetch_request(effect, self._settings, held, self._judge.signers_known(), former)
                     expiry_s = (effect.wait_ms + settings.answer_timeout_ms) // 1000 + 1
                     self._io.send(effect.fetch_id, request, expiry_s)
                 case Append():
@@ -182,18 +191,25 @@ class PullRunner:
 
     # --------------------------------------------------------------------------------------------------------- internal
 
-    def _origin_head(self, epoch: str | None) -> OriginHead | None:
-        """The last of the peer's own facts of this epoch that is held here, whichever peer brought it."""
-        settings = self._settings
-        if epoch is None:
+    def _origins(self) -> frozenset[str]:
+        """What the peer may bring: facts of its zones, and our own of former epochs, which a restore may have lost."""
+        store = self._store
+        return self._settings.origins.union(str(Origin(store.zone, epoch)) for epoch in store.former_epochs)
+
+    def _origin_head(self, fetch: Fetch) -> OriginHead | None:
+        """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
+        peer's page contradicted (0041), else the last."""
+        settings, end = self._settings, fetch.contradicted
+        if fetch.epoch is None:
             return None
-        origin = Origin(settings.peer_zone, bytes.fromhex(epoch))
+        origin = Origin(settings.peer_zone, bytes.fromhex(fetch.epoch))
         ranges = self._store.held(settings.stream).get(origin)
-        if not ranges:
+        if end is None and ranges:
+            end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
+        if end is None:
             return None
-        last = ranges[-1]
-        head = self._store.head_at(settings.stream, origin, last.last_sequence) or None
-        return OriginHead(last_sequence=last.last_sequence, digest=last.last_digest.hex(), head=head)
+        head = self._store.head_at(settings.stream, origin, end.last_sequence) or None
+        return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex(), head=head)
 
     def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
@@ -204,7 +220,7 @@ class PullRunner:
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
                 return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
             page = check_page(
-                *(answer, sealed, settings.peer_zone, settings.stream, settings.origins), self._start_check
+                *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
             )
         except MalformedMessage as error:
             return _unreadable(fetch_id, error)
@@ -216,7 +232,7 @@ class PullRunner:
         settings = self._settings
 
         def check() -> JudgedPage:
-            offered = check_batches(content, settings.stream, settings.origins)
+            offered = check_batches(content, settings.stream, self._origins())
             return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
 
         return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
@@ -241,7 +257,9 @@ class PullRunner:
                 await self._io.fetch_artifacts(judged.batches)
         except self._expected as error:
             is_retryable = bool(getattr(error, "retryable", False))
-            self._io.happened(AppendFailed(f"{type(error).__name__}: {error}", is_retryable=is_retryable))
+            held = getattr(error, "held", None)
+            reason = f"{type(error).__name__}: {error}"
+            self._io.happened(AppendFailed(reason, is_retryable=is_retryable, contradicted=held))
         else:
             self._io.stored(result)
             parts = (*effect.definitions_before, effect.page)
@@ -250,9 +268,14 @@ class PullRunner:
 
 
 def fetch_request(
-    effect: Fetch, settings: PullSettings, origin_head: OriginHead | None, signers_known: Sequence[str] = ()
+    effect: Fetch,
+    settings: PullSettings,
+    origin_head: OriginHead | None,
+    signers_known: Sequence[str] = (),
+    former_epochs: Sequence[str] = (),
 ) -> FetchFacts:
-    """The request of a fetch; `origin_head` is the last fact of the peer's epoch that is held here, if it is sent."""
+    """The request of a fetch; `origin_head` is a batch of the peer's epoch that is held here, if one is sent,
+    `former_epochs` those of which we take our own facts back."""
     last_batch = effect.last_batch
     return FetchFacts(
         consumer_name=settings.consumer_name,
@@ -270,6 +293,7 @@ def fetch_request(
         last_batch=last_batch and LastBatchEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
         origin_head=origin_head,
         high_water_offset=effect.after_offset if effect.epoch is not None else None,
+        former_epochs=list(former_epochs),
         whole_runs=True,
         signers_known=list(signers_known),
     )

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
-from agent.pages import LastBatch
+from agent.pages import BatchEnd, LastBatch
 from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
@@ -114,6 +114,7 @@ class Receiver(Generic[Content]):
         self._append_at_ms = 0
         self._failures = 0
         self._claims_refused = 0  # in this epoch: a copy of the peer that agrees with us may answer in between
+        self._contradicted: BatchEnd | None = None  # a batch held here that a page of this epoch contradicted
         self._handled_ms = 0
         self._was_linked = False
         self._returning_until_ms = 0
@@ -200,6 +201,7 @@ class Receiver(Generic[Content]):
                 self.lease,
                 None if self.lease else self._lease_after,
                 *self._history_claim(now_ms),
+                self._contradicted,
             )
         )
         self._to(Asking.WAITING)
@@ -371,6 +373,7 @@ class Receiver(Generic[Content]):
                 del self._left[next(iter(self._left))]
         self.epoch = epoch
         self._claims_refused = 0
+        self._contradicted = None
         self.stored_offset, self._last_batch_stored = back or _Left(0, None)
         self.frontier = 0
         pending = self._appending
@@ -485,6 +488,7 @@ class Receiver(Generic[Content]):
         if page.epoch == self.epoch:
             assert page.last_offset >= self.stored_offset
             self.stored_offset = page.last_offset
+            self._contradicted = None
             self._last_batch_stored = page.last_batch or self._last_batch_stored
         elif (left := self._left.get(page.epoch)) is not None:
             self._left[page.epoch] = _Left(page.last_offset, page.last_batch or left.last_batch)
@@ -526,7 +530,15 @@ class Receiver(Generic[Content]):
             self._forget_pages()
         self._is_page_refused = True
         self.page_waits = ""
-        self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
+        if page.epoch != self.epoch or event.contradicted in {None, self._contradicted}:
+            self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
+            return
+        # 0041: the peer can begin a new epoch once it is shown the batch that it contradicts. It is asked at once, and
+        # rarely if the same comes again.
+        self._contradicted = event.contradicted
+        self._lose(NoteKind.PAGE_REFUSED, event.reason)
+        if self.asking not in {Asking.OFFLINE, Asking.FENCED}:
+            self._close(Asking.HOLDING)
 
     # ----------------------------------------------------------------------------------------------------------- states
 

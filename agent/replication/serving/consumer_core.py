@@ -239,7 +239,9 @@ class ConsumerCore:
             if isinstance(due, Refuse):
                 return due, waited_ns
             if due is not None:
-                reading = effects.ReadPage(due, zone, request.definitions_known, tuple(request.signers_known))
+                former = frozenset(map(bytes.fromhex, request.former_epochs))
+                signers = tuple(request.signers_known)
+                reading = effects.ReadPage(due, zone, request.definitions_known, signers, former)
                 return (yield from reading), waited_ns
             parked = yield from effects.Park(request.consumer_name, zone, stream, position, until_ms)
             waited_ns += parked.waited_ns

@@ -221,6 +221,7 @@ class ReadPage(Effect[PageRead | Refuse]):
     asking_zone: str
     definitions_known: Mapping[str, int]
     signers_known: tuple[str, ...] = ()
+    former_epochs: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

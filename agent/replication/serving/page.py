@@ -7,7 +7,8 @@
 - A page with offsets contains only the definitions that its batches need: the receiver stores a definition only with a
   batch of the same page whose digest covers it, and would count the others as stored.
 - Facts that were released or are damaged are named as holes. A page never skips offsets silently.
-- Facts whose origin is the asking zone are left out and named as omitted.
+- Facts whose origin is the asking zone are left out and named as omitted, except those of its former epochs for which
+  it asks: after a restore its peers may be the only ones to hold them.
 - A page stays within the requester's `bytes_max` and within the broker's packet size.
 - With `whole_runs` a page ends where a run ends: after a batch with a head, or where its origin has signed nothing. To
   reach that end it may exceed `limit` and `bytes_max`, not the packet; a run that does not fit is left for the next
@@ -16,7 +17,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Origin
@@ -99,6 +100,7 @@ def select_page(
     known: Mapping[str, int],
     packet_bytes_max: int,
     signers: Mapping[bytes, int] | None = None,
+    former_epochs: Collection[bytes] = (),
 ) -> Selection | Refuse:
     """Choose which of the batches and holes that were read go into one page.
 
@@ -113,7 +115,7 @@ def select_page(
     for batch in batches:
         while holes and holes[-1].first_offset < batch.first_offset:
             selection.add_hole(holes.pop())
-        if batch.origin.zone == asking_zone:
+        if is_omitted(batch.origin, asking_zone, former_epochs):
             selection.omit(batch)
             taken += 1
             continue
@@ -137,6 +139,11 @@ def select_page(
         first = page.batches[0].first_offset
         return Refuse("store_unavailable", f"definitions for the batch at offset {first} are missing here")
     return chosen
+
+
+def is_omitted(origin: Origin, asking_zone: str, former_epochs: Collection[bytes]) -> bool:
+    """Whether facts of an origin are left out of a page for a zone that asks for its own of some former epochs."""
+    return origin.zone == asking_zone and origin.epoch not in former_epochs
 
 
 def _run_ends(plan: ReadPlan, batches: Sequence[StoredBatch]) -> frozenset[int]:

@@ -17,7 +17,7 @@ from agent.pages import Page, StoredBatch
 from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import Piece, ReadPlan, select_page
+from agent.replication.serving.page import Piece, ReadPlan, is_omitted, select_page
 from agent.signing.heads import key_id_in
 
 DEFINITIONS_READ_MAX = 4096
@@ -32,13 +32,15 @@ INLINE_PAUSE_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class PageQuery:
-    """What to read, for which zone, which definitions and signers it knows, and how large a packet may be."""
+    """What to read, for which zone, which definitions and signers it knows, how large a packet may be, and of which of
+    its former epochs the zone takes its own facts back."""
 
     plan: ReadPlan
     asking_zone: str
     definitions_known: Mapping[str, int]
     packet_bytes_max: int
     signers_known: Sequence[str] = ()
+    former_epochs: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
     definitions = _read_definitions(store, page.batches, asked)
     known, signers = asked.definitions_known, _read_signers(store, page.batches, asked)
     sizes = {key_id: sum(len(one) * 4 // 3 + 8 for one in certificates) for key_id, certificates in signers.items()}
-    chosen = select_page(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, sizes)
+    chosen = select_page(
+        *(asked.plan, page, asked.asking_zone, definitions, known, asked.packet_bytes_max, sizes, asked.former_epochs)
+    )
     if isinstance(chosen, Refuse):
         return chosen
     entries, batches, heads = list[tuple[int, int, int]](), list[bytes](), dict[int, bytes]()
@@ -177,7 +181,7 @@ def _read_definitions(
     """By origin, the definitions its batches need beyond those the requester knows."""
     wanted: dict[Origin, int] = {}
     for each in batches:
-        if each.origin.zone != asked.asking_zone:
+        if not is_omitted(each.origin, asked.asking_zone, asked.former_epochs):
             wanted[each.origin] = max(wanted.get(each.origin, 0), each.definition_count)
     found = {}
     for origin, count in wanted.items():

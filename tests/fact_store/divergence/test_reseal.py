@@ -15,7 +15,7 @@ from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import EpochChanging, StoreFailed, StoreFull
 from agent.fact_store.sqlite.transaction import Transaction
 from agent.pages import Page
-from tests.fact_store.divergence.test_epochs import fill, notices, pull
+from tests.fact_store.divergence.test_epochs import fill, node, notices, pull
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,
@@ -128,6 +128,43 @@ def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
         assert [one.kind for one in early.incidents()] == []
         assert pull(store, early) == 0
     assert is_sound(copy)
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["all", "some"])
+def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: bool) -> None:  # noqa: FBT001
+    """A copy made before facts were resealed, put back beside the newer witness, reseals those of them that it has
+    under the same epoch as before: the peer that has read them meets none under its old identity. The record of it
+    outlives the copy, and a third restore repeats it once more."""
+    files = [copy / "facts.db", copy / "facts.db-wal"]
+    with node(copy) as store:
+        grow(store)
+        images = [file.read_bytes() for file in files]
+        fill(store, 1101)
+        if is_whole:
+            images = [file.read_bytes() for file in files]
+        begin_anew(store)
+    with node(copy) as store:
+        assert pull(store, early) == 110
+        between = store.epoch
+    held = len(values_in(early))
+    for _ in range(2):
+        for file, image in zip(files, images, strict=True):
+            file.write_bytes(image)
+        with node(copy) as store:
+            assert store.epoch != between
+            assert values_in(store) == BEFORE + ANEW + [*range(1101, 1111)] * is_whole
+            origins = {one.origin.epoch for one in store.read(TELEMETRY, len(BEFORE), EVERYTHING, EVERYTHING).batches}
+            assert origins == {between}
+            chain_is_whole(store)
+            assert pull(store, early) == 0
+            fill(store, 2001)
+            assert pull(store, early) == 10
+            held += 10
+            assert "resealed again" in next(one.detail for one in store.incidents() if one.kind == "epoch")
+            fill(store, 3001)
+        assert is_sound(copy)
+    assert len(values_in(early)) == held
+    assert [one.kind for one in early.incidents()] == []
 
 
 def test_facts_that_were_read_keep_their_origin(copy: Path, early: FactStore) -> None:

@@ -69,10 +69,18 @@ def test_new_batches_join_adjacent_ranges(
     ],
 )
 def test_a_contradicting_history_is_a_fork(held: tuple[HeldRange, ...], offered: HeldRange) -> None:
-    """A history that contradicts what is held is a fork, whichever end shows it."""
+    """A history that contradicts what is held is a fork, whichever end shows it; the fork names the end of a batch that
+    no history has together with the offered one, or none where no history has the offered one."""
     decision = decide_insert(held, offered)
     assert isinstance(decision, Fork), decision
     assert decision.why
+    if decision.held is None:
+        assert not held
+        return
+    last, digest_there = decision.held
+    ends = {offered.first_sequence - 1: offered.first_previous_digest, offered.last_sequence: offered.last_digest}
+    assert offered.first_sequence - 1 <= last <= offered.last_sequence
+    assert ends.get(last) != digest_there
 
 
 def test_ranges_are_limited() -> None:

@@ -13,7 +13,7 @@ import pytest
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
-from agent.pages import OriginRange, PeerPosition
+from agent.pages import OriginRange, PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply
@@ -24,7 +24,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
-from tests.fact_store.making import Elsewhere, parsed
+from tests.fact_store.making import Elsewhere, parsed, samples, tag
 from tests.replication.nodes import STREAM
 from tests.waiting import wait_until_async
 
@@ -113,6 +113,47 @@ def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
     played(tmp_path, scenario)
 
 
+def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
+    """Facts of an own former epoch that only the peer holds come back, as facts of that epoch; of the present epoch and
+    of one that this store never had none is taken."""
+    path, witness = tmp_path / "idmz.db", tmp_path / "idmz.db.witness"
+
+    def recorded(values: range) -> None:
+        with FactStore.open(path, "idmz", unattended=True) as store:
+            store.appends.define([tag(1)])
+            store.appends.append_samples(STREAM, samples(len(values), values.start)).result(20)
+
+    recorded(range(1, 11))
+    image = path.read_bytes()
+    recorded(range(11, 21))
+    with FactStore.open(path, "idmz") as before, FactStore.open(tmp_path / "plant.db", "plant-a") as plant:
+        lost = [one.sealed for one in before.read(STREAM, 0, 100, 10**6).batches]
+        bodies = enumerate(before.definitions(before.origin, 0, 1), 1)
+        definitions = [ReceivedDefinition(before.origin, number, body) for number, body in bodies]
+        position = PeerPosition(before.epoch, before.end_offset(STREAM))
+        plant.inbound.put_batches("idmz", STREAM, parsed(lost), definitions, position).result(20)
+        former = before.origin
+    assert witness.exists()
+    path.write_bytes(image)
+    FactStore.open(path, "idmz", unattended=True).close()  # begins a new epoch
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        assert idmz.former_epochs == [former.epoch]
+        invented, forged = Elsewhere("idmz"), Elsewhere("idmz", epoch=idmz.epoch)
+        for one in (invented, forged):
+            put(plant, one, [one.seal(10)])
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed, level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+            found = await comparer.compare(STREAM, repair=True)
+        assert found.missing == [(former, (11, 20))]
+        assert [(one.first_sequence, one.last_sequence) for one in idmz.held(STREAM)[former]] == [(1, 20)]
+        assert {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"} == {former}
+
+    played(tmp_path, scenario)
+
+
 def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
     """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it
     stays missing."""
@@ -149,6 +190,51 @@ def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
             comparer._artifacts.fetch = bring  # type: ignore[method-assign, assignment]
             await comparer.compare(STREAM, repair=True)
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
+
+    played(tmp_path, scenario)
+
+
+def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
+    """While a comparison fetches, the pull may have gone on, also into another epoch of the peer: what is fetched is
+    stored, and the position stays where the pull has moved it."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs, later = Elsewhere("plant-a"), PeerPosition(b"\7" * 16, 5)
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        async with comparing(plant, idmz) as (comparer, _):
+
+            async def pulled_meanwhile(_: Sequence[object]) -> None:
+                put(idmz, theirs, [], later)
+
+            comparer._artifacts.fetch = pulled_meanwhile  # type: ignore[method-assign, assignment]
+            await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == 20
+        assert idmz.inbound.peer_position("plant-a", STREAM) == later
+
+    played(tmp_path, scenario)
+
+
+def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
+    """Answers of two epochs, of a peer that began one meanwhile or of two machines with one name, make no comparison."""
+
+    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+        theirs = Elsewhere("plant-a")
+        put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
+        put(idmz, theirs, theirs.sealed[:1], level(plant))
+        async with comparing(plant, idmz) as (comparer, peer):
+            ask = peer.ask
+
+            async def in_turn(request: Request, timeout_s: float) -> Reply:
+                reply = await ask(request, timeout_s)
+                if len(peer.answers) < 2:
+                    return reply
+                return reply._replace(answer=msgspec.structs.replace(reply.answer, epoch="7" * 32))
+
+            peer.ask = in_turn  # type: ignore[method-assign]
+            with pytest.raises(PageRefused, match="two machines"):
+                await comparer.compare(STREAM, repair=True)
+        assert idmz.end_offset(STREAM) == 10
 
     played(tmp_path, scenario)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pages import LastBatch
+from agent.pages import BatchEnd, LastBatch
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.pull_events import (
     Append,
@@ -257,6 +257,30 @@ def test_a_refused_page_blocks_and_is_logged_once() -> None:
     driver(Tick(), 60_000)
     driver.answer(page(11, 20))
     assert kinds(driver(Appended())) == [NoteKind.PEER_RETURNED, Fetch]
+
+
+def test_the_batch_that_a_page_contradicts_is_shown_at_once() -> None:
+    """A peer whose page contradicts a batch held here is shown that batch at once, and rarely once the same page has
+    come again; after a page that was stored, and in another epoch, it is not shown any more."""
+    driver, held = Driver(ONE, 10), BatchEnd(17, b"ours")
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True))
+    forked = AppendFailed("forked", is_retryable=False, contradicted=held)
+    assert kinds(driver(forked)) == [NoteKind.PAGE_REFUSED, Fetch]
+    asked = driver.fetches[-1]
+    assert (asked.after_offset, asked.must_show, asked.contradicted) == (10, True, held)
+    driver.answer(page(11, 20, more=True))
+    driver(forked)
+    assert driver.core.asking is Asking.BLOCKED
+    driver(Tick(), 60_000)
+    assert driver.fetches[-1].contradicted == held
+    driver.answer(page(11, 20))
+    driver(Appended())
+    assert driver.fetches[-1].contradicted is None
+    driver.answer(page(21, 30))
+    driver(forked)
+    driver(FetchFailed(driver.core.open_fetch_id or 0, "epoch_changed", "restored", is_retryable=False, epoch=TWO))
+    assert driver.fetches[-1].contradicted is None
 
 
 def test_final_and_passing_refusals_differ() -> None:

@@ -15,9 +15,12 @@
     version       nothing is accepted from a peer of another major version
     refused       what a node refuses as a fork contradicts what it holds
     uncompared    what a node reports as uncompared was released or damaged there
-    echo          no node is sent facts of its own zone
+    echo          no node is sent facts of its own zone, except of a former epoch for which it asks
+    home          at the end a node has all facts of its former epochs that its peers hold intact and that contradict
+                  none of its own
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
     fenced        no instance confirms for a consumer once another instance has its lease
+    forged        no store holds facts that an attacker made, except the attacker's own
     store         no store begins a new epoch on a peer's claim unless it is a copy or has a twin (checked by the nodes)
 
 The network itself checks that everything converges within a bound. A checker that finds a violation raises Violation.
@@ -35,7 +38,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
-from agent.pages import OriginRange
+from agent.pages import Declined, OriginRange
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -149,6 +152,13 @@ class Checkers:
         self.gone: set[Key] = set()
         """Reported as gone by a peer, or removed by a restored image before another store had them."""
         self.acknowledged: set[Key] = set()
+        self.forged: set[Key] = set()
+        """Sealed by an attacker on a relay that was taken over."""
+        self.damaged_origins: set[Origin] = set()
+        """Origins of batches that a disk has damaged somewhere: what lies between such a batch and the head before it
+        may have no signature any more that proves it to the next zone."""
+        self.is_hostile = False
+        """Whether there was one: pages of an attacker promise no order, and no truth about holes."""
         self.forks: set[Origin] = set()
         """Origins with two histories, because the store was restored or cloned."""
         self.refused: dict[str, set[Key]] = {}
@@ -158,6 +168,10 @@ class Checkers:
         self._offered: dict[str, dict[tuple[Pull, str, int], Offered]] = {}
         self._announced_holes: dict[tuple[str, int, int, int], list[Row]] = {}
         self._gone_sequences: dict[Origin, set[int]] = {}
+        self._declined_sequences: dict[tuple[str, Origin], set[int]] = {}
+        """By node, what it declined because no signature covered it."""
+        self._gap_sequences: dict[tuple[str, Origin], set[int]] = {}
+        """By node, the sequences before a batch that came without them."""
         self._refused_sequences: dict[tuple[str, Origin], set[int]] = {}
         self.durable: dict[tuple[str, str, str], int] = {}
         """How far a peer's epoch was ever durable at its receiver: by (receiving zone, peer, epoch)."""
@@ -205,21 +219,36 @@ class Checkers:
         origin = row.key.origin
         if row.first_offset != log.end_offset + 1:
             raise self.failed(f"dense: {where} where {log.end_offset + 1} is next")
+        if row.key in self.forged:
+            if node.attacker is None:
+                raise self.failed(f"forged: {where} holds {row.key}, which {origin.zone} never recorded")
+            log.add(row)
+            return
         if row.key in log.keys or log.contradicts(row):
             raise self.failed(f"once: {where} holds {row.key} again")
-        if row.key.first_sequence <= log.highest.get(origin, 0) and not self._is_reported(node, row.key):
-            raise self.failed(f"order: {where} holds {row.key} after {log.highest[origin]}")
+        highest = log.highest.get(origin, 0)
+        if highest and row.key.first_sequence > highest + 1:  # a gap, which the store has reported
+            skipped = self._gap_sequences.setdefault((node.name, origin), set())
+            skipped.update(range(highest + 1, row.key.first_sequence))
+        is_late = row.key.first_sequence <= highest
+        if is_late and not self.is_hostile and not self._is_reported(node, row.key):
+            raise self.failed(f"order: {where} holds {row.key} after {highest}")
         self._check_chain(where, row)
         log.add(row)
 
     def _is_reported(self, node: Node, key: Key) -> bool:
-        """Whether a batch was reported as gone; where its origin has two histories, also whether the other batch under
-        its sequences was, or the node refused that."""
-        if key in self.gone or key.origin not in self.forks:
+        """Whether a batch was reported as gone, or declined; where its origin has two histories, also whether the other batch under
+        its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of both. Where a
+        zone before declined facts, they come late as well."""
+        if key.first_sequence in self._declined_sequences.get((node.name, key.origin), ()):
+            return True
+        has_parts = key.origin in self.forks or any(origin == key.origin for _, origin in self._declined_sequences)
+        if key in self.gone or not has_parts:
             return key in self.gone
         reported = (
             self._gone_sequences.get(key.origin, set()),
             self._refused_sequences.get((node.name, key.origin), set()),
+            self._gap_sequences.get((node.name, key.origin), set()),
         )
         return any(key.first_sequence in one for one in reported)
 
@@ -280,6 +309,10 @@ class Checkers:
                     raise self.failed(f"holes: {peer.name} reports that {row.key} is gone, and it is not")
                 announced.append(row)
 
+    def hidden(self, relay: Node, first_offset: int, last_offset: int) -> None:
+        """An attacker is about to name facts as gone that are not."""
+        self._announced_holes[relay.name, relay.life, first_offset, last_offset] = []
+
     def page_offered(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
         """A page is handed to a store. If the node dies between commit and answer, `reopened` checks the page."""
         self._offered.setdefault(pull.node.name, {})[pull, epoch, offset] = page
@@ -296,7 +329,10 @@ class Checkers:
 
     def _add_gone(self, page: Offered) -> None:
         for first, last, _ in page.holes:
-            for row in self._announced_holes[*page.served, first, last]:
+            announced = (*page.served, first, last)
+            for row in (
+                self._announced_holes.get(announced, ()) if self.is_hostile else self._announced_holes[announced]
+            ):
                 self.gone.add(row.key)
                 self._gone_sequences.setdefault(row.key.origin, set()).update(
                     range(row.key.first_sequence, row.last_sequence + 1)
@@ -320,6 +356,8 @@ class Checkers:
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has refused facts of a page and reported their ranges."""
+        if node.attacker is not None:
+            return  # it refuses what contradicts the facts it has forged
         reported = {(Origin(one.zone, one.epoch), n) for one in ranges for n in range(one[2], one[3] + 1)}
         for batch in map(parse, sealed if reported else ()):
             header = batch.header
@@ -332,6 +370,12 @@ class Checkers:
             sequences = self._refused_sequences.setdefault((node.name, header.origin), set())
             sequences.update(range(header.first_sequence, header.last_sequence + 1))
 
+    def facts_declined(self, node: Node, declined: Sequence[Declined]) -> None:
+        """A node has left out facts that their origin did not prove, and reported them; they may come later."""
+        for _, _, one, _ in declined:
+            sequences = self._declined_sequences.setdefault((node.name, Origin(one.zone, one.epoch)), set())
+            sequences.update(range(one.first_sequence, one.last_sequence + 1))
+
     def facts_uncompared(self, node: Node, ranges: Sequence[OriginRange]) -> None:
         """A node has reported ranges that it could not compare with what it held."""
         for one in ranges:
@@ -342,12 +386,17 @@ class Checkers:
 
     def _has_reported(self, node: str, key: Key) -> bool:
         """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
-        if key in self.refused.get(node, ()):
+        if key in self.refused.get(node, ()) or self._is_unproven(node, key):
             return True
         rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
         return any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ())) and any(
             row.key.first_sequence <= key.first_sequence <= row.last_sequence for row in rows
         )
+
+    def _is_unproven(self, node: str, key: Key) -> bool:
+        """Whether a node declined a batch of an origin of which batches are damaged."""
+        declined = self._declined_sequences.get((node, key.origin), ())
+        return key.origin in self.damaged_origins and key.first_sequence in declined
 
     def died_in_commit(self, node: Node) -> None:
         """A node dies in a commit; `reopened` finds out whether the commit is durable."""
@@ -471,8 +520,22 @@ class Checkers:
             for pull in node.pulls:
                 held = self.logs[node.name].keys
                 wanted = {key for key in intact[pull.peer.name] if key.origin.zone != node.zone or key in held}
+                wanted = {key for key in wanted if key in held or not self._is_unproven(node.name, key)}
                 if lacks := wanted - intact[node.name]:
                     yield f"equal: {node.name} lacks {len(lacks)} batches of {pull.peer.name}: {min(lacks, key=str)}"
+
+    def lost_at_home(self, nodes: list[Node]) -> Iterator[str]:
+        """Batches of a node's own former epochs that a peer holds intact and the node does not."""
+        for node in nodes:
+            log, known = self.logs[node.name], node.running.former_epochs
+            for pull in [pull for pull in node.pulls if known and not pull.is_fenced]:
+                theirs, intact = self.logs[pull.peer.name], _intact(pull.peer.running)
+                own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin.epoch in known]
+                forked = {one.key.origin for one in own if log.contradicts(one)}
+                lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
+                if lost := {key for key in lost if not self._has_reported(node.name, key)}:
+                    name = pull.peer.name
+                    yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
     def _check_bytes(self, node: Node) -> None:
         """A store serves what was sealed, byte for byte."""

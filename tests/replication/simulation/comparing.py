@@ -82,7 +82,8 @@ class Comparing:
             return False
         settings = AntiEntropySettings(self._pull.peer.zone, (STREAM,), node.world.zones, every_hours=0)
         requester: Any = PeerRequester(self._pull)
-        self._running = self._compare(AntiEntropy(requester, node.running, settings, COMPARISON_ERRORS))
+        comparer = AntiEntropy(requester, node.running, settings, COMPARISON_ERRORS, judge=node.judge)
+        self._running = self._compare(comparer)
         run(self._running, node.soon)
         return True
 

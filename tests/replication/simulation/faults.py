@@ -37,6 +37,7 @@ class Faults:
     retention_bytes: int = 0
     damage_ms: int = 0
     anti_entropy_ms: int = 0
+    taken_over_relay: bool = False
     append_ms: int = 700  # no fault: the mean interval between two appends in the whole network
 
 
@@ -80,6 +81,7 @@ NAMED: dict[str, Faults] = {
         crash_ms=6_000,
         partition_two_way_ms=4_000,
     ),
+    "taken_over_relay": Faults(taken_over_relay=True),
     "everything": Faults(
         loss=0.05,
         duplicate=0.05,

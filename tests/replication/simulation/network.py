@@ -22,6 +22,8 @@ from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
 from tests.replication.simulation.pulling import Pull
+from tests.replication.simulation.relay import TakenOver
+from tests.replication.simulation.trust import signer_of
 
 FAULTS_END_MS = 12_000
 CONVERGED_WITHIN_MS = 180_000
@@ -58,6 +60,10 @@ TOPOLOGIES: dict[str, Topology] = {
     "diamond": Topology((("idmz", "plant"), ("enterprise", "plant"), ("enterprise", "idmz")), ("plant",)),
     "plants": Topology(
         (("idmz", "plant-a"), ("idmz", "plant-b"), ("idmz", "plant-c")), ("plant-a", "plant-b", "plant-c")
+    ),
+    "two_readers": Topology(
+        (("idmz", "plant"), ("cloud", "plant"), ("cloud", "idmz"), ("enterprise", "idmz"), ("enterprise", "cloud")),
+        ("plant",),
     ),
     "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
     "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),
@@ -96,6 +102,8 @@ class World:
         self._unequal = "not compared yet"
         self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
+        for zone in topology.zones:
+            signer_of(zone)  # made before this world's chance replaces the system's
         self.nodes = self._make_nodes(topology)
 
     def _make_nodes(self, topology: Topology) -> list[Node]:
@@ -172,6 +180,7 @@ class World:
                     yield left
         if self.faults.anti_entropy_ms and not self._are_equal():
             yield self._unequal
+        yield from self.check.lost_at_home(self.nodes)
 
     def _are_equal(self) -> bool:
         """Whether anti-entropy has nothing left to repair; checked once between two rounds, because it reads all
@@ -246,9 +255,24 @@ class World:
             node = self._twinned
             last_ms = 2_000 if faults.twins_diverge else 7_000
             self.at(self.chance.randint(300, last_ms), lambda: self._begin_twin(node))
+        if faults.taken_over_relay:
+            self._take_over()
         if faults.version_minor:
             self.chance.choice(self.nodes).version = "minor"
             self.injected["version_minor"] += 1
+
+    def _take_over(self) -> None:
+        """A relay is taken over for a while, if there is one; then its machine is installed anew."""
+        served = {pull.peer.zone for node in self.nodes for pull in node.pulls}
+        relays = [node for node in self.nodes if node.pulls and node.zone in served]
+        if not relays:
+            return
+        relay = self.chance.choice(relays)
+        readers = sorted({node.zone for node in self.nodes for pull in node.pulls if pull.peer is relay})
+        victims = frozenset(self.chance.sample(readers, self.chance.randint(1, len(readers))))
+        begins_ms = self.chance.randint(300, 4_000)
+        self.at(begins_ms, lambda: relay.take_over(TakenOver(relay, victims)))
+        self.at(self.chance.randint(8_000, FAULTS_END_MS - 500), relay.install_anew)
 
     def _begin_twin(self, node: Node) -> None:
         """A second machine serves, pulls and records under a node's name: a clone, or one with its own store. One of
@@ -296,8 +320,7 @@ class World:
         for node in self.nodes:
             node.end_faults()
         self.at(LOOK_MS, self._look)
-        if self.faults.anti_entropy_ms:
-            self.at(1, self._compare_all)
+        self.at(1, self._compare_all if self.faults.anti_entropy_ms else self._bring_home)
 
     def _pull(self) -> Pull:
         return self.chance.choice([pull for node in self.nodes for pull in node.pulls])
@@ -356,6 +379,11 @@ class World:
             for pull in node.pulls:
                 pull.comparing.begin()
         self.at(COMPARE_MS, self._compare_all)
+
+    def _bring_home(self) -> None:
+        for node in self.nodes:
+            node.bring_home()
+        self.at(COMPARE_MS, self._bring_home)
 
     def _upgrade(self) -> bool:
         return self._hit(Node.upgrade)

@@ -17,12 +17,15 @@ from agent.message import Sample
 from tests.replication.simulation import stepped
 from tests.replication.simulation.checkers import STREAM, Key, Violation
 from tests.replication.simulation.serving import Serving
+from tests.replication.simulation.trust import judge_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.network import World
     from tests.replication.simulation.pulling import Pull
+    from tests.replication.simulation.relay import TakenOver
 
 DISK_MS_MAX = 8
+HOME_MS_MAX = 3_000
 IDLE_MS = 4_000
 """Between two runs of the writer's timers without work."""
 
@@ -48,6 +51,7 @@ class Node:
         self.is_copied = False
         """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
         self._epoch = b""
+        self.attacker: TakenOver | None = None
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -78,7 +82,7 @@ class Node:
 
     def make(self) -> None:
         """The empty store, for the first start."""
-        stepped.new_store(self._folder, self.zone, self.name)
+        stepped.write_image(self._folder, stepped.image_of_new(self.zone, self.name))
 
     def start(self, *, is_old: bool = False) -> None:
         """Open the store and begin; `is_old`, with an image that was restored."""
@@ -91,16 +95,26 @@ class Node:
         self._set_wall()
         self._store = stepped.open_store(self._folder, self.zone, policy)
         self._epoch = self._store.epoch
+        self.judge = judge_of(self._store, self.world.zones)
         self.world.check.reopened(self, is_old=is_old)
         writer = stepped.writer_of(self._store)
         writer.bell.ring = self._rung
         self.serving = Serving(self)
         for pull in self.pulls:
             pull.start()
+        self.bring_home()
+        if self.attacker is not None:
+            self.attacker.begin()
         if self.is_producer:
             self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
         self.after(IDLE_MS, self._idle)
+
+    def bring_home(self) -> None:
+        """As a node does that has had other epochs: compare, and fetch what a restore has lost."""
+        if self._store is not None and self._store.former_epochs:
+            for pull in self.pulls:
+                self.after(self.world.chance.randint(1, HOME_MS_MAX), pull.comparing.begin)
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Call `action` later, unless this life is over by then."""
@@ -259,6 +273,24 @@ class Node:
         self.abandon()
         self.world.check.retired(self)
 
+    def take_over(self, attacker: TakenOver) -> None:
+        """An attacker has the machine from now on."""
+        self.attacker, self.is_copied = attacker, True
+        self.world.check.is_hostile = True
+        self.world.injected["taken_over_relay"] += 1
+        if self._store is not None:
+            attacker.begin()
+
+    def install_anew(self) -> None:
+        """The machine that was taken over is installed anew, with an empty store."""
+        if self._store is None:
+            self.world.at(200, self.install_anew)
+            return
+        self._commit()
+        self.attacker = None
+        if self._store is not None:
+            self._again_with(stepped.image_of_new(self.zone, f"{self.name}-{self.life}"), is_old=True)
+
     def fill(self) -> bool:
         """The disk is full for a while: the store measures it, or SQLite meets it within a commit."""
         if self._store is None:
@@ -292,6 +324,7 @@ class Node:
         if row.key in self.damaged:
             return False
         self.damaged.add(row.key)
+        self.world.check.damaged_origins.add(row.key.origin)
         stepped.flip_bit(self._store, STREAM, row.first_offset, self.world.chance)
         return True
 

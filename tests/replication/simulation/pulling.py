@@ -65,7 +65,9 @@ class Pull:
             receiver=replace(world.settings, page_bytes_max=PAGE_BYTES_MAX),
         )
         store: Any = _WatchedStore(self)
-        self._runner = PullRunner(self, store, settings, STORE_ERRORS, make_receiver=world.receiver)
+        self._runner = PullRunner(
+            *(self, store, settings, STORE_ERRORS), make_receiver=world.receiver, judge=self.node.judge
+        )
         self._is_linked = False
         self._tick_at = None
         self.node.after(world.chance.randint(1, 1_000), self.link_up)
@@ -149,6 +151,8 @@ class Pull:
 
         def answer(machine: Node, answered: bytes) -> None:
             version, served = machine.version, (machine.name, machine.life)
+            if machine.attacker is not None:
+                answered = machine.attacker.spoiled(node.zone, answered)
             arrived = answer_of(version, answered)
             world.carry(machine, node, lambda: self._answered(life, fetch_id, arrived, version, served))
 
@@ -180,19 +184,24 @@ class Pull:
         world, checked = self.node.world, Future[JudgedPage]()
         try:
             judged = check()
-            batches = _Batches(judged.batches)
         except PageRefused as error:
             checked.set_exception(error)
             return Waiting(checked)
+        batches = _Batches(judged.batches)
+        judged = replace(judged, batches=batches)
         batches.version, batches.served = self._answers
-        if any(batch.header.origin.zone == self.node.zone for batch in batches):
+        own, store = (
+            [one.header.origin for one in batches if one.header.origin.zone == self.node.zone],
+            self.node.running,
+        )
+        if any(origin.epoch not in store.former_epochs for origin in own):
             raise Violation(f"echo: {self.peer.name} sends {self.node.name} facts of its own")
         if world.faults.slow_consumer_ms_max and world.faults_are_on:
             world.injected["slow_consumer"] += 1
             delay_ms = world.chance.randint(0, world.faults.slow_consumer_ms_max)
-            self.node.after(delay_ms, lambda: checked.set_result(replace(judged, batches=batches)))
+            self.node.after(delay_ms, lambda: checked.set_result(judged))
         else:
-            checked.set_result(replace(judged, batches=batches))
+            checked.set_result(judged)
         return Waiting(checked)
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
@@ -253,6 +262,7 @@ class _WatchedInbound:
         putting = self._inbound.put_batches(peer, stream, batches, definitions, position, holes=holes, **how)
         offered = Offered([one.sealed for one in batches], holes, batches.served)
         check.page_offered(pull, position.epoch.hex(), position.offset, offered)
+        pull.node.world.check.facts_declined(pull.node, how.get("declined", ()))
         putting.add_done_callback(partial(self._put, position, offered))
         return putting
 

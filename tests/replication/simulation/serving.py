@@ -146,11 +146,16 @@ class WatchedStore:
     """The node's store, with its consumers watched."""
 
     def __init__(self, serving: Serving) -> None:
-        self._store = serving.node.running
+        self._serving, self._store = serving, serving.node.running
         self.consumers = WatchedConsumers(serving)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+    def peer_is_ahead(self, peer: str, why: str) -> None:
+        """A claim of an attacker proves nothing, because no zone has signed what it claims."""
+        if all(machine.attacker is None for machine in self._serving.node.world.machines(peer)):
+            self._store.peer_is_ahead(peer, why)
 
 
 class WatchedConsumers:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,6 +29,8 @@ from agent.fact_store.sqlite import recovery
 from agent.fact_store.writer import writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
+from tests.replication.simulation.trust import signer_of
+from tests.support.memory import memory_folder
 
 FILE = "facts.db"
 WALL_START_MS = 1_700_000_000_000
@@ -173,22 +174,21 @@ def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytes
 _templates: dict[tuple[str, str], Image] = {}
 
 
-def new_store(folder: Path, zone: str, name: str) -> None:
+def image_of_new(zone: str, name: str) -> Image:
     """The files of an empty store that knows one tag; `name` tells stores of one zone apart."""
     if (zone, name) not in _templates:
-        with stepped(Clock(), random.Random(name), Disks()):  # the same epoch in every run
-            folder.mkdir(parents=True)
+        with stepped(Clock(), random.Random(name), Disks()), memory_folder() as folder:  # the same epoch in every run
             store = FactStore.open(folder / FILE, zone, settings=SETTINGS, unattended=True)
             store.appends.define([TagDefinition("tag:line1/t1")])
             store.close()
             _templates[zone, name] = image_of(folder)
-            shutil.rmtree(folder)
-    write_image(folder, _templates[zone, name])
+    return _templates[zone, name]
 
 
 def open_store(folder: Path, zone: str, policy: StreamSettings) -> FactStore:
-    """As a node opens it."""
-    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], unattended=True)
+    """As a node opens it that signs its facts."""
+    signer = signer_of(zone)
+    return FactStore.open(folder / FILE, zone, settings=SETTINGS, streams=[policy], signer=signer, unattended=True)
 
 
 def writer_of(store: FactStore) -> SteppedWriter:

@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent.batch import Header
-from agent.fact_store import store
+from agent.fact_store import FactStore, store
 from agent.fact_store.append import receive
 from agent.fact_store.divergence import opening, reseal
 from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater
@@ -27,8 +27,9 @@ from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import anti_entropy
 from agent.replication.pulling.anti_entropy import AntiEntropy
+from agent.replication.pulling.page_judge import Beliefs, PageJudge
 from agent.replication.pulling.receiver import Receiver
-from agent.replication.serving import consumer_core, reading
+from agent.replication.serving import consumer_core, page, reading
 from agent.replication.serving.admission import decide_fetch
 from agent.replication.serving.consumer_effects import Effect, GetStreamState, Park, RecordServed
 from agent.replication.serving.operations import context
@@ -36,7 +37,7 @@ from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Selection, select_page
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
-from tests.replication.simulation import stepped
+from tests.replication.simulation import node, stepped
 from tests.replication.simulation.broken import (
     AcceptsAnyPage,
     AcceptsNewestOnly,
@@ -245,6 +246,22 @@ def server_reports_good_batches_as_gone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "select_page", lying)
 
 
+def own_facts_stay_away(patch: pytest.MonkeyPatch) -> None:
+    """A server that sends a zone none of its own facts back, and a node that does not fetch them."""
+    for module in (reading, page):
+        patch.setattr(module, "is_omitted", lambda origin, zone, _: origin.zone == zone)
+    repairs_no_gap(patch)
+
+
+def believes_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
+    """A node that demands no signature."""
+
+    def judge(store: FactStore, zones: Iterable[str]) -> PageJudge:
+        return PageJudge(store, Beliefs(rules=dict.fromkeys(zones, "off")))
+
+    patch.setattr(node, "judge_of", judge)
+
+
 def server_echoes(patch: pytest.MonkeyPatch) -> None:
     """A server that sends a zone's own facts back to it."""
     patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, "nobody", *rest))
@@ -303,6 +320,8 @@ BROKEN = [
     Broken("serving_twin", "chain_2", ("position",), receiver=ForgetsLeftEpochs),
     Broken("serving_twin", "ring", ("converges", "lost", "once", "chain"), server_skips_the_history_check),
     Broken("serving_twin_diverged", "ring", ("lost", "order"), every_page_end_counts_as_served),
+    Broken("taken_over_relay", "chain_3", ("forged",), believes_unsigned_facts),
+    Broken("taken_over_relay", "two_readers", ("forged",), believes_unsigned_facts),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), accepts_any_major),
     Broken("retention", "chain_2", ("lost", "acknowledged"), server_reports_no_hole, AcceptsAnyPage),
@@ -313,6 +332,8 @@ BROKEN = [
     Broken("anti_entropy", "both_ways", ("converges",), damage_is_known_by_its_start),
     Broken("none", "chain_2", ("holes",), server_reports_good_batches_as_gone),
     Broken("none", "both_ways", ("echo",), server_echoes),
+    Broken("restored_image", "both_ways", ("converges: not within 180000 ms: home",), own_facts_stay_away),
+    Broken("restored_grown", "ring", ("converges: not within 180000 ms: home",), repairs_no_gap),
     Broken("none", "diamond", ("once", "store"), store_inserts_duplicates),
 ]
 

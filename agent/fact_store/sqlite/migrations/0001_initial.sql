@@ -319,3 +319,14 @@ CREATE TABLE artifact (
     last_offset INTEGER NOT NULL CHECK (last_offset > 0),
     PRIMARY KEY (digest, stream)
 ) STRICT, WITHOUT ROWID;
+
+-- Own facts that were resealed under a new epoch: those from first_sequence on, whose first batch had this digest. The
+-- witness beside the file has a copy, so that an older copy of the file reseals them in the same way.
+CREATE TABLE reseal (
+    id INTEGER PRIMARY KEY,
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    first_sequence INTEGER NOT NULL CHECK (first_sequence > 0),
+    digest BLOB NOT NULL CHECK (length(digest) = 16),
+    new_origin INTEGER NOT NULL REFERENCES origin (id)
+) STRICT;

@@ -100,8 +100,8 @@ class Consumers:
             case effects.GetStreamState(stream, zone):
                 now_ms = context.now_ns() // 1_000_000
                 return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
-            case effects.ReadPage(plan, zone, known, signers):
-                return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers))
+            case effects.ReadPage(plan, zone, known, signers, former):
+                return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers, former))
             case effects.RecordServed():
                 return self._record_served(effect)
             case effects.BeginServing(stream, zone):

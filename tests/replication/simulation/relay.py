@@ -1,0 +1,191 @@
+"""A relay that was taken over: an attacker with its store, its certificate and its place between the others.
+
+For a while it does whatever the relay's machine can do, by chance:
+
+    forge      writes facts that their zone never recorded into its log, behind the real ones, with a sound chain
+    invent     the same under an epoch that their zone never began
+    change     changes facts in a page that it serves, and chains those behind them again
+    drop       names facts that it holds as expired
+    withhold   ends a page early, and names its end as the end of its log
+    reorder    serves the batches of a page in another order
+    replay     answers with a page that it sent before, to anybody, under whatever epoch was then
+
+What it changes it may show to some that read from it and not to the others (split views). Then its machine is installed
+anew, with an empty store. It cannot break digests or signatures, and it requests nothing in the name of others.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent.batch import Batch, Definitions, Kind, Link, Origin, open_samples, parse, seal_columns, seal_samples
+from agent.fact_store.log.errors import StoreError
+from agent.message import TagDefinition
+from agent.pages import KeptHead, ReceivedDefinition
+from agent.replication.protocol.codec import decode_answer, encode_answer
+from agent.replication.protocol.messages import FetchAnswer
+from agent.signing.heads import sign_head
+from tests.replication.simulation.checkers import STREAM, Key
+from tests.replication.simulation.trust import signer_of
+
+if TYPE_CHECKING:
+    from tests.replication.simulation.node import Node
+
+FORGE_MS = 700
+SPOILED = 0.3
+"""Of the pages that the relay serves while it is taken over."""
+REMEMBERED = 30
+
+
+@dataclass
+class TakenOver:
+    """The attacker on one node."""
+
+    node: Node
+    victims: frozenset[str]
+    """The zones that are shown what is changed; the others see honest pages."""
+    forged: int = 0
+    _sent: list[bytes] = field(default_factory=list)
+
+    def begin(self) -> None:
+        """The attacker is on the machine, and acts in every life of the node until it is installed anew."""
+        self.node.after(self.node.world.chance.randint(1, FORGE_MS), self._forge)
+
+    # --- what it writes
+
+    def _forge(self) -> None:
+        world, store = self.node.world, self.node.running
+        others = [origin for origin in store.held(STREAM) if origin.zone != self.node.zone]
+        if others:
+            origin = world.chance.choice(sorted(others, key=str))
+            is_invented = world.chance.random() < 0.4
+            if is_invented:
+                origin = Origin(origin.zone, world.chance.randbytes(16))
+            held = store.held(STREAM).get(origin, ())
+            link = (
+                Link(STREAM, origin, held[-1].last_sequence + 1, held[-1].last_digest) if held else Link(STREAM, origin)
+            )
+            body = TagDefinition("tag:line1/t1").to_json()
+            batch = self._sealed(link, world.chance.randint(1, 12), Definitions().extended(body))
+            with suppress(StoreError):
+                definitions = [ReceivedDefinition(origin, 1, body)]
+                heads = [KeptHead(0, self._head(batch), is_verified=False)] if world.chance.random() < 0.5 else []
+                store.inbound.put_batches(origin.zone, STREAM, [batch], definitions, None, heads=heads)
+            world.injected["relay_invented" if is_invented else "relay_forged"] += 1
+        self.node.after(int(world.chance.expovariate(1 / FORGE_MS)) + 1, self._forge)
+
+    def _sealed(self, link: Link, count: int, definitions: Definitions) -> Batch:
+        """A batch of values that no zone records, chained as if its zone had sealed it."""
+        first = self.forged + 1
+        self.forged += count
+        batch = seal_samples(
+            link, [(1, number * 1_000_000, -number, 0) for number in range(first, first + count)], definitions
+        )
+        self.node.world.check.forged.add(Key(link.origin, link.next_sequence, batch.digest))
+        return batch
+
+    # --- what it serves
+
+    def spoiled(self, zone: str, payload: bytes) -> bytes:
+        """The answer to a zone's request as the attacker sends it."""
+        chance, world = self.node.world.chance, self.node.world
+        answer, attached = decode_answer(payload)
+        if not isinstance(answer, FetchAnswer):
+            return payload
+        self._sent = [*self._sent[-REMEMBERED:], payload]
+        if zone not in self.victims or not answer.batches or chance.random() >= SPOILED:
+            return payload
+        attacks = {
+            "changed": self._change,
+            "dropped": self._drop,
+            "withheld": self._withhold,
+            "reordered": self._reorder,
+        }
+        name = chance.choice([*attacks, "replayed"])
+        world.injected[f"relay_{name}"] += 1
+        if name == "replayed":
+            return chance.choice(self._sent)
+        parts = [
+            _Part(first, last, *one)
+            for (first, last, _), *one in zip(answer.batches, *answer.split(attached), strict=True)
+        ]
+        return _packed(*attacks[name](answer, parts))
+
+    def _change(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """Other facts in one batch, and the batches of its origin behind it chained to them; their heads stay, are left
+        out, or are signed with the relay's own key."""
+        chance = self.node.world.chance
+        at, heads, links = chance.randrange(len(parts)), chance.choice(("kept", "none", "own")), dict[Origin, Link]()
+        found = list[_Part]()
+        for index, part in enumerate(parts):
+            batch = parse(part.sealed)
+            header, link = batch.header, links.get(batch.header.origin)
+            is_others = header.kind is Kind.SAMPLES and header.origin.zone != self.node.zone
+            if is_others and not header.is_slice and (index == at or link is not None):
+                if link is None:
+                    link = Link(STREAM, header.origin, header.first_sequence, header.previous_digest)
+                    batch = self._sealed(link, header.count, header.definitions)
+                else:
+                    batch = seal_columns(link, open_samples(batch), header.definitions)
+                    self.node.world.check.forged.add(Key(header.origin, link.next_sequence, batch.digest))
+                links[header.origin] = batch.link
+                head = {"kept": part.head, "none": b"", "own": self._head(batch)}[heads]
+                part = replace(part, sealed=batch.sealed, head=head)  # noqa: PLW2901 - the changed one takes its place
+            found.append(part)
+        return answer, found
+
+    def _head(self, batch: Batch) -> bytes:
+        """A head made with the only key that the attacker has: the relay's."""
+        header = batch.header
+        return sign_head(signer_of(self.node.zone), STREAM, header.origin, header.last_sequence, batch.digest, 2**40)
+
+    def _drop(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """One batch is named as expired."""
+        gone = self.node.world.chance.choice(parts)
+        self.node.world.check.hidden(self.node, gone.first_offset, gone.last_offset)
+        holes = sorted([*answer.holes, (gone.first_offset, gone.last_offset, "expired")])
+        return msgspec.structs.replace(answer, holes=holes), [one for one in parts if one is not gone]
+
+    def _withhold(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """The page ends before its last batch, and so does the log."""
+        cut = parts[-1].first_offset
+        kept = msgspec.structs.replace(
+            answer,
+            omitted=[one for one in answer.omitted if one[0] < cut],
+            holes=[one for one in answer.holes if one[0] < cut],
+            more=False,
+            end_offset=max(cut - 1, answer.frontier),
+        )
+        return kept, parts[:-1]
+
+    def _reorder(self, answer: FetchAnswer, parts: list[_Part]) -> tuple[FetchAnswer, list[_Part]]:
+        """The batches come in another order, if nothing lies between them."""
+        if answer.omitted or answer.holes:
+            return answer, parts
+        first_offset, found = parts[0].first_offset, list[_Part]()
+        for one in self.node.world.chance.sample(parts, len(parts)):
+            last_offset = first_offset + one.last_offset - one.first_offset
+            found.append(replace(one, first_offset=first_offset, last_offset=last_offset))
+            first_offset = last_offset + 1
+        return answer, found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A batch of a page with its head's record, empty where it has none."""
+
+    first_offset: int
+    last_offset: int
+    sealed: bytes
+    head: bytes
+
+
+def _packed(answer: FetchAnswer, parts: list[_Part]) -> bytes:
+    signed = [at for at, one in enumerate(parts) if one.head]
+    entries = [(one.first_offset, one.last_offset, len(one.sealed)) for one in parts]
+    whole = msgspec.structs.replace(answer, batches=entries, heads=signed)
+    return encode_answer(whole, [*(one.sealed for one in parts), *(parts[at].head for at in signed)])

@@ -1,0 +1,38 @@
+"""Whom the zones of a world believe: each zone signs what it records, with a key of its own, and every node demands the
+signatures of all zones.
+
+Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from functools import cache
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from agent.fact_store import FactStore
+from agent.replication.pulling.page_judge import Beliefs, PageJudge
+from agent.signing.certificates import SignerTrust
+from agent.signing.keys import SigningKey, ZoneSigner
+from tests.signing.signers import make
+
+_BEGINS, _ENDS = datetime(1971, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+@cache
+def signer_of(zone: str) -> ZoneSigner:
+    """The key of a zone, the same in every run, and a certificate that no clock of a world is outside of."""
+    key = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(f"simulated {zone}".encode()).digest())
+    made = make(zone, key=key, begins=_BEGINS, ends=_ENDS)
+    return ZoneSigner(SigningKey(key), made.der)
+
+
+def judge_of(store: FactStore, zones: Iterable[str]) -> PageJudge:
+    """What a node with this store believes: the pinned signer of each zone, and nothing unsigned."""
+    pins = {zone: frozenset({hashlib.sha256(signer_of(zone).certificate).digest()}) for zone in zones}
+    rules = dict.fromkeys(pins, "required")
+    own = (signer_of(store.zone).certificate,)
+    return PageJudge(store, Beliefs(SignerTrust(pins=pins), rules, store.zone, own))  # type: ignore[arg-type]
