@@ -175,9 +175,10 @@ class _PageSigners:
         self.believed: dict[tuple[str, bytes], _Believed] = {}
 
     def of(self, zone: str, key_id: bytes) -> list[bytes]:
-        """The certificates to be stored with a head: those that came with the page, the believed one first."""
-        came, believed = self._came.get((zone, key_id), []), self.believed.get((zone, key_id))
-        return sorted(came, key=lambda one: believed is None or one != believed.certificate)
+        """The certificates to be stored with a head. The believed one, with each page: the page that it came with may
+        not have been stored. Else those that came with this page."""
+        believed = self.believed.get((zone, key_id))
+        return self._came.get((zone, key_id), []) if believed is None else [believed.certificate]
 
     def resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
         """The signer of a zone with this key; the reason of the last refusal where none is believed."""
