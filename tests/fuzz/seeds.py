@@ -208,7 +208,6 @@ def packets() -> list[bytes]:
     full.ResponseTopic = "a/b"
     full.MessageExpiryInterval = 77
     full.SubscriptionIdentifier = 300
-    full.TopicAlias = 3
     return [
         b"\x30" + start + ours + requests()[0],
         b"\x33" + start + b"\x12\x34" + full.pack() + b"payload",
