@@ -31,12 +31,15 @@ from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySetti
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL
 from tests.fuzz import hostile
+from tests.fuzz.paths import verified
 from tests.waiting import wait_until_async
 
 PEER, OWN, OTHER = "evil", "idmz", "plant-a"
 STREAM = OPERATIONAL
 ROUND = 100
 """Forged answers between two honest pages that must be stored."""
+STORE_CASES_MAX = 20_000
+"""Answers that one store gets: each round begins an epoch, and a store takes a thousand of a zone."""
 IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
     spread_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
@@ -278,13 +281,17 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 
 
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
-    """Answer with `cases` forged answers. Fails unless the puller and the store live, and an honest page under a new
-    epoch is stored after every ROUND of them. Returns how many were forged, by operation."""
-    peer = HostilePeer(random.Random(seed))
-    with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, unattended=True) as store:
-        while sum(peer.forged.values()) < cases:
-            await _life(peer, store, cases)
-            assert store.failure is None, store.failure
+    """Answer with `cases` forged answers. Fails unless the puller and the store live, an honest page under a new epoch
+    is stored after every ROUND of them, and each store verifies. Returns how many were forged, by operation."""
+    peer, done = HostilePeer(random.Random(seed)), 0
+    for part in range(-(-cases // STORE_CASES_MAX)):
+        done = min(cases, done + STORE_CASES_MAX)
+        (folder / str(part)).mkdir()
+        with FactStore.open(folder / str(part) / "facts.db", OWN, settings=IN_MEMORY, unattended=True) as store:
+            while sum(peer.forged.values()) < done:
+                await _life(peer, store, done)
+                assert store.failure is None, store.failure
+        verified(folder / str(part))
     return peer.forged
 
 

@@ -27,6 +27,7 @@ from agent.replication.protocol.messages import FetchAnswer
 from agent.replication.serving.server import Server
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY
 from tests.fuzz import hostile, seeds
+from tests.fuzz.paths import verified
 from tests.waiting import LIMIT_S, wait_until_async
 
 OWN, EVIL, HONEST = "plant-a", "evil", "idmz"
@@ -180,7 +181,7 @@ class Forger:
 
 async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
     """Send `cases` forged requests. Fails unless server and store live under one epoch, every request ends, and an
-    honest zone is served after every ROUND of them. Returns how they were answered."""
+    honest zone is served after every ROUND of them, and the store verifies. Returns how they were answered."""
     link, served = Link(Access("b", OWN, "host", 1, lambda: None)), Served()  # type: ignore[arg-type, return-value]
     with FactStore.open(folder / "facts.db", OWN, settings=IN_MEMORY, streams=STREAMS, unattended=True) as store:
         look_up = latest_lookup(store.reader, lambda _: 0, lambda *_: [])
@@ -208,6 +209,7 @@ async def serve_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
         finally:
             running.cancel()
             await asyncio.wait([running])
+    verified(folder)
     return served.outcomes
 
 
