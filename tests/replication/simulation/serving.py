@@ -100,10 +100,14 @@ class Serving:
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        # A claim counts as proven, as if each zone signed what it holds. A false claim is a violation (`Node`).
-        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=lambda *_: True)
+        # A claim counts as proven, except an attacker's, also where an operator would have to know it: relays whose log
+        # was assembled again hold no facts of their own. A false claim is a violation (`Node`).
+        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=self._is_proven)
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
+
+    def _is_proven(self, zone: str, _: object) -> bool:
+        return all(machine.attacker is None for machine in self.node.world.machines(zone))
 
     def request(self, requester: Node, instance: str, payload: bytes, send: Send) -> None:
         """A request of `requester` has arrived, of the life that `instance` names."""
@@ -146,16 +150,11 @@ class WatchedStore:
     """The node's store, with its consumers watched."""
 
     def __init__(self, serving: Serving) -> None:
-        self._serving, self._store = serving, serving.node.running
+        self._store = serving.node.running
         self.consumers = WatchedConsumers(serving)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
-
-    def peer_is_ahead(self, peer: str, why: str) -> None:
-        """A claim of an attacker proves nothing, because no zone has signed what it claims."""
-        if all(machine.attacker is None for machine in self._serving.node.world.machines(peer)):
-            self._store.peer_is_ahead(peer, why)
 
 
 class WatchedConsumers:
