@@ -78,6 +78,7 @@ class HandStore:
     """A store that does nothing by itself."""
 
     zone = "idmz"
+    former_epochs: tuple[bytes, ...] = ()
 
     def __init__(self, position: PeerPosition | None = None) -> None:
         self.position = position
