@@ -42,8 +42,12 @@ def sign_backlog(transaction: Transaction) -> None:
     for stream in transaction.catalog.streams.values():
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):
             unsigned_bytes = 0
-            for row, body_bytes, last_sequence, digest in rows:
+            following = [first_offset for _, first_offset, *_ in rows[1:]] + [0]
+            for (row, _, last_offset, body_bytes, last_sequence, digest), next_offset in zip(
+                rows, following, strict=True
+            ):
                 unsigned_bytes += body_bytes + DIGEST_BYTES  # as a receiver counts: sealed bytes
-                if row == rows[-1][0] or unsigned_bytes >= RUN_BYTES_MAX:
+                # Facts of others between, or the last one, end a run.
+                if next_offset != last_offset + 1 or unsigned_bytes >= RUN_BYTES_MAX:
                     transaction.add_head(row, transaction.sign(stream.name, last_sequence, digest))
                     unsigned_bytes = 0

@@ -75,7 +75,7 @@ SELECT count(*) FROM signer WHERE key_id = ?;
 SELECT certificate FROM signer WHERE key_id = ? ORDER BY first_unix_ms, certificate;
 
 -- select_unsigned: batches of an origin behind its last head: there was no key when they were sealed
-SELECT id, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
+SELECT id, first_offset, last_offset, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch
 WHERE stream = :stream AND origin = :origin AND first_sequence > coalesce(
     (
         SELECT first_sequence FROM batch

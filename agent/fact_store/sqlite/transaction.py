@@ -205,8 +205,9 @@ class Transaction:
         where = origin or self.catalog.origin
         return sign_head(self.signer, stream, where, last_sequence, digest, self.now_unix_ms)
 
-    def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, bytes]]:
-        """Row, bytes, last sequence and digest of the store's own batches behind its last head, in order."""
+    def unsigned(self, stream: int, limit: int) -> list[tuple[int, int, int, int, int, bytes]]:
+        """Row, first and last offset, bytes, last sequence and digest of the store's own batches behind its last head,
+        in order."""
         asked = {"stream": stream, "origin": self.catalog.own_origin, "limit": limit}
         return self._execute(QUERIES["select_unsigned"], asked).fetchall()
 

@@ -32,6 +32,7 @@ from tests.fact_store.making import (
     tag,
 )
 from tests.signing.signers import make
+from tests.waiting import wait_until
 
 MADE = make("plant")
 SIGNER = ZoneSigner(SigningKey(MADE.key), MADE.der)
@@ -132,6 +133,21 @@ def test_facts_from_before_the_key_are_signed_when_the_store_opens(tmp_path: Pat
         assert all(size < RUN_BYTES_MAX + most for size in runs(batches))
         assert all(proves(one) for one in batches if one.head)
     assert damages(tmp_path) == []
+
+
+def test_a_run_before_facts_of_others_is_signed_later_too(tmp_path: Path) -> None:
+    """Where the facts of another zone lie between own ones that were recorded without a key, each piece gets a head:
+    a page of whole runs could not end there otherwise."""
+    mill = Elsewhere("mill")
+    with opened(tmp_path, None) as store:
+        for number in range(3):
+            fill(store, seed=number)
+            fill(store, seed=number)
+            mill.put(store, [mill.seal(4)], 4 * number + 4, first_definition=1)
+    with opened(tmp_path) as store:
+        wait_until(lambda: store.signed_zones() == {"plant"}, "the heads")
+        own = [bool(one.head) for one in read_file(store, TELEMETRY).batches if one.origin == store.origin]
+        assert own == [False, True] * 3
 
 
 def test_a_head_is_never_changed(tmp_path: Path) -> None:
