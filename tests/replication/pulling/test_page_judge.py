@@ -73,6 +73,16 @@ def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: Fa
     assert again.signers_known() == [KEY.key_id.hex()]
 
 
+def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: FactStore) -> None:
+    """The page that brought the certificate was judged and never stored. The peer does not send the certificate again,
+    so the next page must have it, or this node could not pass it on."""
+    run = chain(4)
+    judge = judge_of(store)
+    judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
+    put(store, judge.judge("idmz", STREAM, signed(run, KEY), []), 4)
+    assert store.signers([KEY.key_id]) == [PLANT.der]
+
+
 def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
     """A relay that sends, first, certificates of the plant's key by another authority and for another zone: the good one
     beside them counts, and without it nothing is believed."""
