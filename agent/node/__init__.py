@@ -5,6 +5,6 @@ latest values.
 `latest` joins query and replication, `store_errors` maps the store's errors to the protocol's codes.
 """
 
-from agent.node.compare import access_of, compare_alone, identity_of
+from agent.node.compare import access_of, compare_alone, identity_of, requests_signer
 from agent.node.latest import peer_latest, record_of
 from agent.node.node import run_node

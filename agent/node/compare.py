@@ -6,7 +6,6 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -31,6 +30,7 @@ from agent.replication.pulling import (
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
+from agent.signing.heads import HeadSigner
 from agent.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,18 @@ def identity_of(broker: BrokerSettings, zone: str) -> Identity:
     return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
 
 
-def access_of(broker: BrokerSettings, identity: Identity, zone: str) -> Access:
-    """The address of a broker, and the TLS context with which a zone connects to it."""
-    return Access(broker.name, zone, broker.host, broker.port, identity.context)
+def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: HeadSigner | None = None) -> Access:
+    """The address of a broker, the TLS context with which a zone connects to it, and the key that signs its
+    requests."""
+    return Access(broker.name, zone, broker.host, broker.port, identity.context, signer)
+
+
+def requests_signer(settings: NodeSettings) -> HeadSigner | None:
+    """The key of this node; None where it has none, or none that can be used, which opening the store reports."""
+    try:
+        return load_identity(settings.signing, settings.node.zone)
+    except SigningError:
+        return None
 
 
 def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
@@ -57,14 +66,13 @@ def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
 def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
     """Judges what peers send, by [signing] and [[origin]]. Where a file that they name cannot be used, no signer is
     believed: the node goes on, and facts that must be signed wait at the peer."""
-    trust, own = SignerTrust(), None
+    trust = SignerTrust()
     try:
         trust = load_trust(settings.signing, settings.origin)
     except SigningError as error:
         log.warning("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
         store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
-    with contextlib.suppress(SigningError):  # reported where the store was opened
-        own = load_identity(settings.signing, settings.node.zone)
+    own = requests_signer(settings)
     beliefs = Beliefs(
         trust,
         {origin.zone: origin.signatures for origin in settings.origin},
@@ -115,7 +123,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
             return await local_socket.RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
-        link = Link(access_of(broker, identity, settings.node.zone))
+        link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
         known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
         handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():

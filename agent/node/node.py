@@ -78,8 +78,9 @@ class Node:
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
         self._identities = IdentityWatcher(identities)
+        signer = compare.requests_signer(settings)
         self._links = {
-            broker.name: Link(compare.access_of(broker, identity, settings.node.zone), identity=identity)
+            broker.name: Link(compare.access_of(broker, identity, settings.node.zone, signer), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
         }
         self._telemetry = Telemetry()
@@ -178,6 +179,7 @@ class Node:
             limits={peer.zone: peer.limits for peer in peers},
             is_proven=OwnProof(self._store, self._judge),
             ends_known=self._freshness.newest,
+            refuses_request=self._judge.refuses_request,
         )
 
     def _queue_depth(self, stream: str) -> int:

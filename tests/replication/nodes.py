@@ -44,12 +44,13 @@ def access(broker: Mosquitto, zone: str) -> Access:
     return link_to(broker, zone).access
 
 
-def link_to(broker: Mosquitto, zone: str) -> Link:
-    """The link of `zone` to the broker, with an identity that may be replaced, as a node has."""
+def link_to(broker: Mosquitto, zone: str, signer: HeadSigner | None = None) -> Link:
+    """The link of `zone` to the broker, with an identity that may be replaced, as a node has; `signer` signs its
+    requests."""
     mine = broker.identity(zone)
     settings = BrokerSettings("private", broker.host, mine.ca_file, mine.cert_file, mine.key_file, port=broker.port)
     identity = identity_of(settings, zone)
-    return Link(access_of(settings, identity, zone), identity=identity)
+    return Link(access_of(settings, identity, zone, signer), identity=identity)
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Node:
             folder / f"{zone}.db", zone, settings=settings, streams=streams, signer=signer, unattended=True
         )
         judge = PageJudge(store, beliefs, EvidenceFolder(folder / "declined"))
-        return cls(zone, store, link_to(broker, zone), settings, judge)
+        return cls(zone, store, link_to(broker, zone, signer), settings, judge)
 
     def serve(
         self,
@@ -97,6 +98,7 @@ class Node:
         values received from peers; `settings`: of the server."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
+        settings = {"refuses_request": self.judge.refuses_request, **settings}
         self.server = Server(
             self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
         )

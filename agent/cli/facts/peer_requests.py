@@ -15,7 +15,7 @@ import msgspec
 
 from agent import local_socket
 from agent.config import NodeSettings
-from agent.node import access_of, identity_of, record_of
+from agent.node import access_of, identity_of, record_of, requests_signer
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
 from agent.replication.mqtt import Access, Requester, ask_once, converse
@@ -159,4 +159,4 @@ def _access_to(settings: NodeSettings, zone: str) -> Access:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     at = next(broker for broker in settings.broker if broker.name == peer.broker)
-    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone)
+    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone, requests_signer(settings))

@@ -20,9 +20,10 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.errors import PeerRefused, TransportError
-from agent.replication.protocol.messages import Answer, ErrorAnswer, FetchFacts, Request
+from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.topics import request_topic, response_topic
+from agent.signing.requests import RequestPlace, sign_request
 
 REQUESTS_KNOWN_MAX = 256
 """Open requests that are remembered: a few dozen for each stream that is pulled."""
@@ -50,7 +51,8 @@ class Requester:
         self.link = link
         own_zone = link.access.zone
         self._request_topic = request_topic(peer_zone, own_zone)
-        self._response_topic = response_topic(peer_zone, own_zone, secrets.token_hex(8))
+        self._instance = secrets.token_hex(8)
+        self._response_topic = response_topic(peer_zone, own_zone, self._instance)
         self._open: OrderedDict[bytes, OnAnswer] = OrderedDict()
         link.route(self._response_topic, self._answered)
 
@@ -61,8 +63,12 @@ class Requester:
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
         correlation = secrets.token_bytes(CORRELATION_BYTES)
+        payload, access = encode_request(request), self.link.access
+        if access.signer is not None and type(request) in CHANGING:
+            place = RequestPlace(self.peer_zone, access.zone, self._instance, correlation)
+            payload = sign_request(access.signer, place, payload)
         acknowledged = self.link.require().publish_request(
-            self._request_topic, encode_request(request), self._response_topic, correlation, expiry_s
+            self._request_topic, payload, self._response_topic, correlation, expiry_s
         )
         self._open[correlation] = on_answer
         if len(self._open) > REQUESTS_KNOWN_MAX:

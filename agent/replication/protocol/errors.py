@@ -120,6 +120,10 @@ _ROWS = (
              "wrong, or the store is an old copy that has grown since.",
              "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); its "
              "incidents name the claim."),
+    ErrorRow("unsigned_request", Fault.OPERATOR, False,
+             "The request changes something, and no signature proves that the requesting zone has sent it, which the "
+             "serving node demands.",
+             "Give the requesting node a signing key (bsfg pki signer), or correct [[origin]] of the serving node."),
     ErrorRow("epoch_changed", Fault.NONE, True,
              "The offsets belong to another epoch of this store; the answer names the present one.",
              "Start again at offset 0 of the present epoch."),

@@ -775,6 +775,8 @@ Request = (
     | PutObject
 )
 REQUESTS: tuple[type[Request], ...] = get_args(Request)
+CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, AppendFact, AcquireLease, PutObject))
+"""Requests that change something at the serving node, and that the requester signs if it has a key."""
 
 
 class ErrorBody(Part, frozen=True):

@@ -14,6 +14,7 @@ import threading  # tidy: one lock around a cache that the checking threads shar
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -24,6 +25,7 @@ from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import key_id_in
+from agent.signing.requests import RequestPlace, RequestProof, request_bytes
 from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Rule, Trust, check_head, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
@@ -72,6 +74,12 @@ class Beliefs:
         return found
 
 
+@lru_cache(SIGNERS_KNOWN_MAX)
+def _described(certificate: bytes) -> Signer | Refusal:
+    """What a certificate says; the same one comes with each request."""
+    return describe_signer(certificate)
+
+
 class _Believed(NamedTuple):
     """A certificate, and the signer that it names."""
 
@@ -95,6 +103,7 @@ class PageJudge:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._proven = frozenset[str]()
+        self._requesting = frozenset[str]()  # zones that have signed a request
         self._believed: dict[tuple[str, bytes], _Believed] = {}  # by zone and key id
         self._passed_on: dict[bytes, int] = {}  # key id -> when its certificate came
 
@@ -144,6 +153,33 @@ class PageJudge:
         with self._lock:
             _remember(self._believed, signers.believed)
         return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificate)
+
+    def refuses_request(self, place: RequestPlace, request: bytes, proof: RequestProof | None) -> str | None:
+        """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
+        zone need not sign. A zone must sign once it has signed a request or facts, or where its signatures are
+        required."""
+        zone, rule = place.asking_zone, self._beliefs.rule_of(place.asking_zone)
+        if rule == "off":
+            return None
+        must_sign = rule == "required" or zone in self._requesting or zone in self._store.signed_zones()
+        if proof is None:
+            return f"{zone} did not sign it" if must_sign else None
+        named = _described(proof.certificate)
+        if isinstance(named, Refusal) or named.zone != zone:
+            return f"its certificate is not one of {zone}"
+        signers = _PageSigners(self._store, self._beliefs, [proof.certificate], self._believed, self._clock_ms())
+        signer = signers.resolve(zone, named.key_id)
+        if not isinstance(signer, Signer):
+            reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
+            return f"the key {named.key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
+        if refusal := signer.refuses(self._clock_ms()):
+            return f"the certificate of {zone}: {refusal.reason.value}"
+        if not signer.public.verify(request_bytes(place, request), proof.signature):
+            return f"the signature is not that of {zone}"
+        with self._lock:
+            _remember(self._believed, signers.believed)
+            self._requesting |= {zone}
+        return None
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

@@ -20,6 +20,7 @@ from agent.replication.protocol.codec import decode_request, encode_answer, enco
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
 from agent.replication.protocol.messages import (
+    CHANGING,
     ConfirmReceipt,
     FetchFacts,
     GetCursor,
@@ -36,6 +37,7 @@ from agent.replication.serving.operations import STATELESS, Consumers, Context, 
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.replication.serving.turns import Turns
 from agent.signing.freshness import SignedEnd
+from agent.signing.requests import RequestPlace, RequestProof, split_request
 from agent.telemetry import Side, Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
@@ -58,9 +60,14 @@ class ServerStatistics:
     parked: int
 
 
+RefusesRequest = Callable[[RequestPlace, bytes, RequestProof | None], str | None]
+"""Why a request, given with what its signature is bound to, is not taken for its zone's; None for one that is. Must not
+wait."""
+
+
 class Server:
     """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `ends_known` are signed ends of other origins; `refusals` maps the store's errors to codes; any other of
+    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `ends_known` are signed ends of other origins; `refuses_request` says why a request that changes something is not proven to be its zone's; `refusals` maps the store's errors to codes; any other of
     `store_errors` is answered `store_unavailable`."""
 
     def __init__(
@@ -76,9 +83,11 @@ class Server:
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
         ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
+        refuses_request: RefusesRequest = lambda _place, _request, _proof: None,
         limits: Mapping[str, PeerLimits] | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
+        self._refuses_request = refuses_request
         self._link = link
         self._store = store
         self._peers = frozenset([*exports, *(appends or {})])
@@ -183,7 +192,8 @@ class Server:
         self._drops[reason.value] += 1
 
     async def _handle(self, caller: Caller, incoming: Incoming) -> None:
-        request = _decoded(incoming.payload)
+        payload, proof = split_request(incoming.payload)
+        request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
         span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
         try:
@@ -192,6 +202,8 @@ class Server:
             self._requests[operation] += 1
             if incoming.expiry_s is None:
                 outcome: Outcome = Refuse("bad_request", "the property MessageExpiryInterval is missing")
+            elif why := self._unproven(caller, request, payload, proof):
+                outcome = Refuse("unsigned_request", why)
             else:
                 outcome = await self._carry_out(caller, request)
         except MalformedMessage as error:
@@ -221,6 +233,13 @@ class Server:
                 self._facts_sent += facts
                 self._send(caller, encode_answer(answer, attachment))
                 self._telemetry.stop(span, waited_ns, facts=facts)
+
+    def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: RequestProof | None) -> str | None:
+        """Why a request that changes something is not proven to be its zone's; None where it is, or need not be."""
+        if type(request) not in CHANGING:
+            return None
+        place = RequestPlace(self._store.zone, caller.zone, caller.instance, caller.correlation)
+        return self._refuses_request(place, payload, proof)
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
 from agent.replication.protocol import codec
 from agent.replication.protocol.codec import (
@@ -68,7 +69,7 @@ new_messages = st.builds(
     envelope=st.builds(Envelope, st.text(), zones, st.text(), st.integers(0, 2**53), labels=st.just({"line": "1"})),
     fact=st.builds(NewFact, subject=st.text(), predicate=st.text(), object=st.just(msgspec.Raw(b'{"a":[1,2.5]}'))),
     producer=st.none() | st.text(),
-    lease_epoch=st.none() | positions,
+    lease_epoch=st.none() | st.integers(1, LEASE_EPOCH_MAX),
     base_offset=st.none() | offsets,
 )
 requests = (

@@ -23,6 +23,8 @@ from agent.replication.pulling.page_judge import (
     is_held,
 )
 from agent.signing.certificates import SignerTrust
+from agent.signing.keys import ZoneSigner
+from agent.signing.requests import RequestPlace, RequestProof, sign_request, split_request
 from agent.signing.runs import Offered
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
@@ -170,6 +172,33 @@ def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
     judged = judge_of(store).judge("idmz", STREAM, page(forged, {}), [])
     assert len(judged.declined) == DECLINED_MAX
     assert "other facts of the same page" in judged.declined[-1].reason
+
+
+def test_whose_requests_are_taken(store: FactStore) -> None:
+    """By rule and proof: unsigned ones where nothing is known of the zone, never after its first signed one; a wrong
+    signature never; an unknown key where nothing is demanded; `off` takes all."""
+    place, request = RequestPlace("idmz", "plant", "i", b"c" * 16), b"{}"
+    good = split_request(sign_request(ZoneSigner(KEY, PLANT.der), place, request))[1]
+    assert good is not None
+    wrong = good._replace(signature=bytes(64))
+    stranger = make("plant")
+    unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
+
+    def said(judge: PageJudge, *proofs: RequestProof | None) -> list[bool]:
+        return [judge.refuses_request(place, request, one) is None for one in proofs]
+
+    assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert said(judge_of(store), None, unknown, wrong, good) == [False, False, False, True]
+    assert said(judge_of(store, rule="off"), None, unknown, wrong) == [True, True, True]
+    other = place._replace(asking_zone="mill")
+    assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good))
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:
