@@ -374,7 +374,9 @@ def _parsed(file: Path) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}")]) from error
+        # The likeliest reason by far: printed lines were pasted at the end, and `bsfg init` wrote their section already.
+        hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
+        raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 
 
 def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str, object]:

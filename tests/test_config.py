@@ -209,7 +209,12 @@ def test_each_mistake_is_named(table: dict[str, object], path: str, why: str) ->
 
 @pytest.mark.parametrize(
     "content, why",
-    [(None, "does not exist"), (b"[node", "is not TOML"), (b"\xff\xfe", "cannot be read")],
+    [
+        (None, "does not exist"),
+        (b"[node", "is not TOML"),
+        (b"[signing]\n[signing]\n", "twice.*; move the lines into the section that is there"),
+        (b"\xff\xfe", "cannot be read"),
+    ],
 )
 def test_an_unreadable_file_is_reported(tmp_path: Path, content: bytes | None, why: str) -> None:
     """A missing, broken or non-text file is one clear problem, not a traceback."""

@@ -95,8 +95,8 @@ def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> N
     files, made = authority.create_signer(pki_folder, zone, datetime.now(UTC), days=days, force=force)
     _print_signer(files.cert_file, made, as_json=as_json)
     if not as_json:
-        click.echo("next, in node.toml:")
-        click.echo(f'  [signing]\n  key_file = "{files.key_file.absolute()}"')
+        click.echo("next, in the section [signing] of node.toml, which `bsfg init` has written:")
+        click.echo(f'  key_file = "{files.key_file.absolute()}"')
         click.echo(f'  certificate_file = "{files.cert_file.absolute()}"')
         click.echo(f"and bsfg pki signer pin at each receiver, or bsfg pki signer request {zone}")
 
