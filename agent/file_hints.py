@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -123,7 +124,8 @@ class _Hints(FileSystemEventHandler):
         if self._is_on_its_way or self.paths.isdisjoint((os.fsdecode(event.src_path), os.fsdecode(event.dest_path))):
             return
         self._is_on_its_way = True
-        self._loop.call_soon_threadsafe(self._arrive)
+        with suppress(RuntimeError):  # the loop was closed before the observer had stopped: nobody waits any more
+            self._loop.call_soon_threadsafe(self._arrive)
 
     async def wait(self, limit_s: float) -> bool:
         """Wait for a hint and clear it; False when none came within `limit_s` seconds."""

@@ -19,7 +19,7 @@ from agent.fact_store.log import (
     ArtifactRefused,
     ArtifactsFull,
     ArtifactTooLarge,
-    BatchHead,
+    BatchSummary,
     ConfirmBeyondLog,
     ConfirmRefused,
     ConsumerFenced,

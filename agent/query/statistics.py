@@ -1,6 +1,6 @@
 """Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-They are computed from the heads of batches, in pages; no batch is opened. Of a store in use, they are as of the moment
+They are computed from the summaries of batches, in pages; no batch is opened. Of a store in use, they are as of the moment
 when the ends of its streams were read.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import DIGEST_BYTES, Kind, Origin
-from agent.fact_store import BatchHead, ConsumerState, Incident, StoreReader
+from agent.fact_store import BatchSummary, ConsumerState, Incident, StoreReader
 from agent.message import time_text
 from agent.query.scan import Scanner
 
@@ -45,19 +45,19 @@ class StreamStatistics:
     newest_ns: int | None = None
     origins: dict[Origin, OriginStatistics] = field(default_factory=dict)
 
-    def add(self, head: BatchHead) -> None:
+    def add(self, summary: BatchSummary) -> None:
         """Count a batch."""
-        count = head.last_offset - head.first_offset + 1
+        count = summary.last_offset - summary.first_offset + 1
         self.facts += count
-        self.messages += count if head.kind == Kind.MESSAGES else 0
+        self.messages += count if summary.kind == Kind.MESSAGES else 0
         self.batches += 1
-        self.bytes += head.body_bytes + DIGEST_BYTES
-        self.oldest_ns = head.time_min_ns if self.oldest_ns is None else min(self.oldest_ns, head.time_min_ns)
-        self.newest_ns = head.time_max_ns if self.newest_ns is None else max(self.newest_ns, head.time_max_ns)
-        of = self.origins.setdefault(head.origin, OriginStatistics(0, head.first_sequence, 0))
+        self.bytes += summary.body_bytes + DIGEST_BYTES
+        self.oldest_ns = summary.time_min_ns if self.oldest_ns is None else min(self.oldest_ns, summary.time_min_ns)
+        self.newest_ns = summary.time_max_ns if self.newest_ns is None else max(self.newest_ns, summary.time_max_ns)
+        of = self.origins.setdefault(summary.origin, OriginStatistics(0, summary.first_sequence, 0))
         of.facts += count
-        of.first_sequence = min(of.first_sequence, head.first_sequence)
-        of.last_sequence = max(of.last_sequence, head.first_sequence + count - 1)
+        of.first_sequence = min(of.first_sequence, summary.first_sequence)
+        of.last_sequence = max(of.last_sequence, summary.first_sequence + count - 1)
 
 
 @dataclass(slots=True)
@@ -120,19 +120,19 @@ def statistics(reader: StoreReader) -> Statistics:
     for name, end_offset in scanner.ends.items():
         stream = StreamStatistics(name, scanner.firsts[name], end_offset)
         behind = [one for one in consumers if one.state.stream == name]
-        for head in _heads(scanner, stream):
-            stream.add(head)
+        for summary in _summaries(scanner, stream):
+            stream.add(summary)
             for one in behind:
-                if head.last_offset > one.state.frontier:
-                    one.unconfirmed_bytes += head.body_bytes + DIGEST_BYTES
+                if summary.last_offset > one.state.frontier:
+                    one.unconfirmed_bytes += summary.body_bytes + DIGEST_BYTES
         streams.append(stream)
     definitions = {origin: len(scanner.dictionary.all_of(origin)) for origin in reader.origins()}
     file = FileStatistics(reader.path, *reader.sizes())
     return Statistics(reader.origin, file, streams, definitions, consumers, reader.incidents())
 
 
-def _heads(scanner: Scanner, stream: StreamStatistics) -> Iterator[BatchHead]:
-    for page in scanner.heads(stream.name, stream.first_offset, stream.end_offset):
+def _summaries(scanner: Scanner, stream: StreamStatistics) -> Iterator[BatchSummary]:
+    for page in scanner.summaries(stream.name, stream.first_offset, stream.end_offset):
         yield from page
 
 

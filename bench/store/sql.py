@@ -112,7 +112,7 @@ def _in_turns(
             with closing(SqlSession(reader, 0)) as session:
                 (found,) = session.ask(plain).rows
             durations[0].append(time.perf_counter_ns() - start_ns)
-            counters = session.scanner.counters.heads, session.scanner.counters.batches_opened
+            counters = session.scanner.counters.summaries, session.scanner.counters.batches_opened
             for statement, into in ((without_index, durations[1]), (plain, durations[2])):
                 start_ns = time.perf_counter_ns()
                 (expected,) = connection.execute(statement).fetchall()

@@ -1,6 +1,6 @@
 """Which batches and facts a query's filters exclude, so that they need not be opened or built. Core: no IO.
 
-Spark hands over simple comparisons of one column with a constant. A batch's head excludes by offset, time, zone, epoch
+Spark hands over simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone, epoch
 and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one by one.
 Only what cannot match is excluded, and Spark checks every filter again, so a filter that this module does not understand
 is no mistake.
@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 
 from agent.batch import Kind, Origin
 from agent.columns import Unpacked
-from agent.fact_store import BatchHead
+from agent.fact_store import BatchSummary
 from agent.message import INT64_MIN, TagDefinition
 
 INT64_MAX = 2**63 - 1
@@ -80,7 +80,7 @@ class Pruning:
 
     @property
     def skips_batches(self) -> bool:
-        """Whether the heads of batches are worth a look."""
+        """Whether the summaries of batches are worth a look."""
         return self != Pruning()
 
     @property
@@ -93,15 +93,15 @@ class Pruning:
         """Whether facts of an opened batch are tested one by one."""
         return self.times_ns != ANY or self.names_tags or bool(self.of_quality)
 
-    def may_hold(self, head: BatchHead) -> bool:
-        """Whether a batch may hold a matching fact, by its head."""
+    def may_hold(self, summary: BatchSummary) -> bool:
+        """Whether a batch may hold a matching fact, by its summary."""
         return (
-            head.first_offset <= self.offsets[1]
-            and head.last_offset >= self.offsets[0]
-            and head.time_min_ns <= self.times_ns[1]
-            and head.time_max_ns >= self.times_ns[0]
-            and (not self.of_origin or self._wants_origin(head.origin))
-            and (head.kind == Kind.SAMPLES or self._wants_messages())
+            summary.first_offset <= self.offsets[1]
+            and summary.last_offset >= self.offsets[0]
+            and summary.time_min_ns <= self.times_ns[1]
+            and summary.time_max_ns >= self.times_ns[0]
+            and (not self.of_origin or self._wants_origin(summary.origin))
+            and (summary.kind == Kind.SAMPLES or self._wants_messages())
         )
 
     def may_match(self, samples: Unpacked) -> bool:

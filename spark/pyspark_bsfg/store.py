@@ -2,7 +2,7 @@
 
 Every fact of the requested range that the store still has, and that a query's filters do not exclude, is returned once,
 in order. Each missing range is reported: as a warning in the log of the task, or as an exception if the caller wants
-one. Of batches that the filters exclude by their heads nothing is read, so nothing is reported either. Between pages no
+one. Of batches that the filters exclude by their summaries nothing is read, so nothing is reported either. Between pages no
 statement or transaction is open, so the node that owns the store can reuse its write-ahead log while a long job reads.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse
 from agent.columns import BatchError
-from agent.fact_store import BatchHead, StoreDamaged, StoreReader, Verified
+from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
@@ -28,7 +28,7 @@ from pyspark_bsfg.ranges import OffsetRange, joined
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
-HEADS_PAGE = 4096  # some milliseconds for each statement
+SUMMARIES_PAGE = 4096  # some milliseconds for each statement
 HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
 
 log = logging.getLogger(__name__)
@@ -140,30 +140,30 @@ def _matching(
         yield from [OffsetRange(first, last)] * (first <= last)
         return
 
-    def may_hold(head: BatchHead) -> bool:
-        if not pruning.may_hold(head):
+    def may_hold(summary: BatchSummary) -> bool:
+        if not pruning.may_hold(summary):
             return False
-        if head.kind != Kind.SAMPLES or not pruning.names_tags:
+        if summary.kind != Kind.SAMPLES or not pruning.names_tags:
             return True
-        _define(reader, dictionary, head.origin, head.definition_count)
-        return dictionary.wants_some(head.origin, head.definition_count)
+        _define(reader, dictionary, summary.origin, summary.definition_count)
+        return dictionary.wants_some(summary.origin, summary.definition_count)
 
     def kept() -> Iterator[OffsetRange]:
         at = first
         while at <= last:
             try:
-                heads = reader.heads(stream, at, last, HEADS_PAGE)
+                summaries = reader.summaries(stream, at, last, SUMMARIES_PAGE)
             except StoreDamaged:
-                heads = []  # a page is read around the damage, and names it
-            if not heads:
+                summaries = []  # a page is read around the damage, and names it
+            if not summaries:
                 yield OffsetRange(at, last)
                 return
-            for head in heads:
-                if head.first_offset > at:  # rows are lost: to be read, so that the hole is reported
-                    yield OffsetRange(at, head.first_offset - 1)
-                if may_hold(head):
-                    yield OffsetRange(max(at, head.first_offset), min(head.last_offset, last))
-                at = head.last_offset + 1
+            for summary in summaries:
+                if summary.first_offset > at:  # rows are lost: to be read, so that the hole is reported
+                    yield OffsetRange(at, summary.first_offset - 1)
+                if may_hold(summary):
+                    yield OffsetRange(max(at, summary.first_offset), min(summary.last_offset, last))
+                at = summary.last_offset + 1
 
     yield from joined(kept())
 

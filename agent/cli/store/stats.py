@@ -1,6 +1,6 @@
 """`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
 
-It reads the heads of batches and opens none, so a store of 100 million facts takes about a second.
+It reads the summaries of batches and opens none, so a store of 100 million facts takes about a second.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ from agent.fact_store.log.operational_facts import OPERATIONAL_STREAM, operation
 from agent.fact_store.log.page_assembly import PageAssembly, PageRow, parse_row
 from agent.fact_store.log.records import (
     Appended,
-    BatchHead,
+    BatchSummary,
     ConsumerState,
     Histogram,
     Incident,

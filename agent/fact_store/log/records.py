@@ -64,7 +64,7 @@ class StreamInfo:
     bytes: int
 
 
-class BatchHead(NamedTuple):
+class BatchSummary(NamedTuple):
     """The columns of a batch in the table, without its body. Times are nanoseconds since 1970."""
 
     first_offset: int

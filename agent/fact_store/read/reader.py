@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.batch import NO_DIGEST, Definitions, Origin
 from agent.fact_store.log import (
-    BatchHead,
+    BatchSummary,
     Catalog,
     ConsumerState,
     HoldLimit,
@@ -202,21 +202,21 @@ class StoreReader:
                 raise StoreDamaged(f"{self.path}: {page.stream} ends at {end_offset}, its held ranges end at {held}")
         return end_offset
 
-    def heads(
+    def summaries(
         self, stream: str, offset: int, until_offset: int, limit: int, *, newest_first: bool = False
-    ) -> list[BatchHead]:
+    ) -> list[BatchSummary]:
         """Heads of the batches that hold offsets `offset` to `until_offset`, at most `limit`; no body is read.
 
         For searches that skip batches without opening them. A batch may be released before it is read.
         """
-        query = QUERIES["select_heads_back"] if newest_first else QUERIES["select_heads"]
+        query = QUERIES["select_summaries_back"] if newest_first else QUERIES["select_summaries"]
         with self._reading() as connection:
             if (number := self._stream(connection, stream)) is None:
                 return []
             asked = {"stream": number, "offset": offset, "until_offset": until_offset, "limit": limit}
             rows = connection.execute(query, asked).fetchall()
             origins = {row[2]: self._origin(connection, row[2]) for row in rows}
-        return [BatchHead(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
+        return [BatchSummary(row[0], row[1], origins[row[2]], *row[3:]) for row in rows]
 
     def clock_marks(self, stream: str) -> list[tuple[int, int]]:
         """When facts of a stream were recorded here: (first offset, milliseconds since 1970 by this node's clock), at
@@ -298,14 +298,14 @@ class StoreReader:
             return OFFSET_UNKNOWN
         return int(row[0]) if row else 0
 
-    def row_heads(self, after_row: int, limit: int) -> list[tuple[int, str, BatchHead]]:
-        """As `heads`, but by row and without an index: (row, stream, head) of all streams. For a file whose index is
+    def row_summaries(self, after_row: int, limit: int) -> list[tuple[int, str, BatchSummary]]:
+        """As `summaries`, but by row and without an index: (row, stream, summary) of all streams. For a file whose index is
         damaged."""
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["select_row_heads"], (after_row, limit)).fetchall()
+            rows = connection.execute(QUERIES["select_row_summaries"], (after_row, limit)).fetchall()
             names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
             origins = {row[4]: self._origin(connection, row[4]) for row in rows}
-        return [(row[0], names[row[1]], BatchHead(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
+        return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 
     def row(self, row: int) -> StoredBatch:
         """One batch by its row, not compared with its digest: the caller must parse it."""

@@ -158,7 +158,7 @@ SELECT id, name, released_offset FROM stream ORDER BY id;
 -- select_last_row: the end of a stream, by the order of rows, without an index
 SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMIT 1;
 
--- select_row_heads: batches of all streams without their bodies, in the order of rows, without an index
+-- select_row_summaries: batches of all streams without their bodies, in the order of rows, without an index
 SELECT
     id, stream, first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count,
     length(body)
@@ -304,7 +304,7 @@ SELECT released_offset FROM stream WHERE id = ?;
 -- select_held_count: how many facts of a stream were ever stored here, which is its end
 SELECT coalesce(sum(last_sequence - first_sequence + 1), 0) FROM held WHERE stream = ?;
 
--- select_heads: batches without their bodies, from the one that holds an offset up to another, oldest first
+-- select_summaries: batches without their bodies, from the one that holds an offset up to another, oldest first
 SELECT
     first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
 FROM batch
@@ -318,7 +318,7 @@ WHERE stream = :stream
 ORDER BY first_offset
 LIMIT :limit;
 
--- select_heads_back: the same from the end, newest first
+-- select_summaries_back: the same from the end, newest first
 SELECT
     first_offset, last_offset, origin, first_sequence, time_min_ns, time_max_ns, kind, definition_count, length(body)
 FROM batch

@@ -1,4 +1,4 @@
-"""Runs a search for latest values on a store: reads heads, then batches from the newest time down, until every tag is
+"""Runs a search for latest values on a store: reads summaries, then batches from the newest time down, until every tag is
 settled. The marks of the log tell when a batch was recorded here.
 
 At most `depth` facts are searched from the end of each stream, since a tag without any value would otherwise open the
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from agent.batch import Kind, Origin, open_packed, parse
 from agent.columns import BatchError
-from agent.fact_store import BatchHead
+from agent.fact_store import BatchSummary
 from agent.message import TagDefinition
 from agent.pages import Hole
 from agent.query.latest.latest_search import Arrival, LatestRow, LatestSearch, Tag
@@ -29,11 +29,11 @@ FRESH_MS = 60_000
 
 
 class _Place(NamedTuple):
-    """A batch in the order of the search: the latest time that it proves, its arrival, its head."""
+    """A batch in the order of the search: the latest time that it proves, its arrival, its summary."""
 
     bound_ns: int
     arrival: Arrival
-    head: BatchHead
+    summary: BatchSummary
 
 
 class AbsentTags:
@@ -115,12 +115,12 @@ def _carry_out(
 ) -> None:
     """Look while a tag is unsettled, and at every batch after `until_offset`, where tags may be that are absent up to
     there."""
-    for bound_ns, arrival, head in places:
+    for bound_ns, arrival, summary in places:
         is_sought = search.settle(bound_ns)
         if not is_sought and until_offset == OFFSET_MAX:
             return
-        if (is_sought or head.last_offset > until_offset) and search.may_be_in(head.origin):
-            _look(scanner, search, arrival, head)
+        if (is_sought or summary.last_offset > until_offset) and search.may_be_in(summary.origin):
+            _look(scanner, search, arrival, summary)
 
 
 def _definitions(scanner: Scanner) -> dict[Origin, list[TagDefinition]]:
@@ -142,19 +142,19 @@ def _newest_first(scanner: Scanner, streams: frozenset[str] | None, depth_facts:
             offsets = [offset for offset, _ in marks]
             # A clock that was set back does not reorder arrivals: the highest time that it had shown counts.
             times_ns = [unix_ms * 1_000_000 for unix_ms in accumulate(map(itemgetter(1), marks), max)] or [INT64_MAX]
-            for page in scanner.heads(stream, _first(scanner, stream, depth_facts), end_offset):
-                for head in page:
-                    if head.kind == Kind.SAMPLES:
-                        recorded_ns = times_ns[max(bisect(offsets, head.first_offset) - 1, 0)]
-                        arrival = Arrival(recorded_ns, stream, head.first_offset)
-                        found.append(_Place(min(head.time_max_ns, arrival.limit_ns), arrival, head))
+            for page in scanner.summaries(stream, _first(scanner, stream, depth_facts), end_offset):
+                for summary in page:
+                    if summary.kind == Kind.SAMPLES:
+                        recorded_ns = times_ns[max(bisect(offsets, summary.first_offset) - 1, 0)]
+                        arrival = Arrival(recorded_ns, stream, summary.first_offset)
+                        found.append(_Place(min(summary.time_max_ns, arrival.limit_ns), arrival, summary))
     found.sort(key=itemgetter(0, 1), reverse=True)
     return found
 
 
-def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, head: BatchHead) -> None:
+def _look(scanner: Scanner, search: LatestSearch, arrival: Arrival, summary: BatchSummary) -> None:
     stream = arrival.stream
-    for stored in scanner.read(stream, head.first_offset, head.last_offset):
+    for stored in scanner.read(stream, summary.first_offset, summary.last_offset):
         try:
             samples = open_packed(parse(stored.sealed))
         except BatchError:

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 
 from agent.batch import SEQUENCE_MAX, Kind
 from agent.columns import Unpacked
-from agent.fact_store import BatchHead
+from agent.fact_store import BatchSummary
 from agent.message import INT64_MIN, Message, TagDefinition
 
 OFFSET_MAX = SEQUENCE_MAX - 1
@@ -35,16 +35,16 @@ class Bounds:
     subject_tests: tuple[Callable[[str], bool], ...] = field(default=())
     predicates: frozenset[str] | None = None
 
-    def may_hold(self, head: BatchHead) -> bool:
-        """Whether a batch may hold facts within the bounds, by its head."""
+    def may_hold(self, summary: BatchSummary) -> bool:
+        """Whether a batch may hold facts within the bounds, by its summary."""
         return (
-            head.last_offset >= self.offset_min
-            and head.first_offset <= self.offset_max
-            and head.time_max_ns >= self.time_min_ns
-            and head.time_min_ns <= self.time_max_ns
-            and (self.kinds is None or head.kind in self.kinds)
-            and (self.zones is None or head.origin.zone in self.zones)
-            and (self.numbers is None or head.kind == Kind.SAMPLES)
+            summary.last_offset >= self.offset_min
+            and summary.first_offset <= self.offset_max
+            and summary.time_max_ns >= self.time_min_ns
+            and summary.time_min_ns <= self.time_max_ns
+            and (self.kinds is None or summary.kind in self.kinds)
+            and (self.zones is None or summary.origin.zone in self.zones)
+            and (self.numbers is None or summary.kind == Kind.SAMPLES)
         )
 
     @property

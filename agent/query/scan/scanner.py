@@ -1,4 +1,4 @@
-"""Reads the facts of a store within bounds, batch by batch: first the heads of batches, then only those that may match.
+"""Reads the facts of a store within bounds, batch by batch: first the summaries of batches, then only those that may match.
 
 Every fact within the bounds that existed when the scan was made and was not released since is returned once, in the
 order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No read
@@ -13,14 +13,14 @@ from functools import partial
 
 from agent.batch import Kind, Origin, open_messages, open_packed, parse
 from agent.columns import BatchError
-from agent.fact_store import BatchHead, StoreDamaged, StoreReader, Verified
+from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
 from agent.pages import Hole, StoredBatch
 from agent.query.scan.bounds import Bounds
 from agent.query.scan.dictionary import Dictionary, Wanted
 from agent.query.scan.errors import StreamUnknown
 from agent.query.scan.fact_columns import Facts
 
-HEADS_PAGE = 4096  # some milliseconds for each statement
+SUMMARIES_PAGE = 4096  # some milliseconds for each statement
 READ_BYTES_MAX = 4 * 1024 * 1024
 ROW_LEAP_MAX = 2**40  # beyond any row that was ever written
 HOLES_MAX = 1000  # named one by one; more are counted
@@ -28,9 +28,9 @@ HOLES_MAX = 1000  # named one by one; more are counted
 
 @dataclass(slots=True)
 class ScanCounters:
-    """Counts of a scan: heads of batches read, batches opened, facts found; and the holes."""
+    """Counts of a scan: summaries of batches read, batches opened, facts found; and the holes."""
 
-    heads: int = 0
+    summaries: int = 0
     batches_opened: int = 0
     facts: int = 0
     holes: list[tuple[str, Hole]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Scanner:
         self.firsts: Mapping[str, int] = {name: first for name, (first, _) in bounds.items()}
         self.ends: Mapping[str, int] = {name: last for name, (_, last) in bounds.items()}
         self.counters = ScanCounters()
-        self._rows: dict[str, list[tuple[int, BatchHead]]] | None = None  # only of a damaged file
+        self._rows: dict[str, list[tuple[int, BatchSummary]]] | None = None  # only of a damaged file
 
     def check_streams(self, streams: Iterable[str]) -> frozenset[str]:
         """The streams as a set. Raises StreamUnknown for one that the store does not have."""
@@ -74,18 +74,20 @@ class Scanner:
             if bounds.streams is None or stream in bounds.streams:
                 yield from self._scan_stream(stream, bounds, wanted, newest_first=newest_first)
 
-    def heads(
+    def summaries(
         self, stream: str, first_offset: int, last_offset: int, *, newest_first: bool = False
-    ) -> Iterator[list[BatchHead]]:
-        """The heads of the batches of a range, by page."""
+    ) -> Iterator[list[BatchSummary]]:
+        """The summaries of the batches of a range, by page."""
         while first_offset <= last_offset:
             try:
-                page = self.reader.heads(stream, first_offset, last_offset, HEADS_PAGE, newest_first=newest_first)
+                page = self.reader.summaries(
+                    stream, first_offset, last_offset, SUMMARIES_PAGE, newest_first=newest_first
+                )
             except StoreDamaged:
-                page = [head for _, head in self._salvaged(stream, first_offset, last_offset)]
+                page = [summary for _, summary in self._salvaged(stream, first_offset, last_offset)]
                 yield page[::-1] if newest_first else page
                 return
-            self.counters.heads += len(page)
+            self.counters.summaries += len(page)
             if not page:
                 return
             yield page
@@ -144,12 +146,12 @@ class Scanner:
     def _scan_stream(self, stream: str, bounds: Bounds, wanted: Wanted, *, newest_first: bool) -> Iterator[Facts]:
         group_max = 1  # small first, for queries that need few rows
         first, last = max(bounds.offset_min, self.firsts[stream]), min(bounds.offset_max, self.ends[stream])
-        for page in self.heads(stream, first, last, newest_first=newest_first):
-            kept = [head for head in page if bounds.may_hold(head) and self._names_some(head, wanted)]
+        for page in self.summaries(stream, first, last, newest_first=newest_first):
+            kept = [summary for summary in page if bounds.may_hold(summary) and self._names_some(summary, wanted)]
             at = 0
             while at < len(kept):
                 group = _contiguous(kept, at, group_max, newest_first=newest_first)
-                group_max = min(group_max * 2, HEADS_PAGE)
+                group_max = min(group_max * 2, SUMMARIES_PAGE)
                 at += len(group)
                 ends = group[0], group[-1]
                 stored = self.read(stream, min(h.first_offset for h in ends), max(h.last_offset for h in ends))
@@ -157,51 +159,51 @@ class Scanner:
                     if facts := self.opened(stream, one, bounds, wanted):
                         yield replace(facts, places=facts.places[::-1]) if newest_first else facts
 
-    def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchHead]]:
-        """Rows and heads of a range, when SQLite finds the file damaged; offsets without a row are recorded as
+    def _salvaged(self, stream: str, first_offset: int, last_offset: int) -> list[tuple[int, BatchSummary]]:
+        """Rows and summaries of a range, when SQLite finds the file damaged; offsets without a row are recorded as
         holes."""
         if self._rows is None:
             self._rows = salvage(self.reader)
-        found, expected = list[tuple[int, BatchHead]](), first_offset
-        for row, head in self._rows.get(stream, ()):
-            if head.last_offset < first_offset or head.first_offset > last_offset:
+        found, expected = list[tuple[int, BatchSummary]](), first_offset
+        for row, summary in self._rows.get(stream, ()):
+            if summary.last_offset < first_offset or summary.first_offset > last_offset:
                 continue
-            if head.first_offset > expected:
-                self.counters.add_hole(stream, Hole(expected, head.first_offset - 1, "damaged"))
-            found.append((row, head))
-            expected = head.last_offset + 1
+            if summary.first_offset > expected:
+                self.counters.add_hole(stream, Hole(expected, summary.first_offset - 1, "damaged"))
+            found.append((row, summary))
+            expected = summary.last_offset + 1
         if expected <= last_offset:
             self.counters.add_hole(stream, Hole(expected, last_offset, "damaged"))
         return found
 
     def _read_rows(self, stream: str, first_offset: int, last_offset: int) -> list[StoredBatch]:
         found = list[StoredBatch]()
-        for row, head in self._salvaged(stream, first_offset, last_offset):
+        for row, summary in self._salvaged(stream, first_offset, last_offset):
             try:
                 found.append(self.reader.row(row))
             except StoreDamaged:
-                self.counters.add_hole(stream, Hole(head.first_offset, head.last_offset, "damaged"))
+                self.counters.add_hole(stream, Hole(summary.first_offset, summary.last_offset, "damaged"))
         return found
 
-    def _names_some(self, head: BatchHead, wanted: Wanted) -> bool:
+    def _names_some(self, summary: BatchSummary, wanted: Wanted) -> bool:
         """Whether one of the wanted tags was defined when the batch was sealed."""
-        if head.kind != Kind.SAMPLES:
+        if summary.kind != Kind.SAMPLES:
             return True
         try:
-            numbers = wanted.numbers(head.origin, head.definition_count)
+            numbers = wanted.numbers(summary.origin, summary.definition_count)
         except (BatchError, StoreDamaged):
             return True  # reported when it is opened
         return numbers is None or bool(numbers)
 
 
-def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
+def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchSummary]]]:
     """The readable rows of the table of batches in a damaged file, by stream and offset: row by row, with growing steps
     over unreadable ones."""
-    found: dict[str, dict[int, tuple[int, BatchHead]]] = {}
-    row, leap, limit = 0, 1, HEADS_PAGE
+    found: dict[str, dict[int, tuple[int, BatchSummary]]] = {}
+    row, leap, limit = 0, 1, SUMMARIES_PAGE
     while leap < ROW_LEAP_MAX:
         try:
-            page = reader.row_heads(row, limit)
+            page = reader.row_summaries(row, limit)
         except StoreDamaged:
             if limit > 1:
                 limit = 1
@@ -210,22 +212,24 @@ def salvage(reader: StoreReader) -> dict[str, list[tuple[int, BatchHead]]]:
             continue
         if not page:
             break
-        for number, stream, head in page:
-            found.setdefault(stream, {})[head.first_offset] = number, head
-        row, leap, limit = page[-1][0], 1, min(limit * 2, HEADS_PAGE)
-    return {stream: [heads[first] for first in sorted(heads)] for stream, heads in found.items()}
+        for number, stream, summary in page:
+            found.setdefault(stream, {})[summary.first_offset] = number, summary
+        row, leap, limit = page[-1][0], 1, min(limit * 2, SUMMARIES_PAGE)
+    return {stream: [summaries[first] for first in sorted(summaries)] for stream, summaries in found.items()}
 
 
-def _contiguous(heads: list[BatchHead], at: int, count: int, *, newest_first: bool) -> list[BatchHead]:
+def _contiguous(summaries: list[BatchSummary], at: int, count: int, *, newest_first: bool) -> list[BatchSummary]:
     """Batches that follow one another from `at` on, not too many and not too large for one read."""
-    group, size = [heads[at]], heads[at].body_bytes
-    for head in heads[at + 1 : at + count]:
+    group, size = [summaries[at]], summaries[at].body_bytes
+    for summary in summaries[at + 1 : at + count]:
         last = group[-1]
         follows = (
-            last.first_offset - 1 == head.last_offset if newest_first else last.last_offset + 1 == head.first_offset
+            last.first_offset - 1 == summary.last_offset
+            if newest_first
+            else last.last_offset + 1 == summary.first_offset
         )
-        size += head.body_bytes
+        size += summary.body_bytes
         if not follows or size > READ_BYTES_MAX:
             break
-        group.append(head)
+        group.append(summary)
     return group

@@ -53,12 +53,11 @@ def test_an_issued_signer_is_believed(signers: Path) -> None:
     settings = SigningSettings(
         node / "signers/plant-a.key", node / "signers/plant-a.pem", node / "facts-ca.pem", node / "none.toml"
     )
-    loaded = load_identity(settings, "plant-a")
-    assert loaded is not None
-    key, der = loaded
-    found = signer_of(der, load_trust(settings, []), NOW_MS)
+    signer = load_identity(settings, "plant-a")
+    assert signer is not None
+    found = signer_of(signer.certificate, load_trust(settings, []), NOW_MS)
     assert isinstance(found, Signer)
-    assert found.public.verify(b"head", key.sign(b"head"))
+    assert found.public.verify(b"head", signer.sign(b"head"))
     assert (signers / "plant-a/signers/plant-a.key").stat().st_mode & 0o777 == 0o600
     secret = (node / "signers/plant-a.key").read_bytes()
     assert not [file for file in (signers / "facts").rglob("*") if file.is_file() and secret in file.read_bytes()]
@@ -210,11 +209,11 @@ def test_what_pin_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
 
 
 def test_what_key_prints_is_accepted_in_node_toml(tmp_path: Path) -> None:
-    """The printed lines name the node's files, and the node can sign with them."""
+    """The printed lines, in the section that the text before them names, make the node sign."""
     printed = run("key", "plant-a", "--pki", tmp_path / "pki")
     lines = [line.strip() for line in printed.output.splitlines() if line.startswith("  ")]
     file = tmp_path / "node.toml"
-    file.write_text("\n".join(['[node]\nzone = "plant-a"', *lines[lines.index("[signing]") :]]))
+    file.write_text("\n".join(['[node]\nzone = "plant-a"', "[signing]", *lines[-2:]]))
     assert load_identity(load(file).signing, "plant-a") is not None
 
 

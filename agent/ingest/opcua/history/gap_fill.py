@@ -98,6 +98,8 @@ class _Cursor:
     start_ns: int
     continuation_point: bytes | None = None
     last: set[tuple[str, int]] = field(default_factory=set)  # value and status of what was read at `start_ns`
+    has_moved: bool = True  # since it was last read without a continuation point
+    is_alone: bool = False  # to be read from its own start only
     failures: int = 0
 
 
@@ -137,7 +139,7 @@ class GapFill:
             HistoryRange(tag, cursor.start_ns, cursor.window.before_ns, cursor.continuation_point)
             for tag, cursor in self._open.items()
             if (cursor.continuation_point is None) == (first.continuation_point is None)
-            and (first.continuation_point is not None or abs(cursor.start_ns - first.start_ns) <= SEAM_NS)
+            and (first.continuation_point is not None or _are_near(cursor, first))
         )
         return list(islice(alike, self._nodes_max))
 
@@ -152,8 +154,13 @@ class GapFill:
         return True
 
     def forget_continuation_points(self) -> None:
-        """The session that gave them has ended; reading goes on from the last value."""
+        """The session that gave them has ended; reading goes on from the last value.
+
+        A tag whose pages held only what lies before its own start would get the same pages again, as often as
+        sessions end: it is read from its own start from now on.
+        """
         for cursor in self._open.values():
+            cursor.is_alone |= cursor.continuation_point is not None and not cursor.has_moved
             cursor.continuation_point = None
 
     def give_up(self, outcome: Outcome) -> None:
@@ -175,6 +182,8 @@ class GapFill:
             cursor.failures = 0
             read_before = cursor.start_ns, len(cursor.last)
             missing += self._missing(asked.tag, cursor, page)
+            has_moved = (cursor.start_ns, len(cursor.last)) != read_before
+            cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
             # One call has one end for all its nodes: values behind the window fill pages too.
             is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
@@ -182,7 +191,7 @@ class GapFill:
                 continue
             if is_behind or len(page.values) < self.values_max:
                 self._end(asked.tag, Outcome.FILLED)
-            elif (cursor.start_ns, len(cursor.last)) == read_before:
+            elif not has_moved:
                 # A full page without a continuation point: this server pages by time, and one instant filled the page.
                 cursor.start_ns += TICK_NS
         self.values_total += len(missing)
@@ -219,6 +228,10 @@ class GapFill:
     def _end(self, tag: int, outcome: Outcome) -> None:
         del self._open[tag]
         self.outcomes[tag] = outcome
+
+
+def _are_near(one: _Cursor, other: _Cursor) -> bool:
+    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else SEAM_NS)
 
 
 def _time(value: HistoryValue) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.ingest import quality
@@ -69,6 +69,15 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     values_max=st.integers(1, 5),
     has_points=st.booleans(),
     cut_every=st.integers(2, 9),
+)
+@example(
+    times={1: {96}, 2: {96}, 3: {96, 95}, 4: {96, 97}},
+    after=95,
+    length=1,
+    nodes_max=3,
+    values_max=1,
+    has_points=True,
+    cut_every=2,
 )
 def test_each_missing_value_is_returned_once(
     times: dict[int, set[int]],
