@@ -1,4 +1,4 @@
-"""A zone that fills the disk with artifacts reaches its own limit and nobody else's (issue 14.5)."""
+"""A zone that fills the disk with artifacts reaches its own limit and nobody else's."""
 
 import asyncio
 import hashlib

@@ -1,5 +1,4 @@
-"""Consumers of other zones: names that cannot be taken, a number that cannot be passed, leases that stay usable
-(issue 14.3 and 14.7)."""
+"""Consumers of other zones: names that cannot be taken, a number that cannot be passed, leases that stay usable."""
 
 import pytest
 

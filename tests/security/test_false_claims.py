@@ -1,4 +1,4 @@
-"""What a peer claims to have read ends no process, begins no epoch and moves no row but its own (issue 14.2): zero digests,
+"""What a peer claims to have read ends no process, begins no epoch and moves no row but its own: zero digests,
 offsets beyond the log, confirmations of facts that do not exist."""
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Floods of one zone (issue 14.6): the honest nodes stay connected, other zones are not answered `busy`, facts flow, and
+"""Floods of one zone: the honest nodes stay connected, other zones are not answered `busy`, facts flow, and
 no process ends. How much later they flow is measured by `bsfg bench hostile`, not here."""
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Small doors (issue 14.7): what a peer says reaches no terminal raw, and no number that it sends is rounded, accepted
+"""Small doors: what a peer says reaches no terminal raw, and no number that it sends is rounded, accepted
 out of range or left unanswered."""
 
 import json

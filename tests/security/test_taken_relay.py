@@ -1,5 +1,5 @@
 """A relay that has been taken over: the attacker has the certificate of idmz itself and serves the enterprise facts of
-the plant that the plant never recorded (issue 14, "Facts signed where they are born").
+the plant that the plant never recorded.
 
 The enterprise demands signatures of plant-a. What the relay says in its own name is taken, as it may be.
 """
