@@ -66,9 +66,13 @@ wait."""
 
 
 class Server:
-    """Serves the peers of one link.  `exports` maps each peer zone to the streams it may read, `appends` to those it
-    may append to; `look_up` finds latest values; `is_proven` says whether a request proves that this store is an old copy; `ends_known` are signed ends of other origins; `refuses_request` says why a request that changes something is not proven to be its zone's; `refusals` maps the store's errors to codes; any other of
-    `store_errors` is answered `store_unavailable`."""
+    """Serves the peers of one link.
+
+    `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds latest
+    values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a request
+    that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins. `refusals` maps
+    the store's errors to codes; any other of `store_errors` is answered `store_unavailable`.
+    """
 
     def __init__(
         self,
