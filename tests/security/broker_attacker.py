@@ -4,9 +4,12 @@ It can do what a library refuses to do: stop reading, subscribe a hundred thousa
 open a socket and remain silent.
 """
 
+import fcntl
 import socket
 import ssl
 import struct
+import sys
+import termios
 from types import TracebackType
 from typing import Self
 
@@ -98,6 +101,10 @@ class Attacker:
         options = bytes([qos])
         filters = b"".join(text(topic) + options for topic in topics)
         self.socket.sendall(packet(0x82, self._next_identifier() + b"\x00" + filters))
+
+    def unsent_bytes(self) -> int:
+        """What was sent and has not reached the broker's machine."""
+        return int.from_bytes(fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
     def subscribe(self, topics: list[str], qos: int = 0) -> None:
         """Subscribe and await the acknowledgement."""

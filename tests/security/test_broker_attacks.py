@@ -71,6 +71,8 @@ def _publishes_during_one_subscribe(site: RunningSite) -> tuple[bool, int]:
             attacker.await_packet(SUBACK)
             served.set()
 
+        # Until the broker has the whole packet, it serves others between the parts of it.
+        wait_until(lambda: attacker.unsent_bytes() == 0, "the broker has the SUBSCRIBE")
         waiting = threading.Thread(target=await_answer)
         waiting.start()
         for number in range(100):
