@@ -300,25 +300,44 @@ class ModbusSource:
                 continue
             unit = min(silent, key=lambda u: u.probe_at_ns() or 0)
             await asyncio.sleep(max(0, (unit.probe_at_ns() or 0) - time.monotonic_ns()) / 1e9)
+            has_answered = False
             try:
                 async with AsyncExitStack() as stack:
-                    await self._question(await self._side_line(stack, main), unit)
+                    line = await self._side_line(stack, main)
+                    has_answered = await self._answers(line, unit)
+                    if line is not main and not has_answered:
+                        await self._try_side_line(line)
                 end_if_cancelled()
-            except UnitSilent:
+            except SourceLost:
+                self._takes_one_line = True  # some devices accept a second connection and close it
+            if not has_answered:
                 unit.fell_silent(time.monotonic_ns())
 
-    async def _question(self, line: Line, unit: Unit) -> None:
+    async def _answers(self, line: Line, unit: Unit) -> bool:
+        """Ask a silent unit. Raises SourceLost."""
         read = unit.probe()
         try:
             await line.read_bytes(read)
             unit.proven.update(read.registers)
         except ReadRefused:
             pass  # a refusal is an answer too
-        except SourceLost as error:
-            self._takes_one_line = True  # some accept a second connection and hang up: the first is used from now on
-            raise UnitSilent(str(error)) from error  # a side line that breaks says nothing about the main one
+        except UnitSilent:
+            return False
         unit.answered()
         unit.remark()
+        return True
+
+    async def _try_side_line(self, line: Line) -> None:
+        """Ask there for what a unit answers on the main line: some devices accept a second connection and never read from
+        it, and every unit seems silent. Raises SourceLost."""
+        living = next((unit for unit in self._units if not unit.is_silent), None)
+        try:
+            if living is not None:
+                await line.read_bytes(living.probe())
+        except ReadRefused:
+            pass
+        except UnitSilent:
+            self._takes_one_line = True
 
     async def _side_line(self, stack: AsyncExitStack, main: Line) -> Line:
         """A second connection if the device allows one, else the first."""

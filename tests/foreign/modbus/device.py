@@ -104,9 +104,9 @@ class ModbusDevice(ServerProcess):
         """No more faults."""
         self._do("clear")
 
-    def take_connections(self, most: int) -> None:
-        """Hang up on whoever connects beyond this number."""
-        self._do("connections_max", most)
+    def take_connections(self, most: int, *, hangs_up: bool = True) -> None:
+        """Serve this many connections. Close one beyond, or leave it open and read nothing from it."""
+        self._do("connections_max", most, int(hangs_up))
 
     def cut(self) -> None:
         """Close every connection."""

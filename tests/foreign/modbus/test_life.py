@@ -48,23 +48,28 @@ def test_awkward_answers_make_no_wrong_value(kind: str, argument: int, tmp_path:
     story()
 
 
-@in_loop
-async def test_a_device_that_takes_one_connection(tmp_path: Path) -> None:
-    """It hangs up on a second connection: one silent unit behind it delays the other, and no more; when it answers again,
-    it is read again."""
-    with modbus_device(tmp_path / "device", units=(1, 2)) as device:
-        device.take_connections(1)
-        device.set(1, "holding", 0, *VALUES)
-        tags = words_map(0, WORDS) + words_map(0, 5, unit=2, scope="g").partition("\n")[2]
-        async with ingesting(source(device.port, tmp_path, tags, **IMPATIENT)) as run:
-            await run.wait_good("g/4", 2)
-            device.fault("silent", unit=2)
-            await wait_until_async(lambda: run.store.of("g/4")[-1].quality, "the silence")
-            await run.wait_good("f/249", len(run.store.good("f/249")) + 5)
-            device.clear()
-            await run.wait_good("g/4", len(run.store.good("g/4")) + 2)
-            assert run.source("meter").connects_total == 1
-        all_right(run)
+@pytest.mark.parametrize("at_the_second", ["closes", "reads nothing"])
+def test_a_device_that_takes_one_connection(at_the_second: str, tmp_path: Path) -> None:
+    """It closes a second connection, or leaves it open and reads nothing from it: one silent unit behind it delays the
+    other, and no more; when it answers again, it is read again."""
+
+    @in_loop
+    async def story() -> None:
+        with modbus_device(tmp_path / "device", units=(1, 2)) as device:
+            device.take_connections(1, hangs_up=at_the_second == "closes")
+            device.set(1, "holding", 0, *VALUES)
+            tags = words_map(0, WORDS) + words_map(0, 5, unit=2, scope="g").partition("\n")[2]
+            async with ingesting(source(device.port, tmp_path, tags, **IMPATIENT)) as run:
+                await run.wait_good("g/4", 2)
+                device.fault("silent", unit=2)
+                await wait_until_async(lambda: run.store.of("g/4")[-1].quality, "the silence")
+                await run.wait_good("f/249", len(run.store.good("f/249")) + 5)
+                device.clear()
+                await run.wait_good("g/4", len(run.store.good("g/4")) + 2)
+                assert run.source("meter").connects_total == 1
+            all_right(run)
+
+    story()
 
 
 @in_loop

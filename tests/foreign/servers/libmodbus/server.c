@@ -56,7 +56,7 @@ static struct fault faults[FAULTS_MAX];
 static int fault_count;
 static struct entry *entries;
 static long entry_count, request_count, accepted_count;
-static int connections[CONNECTIONS_MAX], connection_count, connections_max = CONNECTIONS_MAX;
+static int connections[CONNECTIONS_MAX], connection_count, connections_max = CONNECTIONS_MAX, hangs_up = 1;
 
 static void pause_ms(int ms) {
     struct timespec left = {ms / 1000, (long)(ms % 1000) * 1000000L};
@@ -221,10 +221,10 @@ static void *accepting(void *socket_number) {
         if (is_taken) connections[connection_count++] = line;
         pthread_mutex_unlock(&world);
         pthread_t thread;
-        if (!is_taken || pthread_create(&thread, NULL, connection, (void *)(intptr_t)line) != 0)
-            close(line); /* as a device that takes no more */
-        else
+        if (is_taken && pthread_create(&thread, NULL, connection, (void *)(intptr_t)line) == 0)
             pthread_detach(thread);
+        else if (hangs_up) /* else the connection stands, and nothing is read from it */
+            close(line);
     }
     return NULL;
 }
@@ -303,7 +303,7 @@ static void obey(char *line) {
         wrong = add_fault(line + 6);
     } else if (strcmp(line, "clear") == 0) {
         fault_count = 0;
-    } else if (sscanf(line, "connections_max %d", &first) == 1) {
+    } else if (sscanf(line, "connections_max %d %d", &first, &hangs_up) == 2) {
         connections_max = first < CONNECTIONS_MAX ? first : CONNECTIONS_MAX;
     } else if (strcmp(line, "cut") == 0) {
         for (int i = 0; i < connection_count; i++) shutdown(connections[i], SHUT_RDWR);
