@@ -22,7 +22,7 @@ from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[3]
 COUNT = 40
-ROUNDS = scaled(25, 300)
+ROUNDS = scaled(12, 300)
 
 
 def put(store: ArtifactFiles, content: bytes, chunk: int = CHUNK) -> None:
