@@ -124,7 +124,9 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
-        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
+        judge = page_judge(settings, store)
+        requester = Requester(link, peer.zone, judge.refuses_answer)
+        known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings), judge=judge)
         handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)

@@ -90,7 +90,9 @@ class Node:
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
         self._requesters = {
-            peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
+            peer.zone: Requester(self._links[peer.broker], peer.zone, self._judge.refuses_answer)
+            for peer in settings.peer
+            if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
@@ -180,6 +182,7 @@ class Node:
             is_proven=OwnProof(self._store, self._judge),
             ends_known=self._freshness.newest,
             refuses_request=self._judge.refuses_request,
+            signer=link.access.signer,
         )
 
     def _queue_depth(self, stream: str) -> int:

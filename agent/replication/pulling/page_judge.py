@@ -25,7 +25,7 @@ from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import key_id_in
-from agent.signing.requests import RequestPlace, RequestProof, request_bytes
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
 from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Rule, Trust, check_head, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
@@ -103,7 +103,7 @@ class PageJudge:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._proven = frozenset[str]()
-        self._requesting = frozenset[str]()  # zones that have signed a request
+        self._signing = frozenset[str]()  # zones that have signed a request or an answer
         self._believed: dict[tuple[str, bytes], _Believed] = {}  # by zone and key id
         self._passed_on: dict[bytes, int] = {}  # key id -> when its certificate came
 
@@ -154,14 +154,21 @@ class PageJudge:
             _remember(self._believed, signers.believed)
         return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificate)
 
-    def refuses_request(self, place: RequestPlace, request: bytes, proof: RequestProof | None) -> str | None:
+    def refuses_request(self, place: MessagePlace, request: bytes, proof: MessageProof | None) -> str | None:
         """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
-        zone need not sign. A zone must sign once it has signed a request or facts, or where its signatures are
-        required."""
-        zone, rule = place.asking_zone, self._beliefs.rule_of(place.asking_zone)
+        zone need not sign."""
+        return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
+
+    def refuses_answer(self, place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
+        """Why an answer that refuses or skips facts is not taken for the serving zone's; None as for a request."""
+        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
+
+    def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:
+        """A zone must sign once it has signed a message or facts, or where its signatures are required."""
+        rule = self._beliefs.rule_of(zone)
         if rule == "off":
             return None
-        must_sign = rule == "required" or zone in self._requesting or zone in self._store.signed_zones()
+        must_sign = rule == "required" or zone in self._signing or zone in self._store.signed_zones()
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
         named = _described(proof.certificate)
@@ -174,11 +181,11 @@ class PageJudge:
             return f"the key {named.key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
         if refusal := signer.refuses(self._clock_ms()):
             return f"the certificate of {zone}: {refusal.reason.value}"
-        if not signer.public.verify(request_bytes(place, request), proof.signature):
+        if not signer.public.verify(covered, proof.signature):
             return f"the signature is not that of {zone}"
         with self._lock:
             _remember(self._believed, signers.believed)
-            self._requesting |= {zone}
+            self._signing |= {zone}
         return None
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:

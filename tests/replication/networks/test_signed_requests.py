@@ -12,7 +12,7 @@ from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling import Beliefs
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
-from agent.signing.requests import RequestPlace, sign_request
+from agent.signing.messages import MessagePlace, sign_request
 from tests.replication.nodes import IMPATIENT, STREAM, Node
 from tests.replication.serving.test_server import Intruder, intruder
 from tests.signing.signers import make, signing_key
@@ -68,7 +68,7 @@ def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(broker: Mosquit
             idmz.store.close()
             await plant.append(50, 10)
             confirm = request("ConfirmReceipt", consumer_name=CONSUMER, offset=60)
-            place = RequestPlace("plant-a", "idmz", "x", b"c" * 16)
+            place = MessagePlace("plant-a", "idmz", "x", b"c" * 16)
             for payload in (
                 confirm,
                 request("FetchFacts", consumer_name=CONSUMER, limit=10, confirm={"last_offset": 60}),

@@ -24,7 +24,7 @@ from agent.replication.pulling.page_judge import (
 )
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
-from agent.signing.requests import RequestPlace, RequestProof, sign_request, split_request
+from agent.signing.messages import MessagePlace, MessageProof, sign_request, split_request
 from agent.signing.runs import Offered
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
@@ -177,14 +177,14 @@ def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
 def test_whose_requests_are_taken(store: FactStore) -> None:
     """By rule and proof: unsigned ones where nothing is known of the zone, never after its first signed one; a wrong
     signature never; an unknown key where nothing is demanded; `off` takes all."""
-    place, request = RequestPlace("idmz", "plant", "i", b"c" * 16), b"{}"
+    place, request = MessagePlace("idmz", "plant", "i", b"c" * 16), b"{}"
     good = split_request(sign_request(ZoneSigner(KEY, PLANT.der), place, request))[1]
     assert good is not None
     wrong = good._replace(signature=bytes(64))
     stranger = make("plant")
     unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
 
-    def said(judge: PageJudge, *proofs: RequestProof | None) -> list[bool]:
+    def said(judge: PageJudge, *proofs: MessageProof | None) -> list[bool]:
         return [judge.refuses_request(place, request, one) is None for one in proofs]
 
     assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [

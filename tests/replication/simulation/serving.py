@@ -25,7 +25,9 @@ from agent.replication.protocol.messages import FetchAnswer, FetchFacts, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server
 from agent.replication.serving.operations.context import Context
+from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
+from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -102,16 +104,20 @@ class Serving:
         store: Any = WatchedStore(self)
         # A claim counts as proven, except an attacker's, also where an operator would have to know it: relays whose log
         # was assembled again hold no facts of their own. A false claim is a violation (`Node`).
-        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=self._is_proven)
+        self.server = server.Server(
+            *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
+            is_proven=self._is_proven,
+            signer=signer_of(node.zone),
+        )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
     def _is_proven(self, zone: str, _: object) -> bool:
         return all(machine.attacker is None for machine in self.node.world.machines(zone))
 
-    def request(self, requester: Node, instance: str, payload: bytes, send: Send) -> None:
+    def request(self, requester: Node, instance: str, payload: bytes, correlation: bytes, send: Send) -> None:
         """A request of `requester` has arrived, of the life that `instance` names."""
-        zone, correlation = self.node.zone, len(self._answers).to_bytes(8)
+        zone = self.node.zone
         self._answers[correlation] = send
         self._asked = requester, _decoded(payload)
         topic, answer_to = request_topic(zone, requester.zone), response_topic(zone, requester.zone, instance)
@@ -124,7 +130,7 @@ class Serving:
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
-            answer, _ = decode_answer(payload)
+            answer, _ = decode_answer(split_answer(payload)[0])
             if isinstance(answer, FetchAnswer):
                 self.node.world.check.holes_announced(self.node, answer.holes)
         self._answers[correlation](payload)

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.signing.keys import SigningKey, ZoneSigner
-from agent.signing.requests import RequestPlace, request_bytes, sign_request, split_request
+from agent.signing.messages import MessagePlace, request_bytes, sign_request, split_request
 
 SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
-PLACE = RequestPlace("plant", "idmz", "i1", b"c" * 16)
+PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
 names = st.text(st.sampled_from("abc-"), min_size=1, max_size=8)
-places = st.builds(RequestPlace, names, names, names, st.binary(min_size=8, max_size=32))
+places = st.builds(MessagePlace, names, names, names, st.binary(min_size=8, max_size=32))
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Long:
 
 
 @given(places, st.binary(max_size=200))
-def test_a_signed_request_comes_apart_again(place: RequestPlace, request: bytes) -> None:
+def test_a_signed_request_comes_apart_again(place: MessagePlace, request: bytes) -> None:
     """The request, the certificate, and a signature that verifies; also with the longest certificate."""
     for signer in (SIGNER, Long()):
         payload, proof = split_request(sign_request(signer, place, request))
@@ -39,7 +39,7 @@ def test_a_signed_request_comes_apart_again(place: RequestPlace, request: bytes)
 
 @given(places, places, st.binary(max_size=50), st.binary(max_size=50))
 def test_a_signature_counts_for_one_request_at_one_place(
-    place: RequestPlace, other: RequestPlace, request: bytes, another: bytes
+    place: MessagePlace, other: MessagePlace, request: bytes, another: bytes
 ) -> None:
     """Other zones, another instance, correlation or request is other bytes, however the names are cut."""
     same = (place, request) == (other, another)
