@@ -273,7 +273,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
     *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
-    *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "requests", "runs")),
+    *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "messages", "runs")),
     *(
         f"agent/replication/broker/{name}.py"
         for name in (
@@ -290,6 +290,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/protocol/{name}.py"
         for name in (
+            "arrived_answer",
             "codec",
             "digest_diff",
             "errors",

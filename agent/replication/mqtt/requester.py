@@ -14,17 +14,18 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
 from agent.replication.protocol.codec import encode_request
-from agent.replication.protocol.errors import PeerRefused, TransportError
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.signing.messages import MessagePlace, sign_request
+from agent.signing.messages import MessagePlace, MessageProof, sign_request
 
 REQUESTS_KNOWN_MAX = 256
 """Open requests that are remembered: a few dozen for each stream that is pulled."""
@@ -46,7 +47,7 @@ class Reply(NamedTuple):
 
 class Requester:
     """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs. `refuses_answer` says
-    why an answer that refuses or skips facts is not proven to be the peer's; commands that only report need none."""
+    why an answer without facts is not proven to be the peer's; commands that only report need none."""
 
     def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message) -> None:
         self.peer_zone = peer_zone
@@ -60,7 +61,8 @@ class Requester:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, at most once.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, once, and before it
+        any that turn out to be unproven when they are opened.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
@@ -78,23 +80,30 @@ class Requester:
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """Send a request and wait for its answer. Raises PeerRefused, MalformedMessage or TransportError."""
-        answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Reply | PeerRefused | MalformedMessage] = asyncio.get_running_loop().create_future()
+        unproven: UnprovenAnswer | None = None
 
         def on_answer(arrived: ArrivedAnswer) -> None:
-            if not answered.done():  # a late answer finds the future cancelled by the time-out
-                answered.set_result(arrived)
+            nonlocal unproven
+            if answered.done():  # a late answer finds the future cancelled by the time-out
+                return
+            try:
+                answered.set_result(_opened(arrived))
+            except UnprovenAnswer as error:
+                unproven = error
 
         wait_s = request.wait_ms / 1000 if isinstance(request, FetchFacts) else 0.0
         try:
             async with asyncio.timeout(wait_s + timeout_s):
                 await self.send(request, on_answer, int(wait_s + timeout_s) + 1)
-                arrived = await answered
-                answer, batches = arrived.open()
+                found = await answered
         except TimeoutError as error:
+            if unproven is not None:
+                raise unproven from error
             raise TransportError(self.peer_zone, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
-        if isinstance(answer, ErrorAnswer):
-            raise peer_refused(self.peer_zone, answer)
-        return Reply(answer, batches, len(arrived.payload))
+        if isinstance(found, Reply):
+            return found
+        raise found
 
     def _answered(self, incoming: Incoming) -> None:
         # A retained message is not an answer to anything: the broker repeats it at each subscription.
@@ -103,10 +112,30 @@ class Requester:
         if on_answer is None:
             self.link.count_unsolicited()
         else:
-            on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), self._refuses_answer))
+            refuses = partial(self._refuses, on_answer)
+            on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
+
+    def _refuses(
+        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes, proof: MessageProof | None
+    ) -> str | None:
+        why = self._refuses_answer(place, answer, proof)
+        if why is not None:
+            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0049)
+        return why
 
     def _place(self, correlation: bytes) -> MessagePlace:
         return MessagePlace(self.peer_zone, self.link.access.zone, self._instance, correlation)
+
+
+def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
+    """An answer, or what it is raised as. Raises UnprovenAnswer."""
+    try:
+        answer, batches = arrived.open()
+    except MalformedMessage as error:
+        return error
+    if isinstance(answer, ErrorAnswer):
+        return peer_refused(arrived.place.serving_zone, answer)
+    return Reply(answer, batches, len(arrived.payload))
 
 
 def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:

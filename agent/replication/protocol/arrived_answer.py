@@ -1,8 +1,9 @@
-"""An answer as it arrived: opened, and where it stops the requester, only if it is proven to be the peer's. No IO.
+"""An answer as it arrived: opened, and unless it brings facts, only if it is proven to be the peer's. No IO.
 
-An answer that refuses a request, or a page that skips facts as lost (`holes`) or as the requester's own (`omitted`),
-makes the requester stop, or pass facts that it will not ask for again. A broker could write such an answer as well as
-the peer, so the peer signs it. Facts need no proof of the answer: they have their own.
+An answer that refuses a request, and a page that skips facts as lost (`holes`) or as the requester's own (`omitted`),
+that has no facts at all, or is of another epoch, makes the requester stop, begin anew, or pass facts that it will not
+ask for again. A broker could write such an answer as well as the peer, so the peer signs it. Facts need no proof of the
+answer: they have their own.
 """
 
 from __future__ import annotations
@@ -32,16 +33,21 @@ class ArrivedAnswer:
     place: MessagePlace
     refuses: RefusesMessage = takes_every_message
 
-    def open(self) -> tuple[Answer | ErrorAnswer, list[bytes]]:
-        """The answer and what is attached. Raises MalformedMessage or UnprovenAnswer."""
+    def open(self, epoch: str | None = None) -> tuple[Answer | ErrorAnswer, list[bytes]]:
+        """The answer and what is attached; `epoch` is the one that was asked for, if one was. Raises MalformedMessage or
+        UnprovenAnswer."""
         message, proof = split_answer(self.payload)
         answer, attached = decode_answer(message)
-        if needs_proof(answer) and (why := self.refuses(self.place, message, proof)) is not None:
-            said = answer.error.code if isinstance(answer, ErrorAnswer) else "a page that skips facts"
+        # The peer answers `epoch_changed` instead of a page of another epoch, and signs that.
+        is_other = isinstance(answer, PageAnswer) and epoch not in {None, answer.epoch}
+        if (is_other or needs_proof(answer)) and (why := self.refuses(self.place, message, proof)) is not None:
+            said = answer.error.code if isinstance(answer, ErrorAnswer) else "a page"
             raise UnprovenAnswer(self.place.serving_zone, f"an answer ({said}) is not proven: {why}")
         return answer, attached
 
 
 def needs_proof(answer: Answer | ErrorAnswer) -> bool:
-    """Whether the requester stops, or skips facts, because of this answer."""
-    return isinstance(answer, ErrorAnswer) or (isinstance(answer, PageAnswer) and bool(answer.holes or answer.omitted))
+    """Whether an answer counts by what it says, and not by facts that prove themselves."""
+    if isinstance(answer, PageAnswer):
+        return bool(answer.holes or answer.omitted or not answer.batches)
+    return isinstance(answer, ErrorAnswer)

@@ -160,7 +160,7 @@ class PageJudge:
         return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
-        """Why an answer that refuses or skips facts is not taken for the serving zone's; None as for a request."""
+        """Why an answer without facts is not taken for the serving zone's; None as for a request."""
         return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
 
     def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:

@@ -31,6 +31,7 @@ from agent.pages import (
     PutResult,
     ReceivedDefinition,
 )
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import (
@@ -46,9 +47,11 @@ from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
+from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async
 
+PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
 ONE, TWO = "1" * 32, "2" * 32
 PATIENCE = ReceiverSettings(pause_ms_min=1, pause_ms_max=1, backoff_ms_min=1, backoff_ms_max=1)
 PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plant"}), receiver=PATIENCE)
@@ -141,7 +144,7 @@ class HandPeer:
     def __init__(self) -> None:
         self.requests: list[FetchFacts] = []
         self.expires_s: list[int] = []
-        self.on_answer: list[Callable[[bytes], None]] = []
+        self.on_answer: list[Callable[[ArrivedAnswer], None]] = []
         self.sent: list[asyncio.Future[None]] = []
         self.is_down = False
         self.link = SimpleNamespace(watch=self._watch)
@@ -150,7 +153,9 @@ class HandPeer:
         self.up, self.down = on_up, on_down
         on_up()
 
-    def send(self, request: FetchFacts, on_answer: Callable[[bytes], None], expiry_s: int) -> asyncio.Future[None]:
+    def send(
+        self, request: FetchFacts, on_answer: Callable[[ArrivedAnswer], None], expiry_s: int
+    ) -> asyncio.Future[None]:
         if self.is_down:
             raise ConnectionLost("broker", "cut")
         self.requests.append(request)
@@ -171,7 +176,7 @@ class Scene:
 
     async def answer(self, payload: bytes, number: int = -1) -> None:
         """Answer a request, by default the newest."""
-        self.peer.on_answer[number](payload)
+        self.peer.on_answer[number](ArrivedAnswer(payload, PLACE))
         await settle()
 
     async def requested(self, count: int) -> FetchFacts:
