@@ -76,7 +76,7 @@ class Beliefs:
 
 @lru_cache(SIGNERS_KNOWN_MAX)
 def _described(certificate: bytes) -> Signer | Refusal:
-    """What a certificate says; the same one comes with each request."""
+    """What a certificate says; the same one comes with each message."""
     return describe_signer(certificate)
 
 
@@ -211,7 +211,7 @@ class _PageSigners:
         self._store, self._beliefs, self._now_ms, self._before = store, beliefs, now_ms, believed
         self._came: dict[tuple[str, bytes], list[bytes]] = {}
         for one in certificates:
-            named = describe_signer(one)
+            named = _described(one)
             if isinstance(named, Signer):
                 self._came.setdefault((named.zone, named.key_id), []).append(one)
         self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
