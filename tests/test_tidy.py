@@ -67,7 +67,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
-    "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
+    "agent.node": (*WHOLE, "agent.file_hints", "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
     "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),

@@ -13,7 +13,7 @@ import re
 import threading  # tidy: one lock around a cache that the checking threads share; nothing here waits
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -107,6 +107,12 @@ class PageJudge:
         self._believed: dict[tuple[str, bytes], _Believed] = {}  # by zone and key id
         self._passed_on: dict[bytes, int] = {}  # key id -> when its certificate came
 
+    def believe(self, trust: SignerTrust) -> None:
+        """Believe these signers from the next page and message on. What a zone has proven to have a key stays known."""
+        with self._lock:
+            self._beliefs = replace(self._beliefs, trust=trust)
+            self._believed = {}
+
     def signers_known(self) -> list[str]:
         """Key ids whose certificates a peer need not send."""
         since = self._clock_ms() - PASSED_ON_MS
@@ -117,7 +123,7 @@ class PageJudge:
 
     def judge(self, peer: str, stream: str, offered: Sequence[Offered], certificates: Sequence[bytes]) -> JudgedPage:
         """What of a page is stored, with which heads, and what is declined. Raises the store's errors."""
-        signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
+        signers = self._signers(certificates)
         trust = Trust(
             self._beliefs.rule_of,
             self._store.signed_zones() | self._proven,
@@ -129,7 +135,7 @@ class PageJudge:
         kept = {(batches[one.index].header.origin.zone, key_id_in(one.record)) for one in found.heads}
         with self._lock:
             self._proven |= found.proven_zones
-            _remember(self._believed, signers.believed)
+            _remember(signers.before, signers.believed)
             passed_on = [(key_id, one) for zone, key_id in sorted(kept) for one in signers.of(zone, key_id)]
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
@@ -146,12 +152,12 @@ class PageJudge:
 
     def prove(self, end: SignedEnd, certificates: Sequence[bytes]) -> SignedEnd | None:
         """The end with the certificate of the trusted key of its zone that signed it; None where none did."""
-        signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
+        signers = self._signers(certificates)
         signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
         if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
             return None
         with self._lock:
-            _remember(self._believed, signers.believed)
+            _remember(signers.before, signers.believed)
         return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificate)
 
     def refuses_request(self, place: MessagePlace, request: bytes, proof: MessageProof | None) -> str | None:
@@ -174,7 +180,7 @@ class PageJudge:
         named = _described(proof.certificate)
         if isinstance(named, Refusal) or named.zone != zone:
             return f"its certificate is not one of {zone}"
-        signers = _PageSigners(self._store, self._beliefs, [proof.certificate], self._believed, self._clock_ms())
+        signers = self._signers([proof.certificate])
         signer = signers.resolve(zone, named.key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
@@ -184,9 +190,13 @@ class PageJudge:
         if not signer.public.verify(covered, proof.signature):
             return f"the signature is not that of {zone}"
         with self._lock:
-            _remember(self._believed, signers.believed)
+            _remember(signers.before, signers.believed)
             self._signing |= {zone}
         return None
+
+    def _signers(self, certificates: Sequence[bytes]) -> _PageSigners:
+        with self._lock:  # what is believed belongs to the beliefs under which it was found
+            return _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
@@ -205,10 +215,10 @@ class _PageSigners:
         store: ReceivingStore,
         beliefs: Beliefs,
         certificates: Sequence[bytes],
-        believed: Mapping[tuple[str, bytes], _Believed],
+        believed: dict[tuple[str, bytes], _Believed],
         now_ms: int,
     ) -> None:
-        self._store, self._beliefs, self._now_ms, self._before = store, beliefs, now_ms, believed
+        self._store, self._beliefs, self._now_ms, self.before = store, beliefs, now_ms, believed
         self._came: dict[tuple[str, bytes], list[bytes]] = {}
         for one in certificates:
             named = _described(one)
@@ -231,7 +241,7 @@ class _PageSigners:
         return self._resolved[key]
 
     def _find(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
-        before = self._before.get((zone, key_id))
+        before = self.before.get((zone, key_id))
         if before is not None and not self._beliefs.trust.is_suspect(key_id, self._now_ms):
             self.believed[zone, key_id] = before
             return before.signer

@@ -223,6 +223,26 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert judge_of(store).refuses_answer(place, answer, None) is not None
 
 
+def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority is withdrawn while a page is judged: this page is still taken, the next is not, although its key was
+    believed a moment ago. Believed again, its authority admits it as before."""
+    run, judge = chain(4), judge_of(store)
+    signed_zones = store.signed_zones
+
+    def withdrawn() -> frozenset[str]:
+        judge.believe(SignerTrust())
+        return signed_zones()
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(store, "signed_zones", withdrawn)
+        assert judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der]).declined == ()
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+    judge.believe(SignerTrust((AUTHORITY.certificate,)))
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).declined == ()
+    judge.believe(SignerTrust())
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+
+
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:
     """Batches with a wrong signature or unreadable content are kept as files, the newest of them, within the limits, and
     readable for their owner only; names hold nothing that a path could be made of."""
