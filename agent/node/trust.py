@@ -7,12 +7,13 @@ reason is logged and recorded once for each content. Pins and rules stand in nod
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from pathlib import Path
 
 from agent.config import NodeSettings
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreBusy
 from agent.file_hints import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge
 from agent.signing.certificates import SignerTrust
@@ -52,7 +53,7 @@ class TrustFiles:
     def opened(cls, settings: NodeSettings, store: FactStore) -> TrustFiles:
         """With the files read."""
         found = cls(settings, store)
-        found.read()
+        found.read(is_start=True)
         return found
 
     @property
@@ -65,23 +66,23 @@ class TrustFiles:
         """Watch the files until cancelled."""
         await watch_files(lambda: self.files, self._look, self._on_watch_error, self._times)
 
-    def read(self) -> None:
-        """Read the files if they have changed."""
+    def read(self, *, is_start: bool = False) -> None:
+        """Read the files if they have changed. Raises StoreBusy; then it is to be done again."""
         digest = hashlib.sha256(b"".join(map(_digest, self.files))).digest()
         if digest == self._read:
             return
-        is_first, self._read = self._read is None, digest
         try:
             trust = self._load()
         except SigningError as error:
             self._keep(error)
-            return
-        self._trust = trust
-        self.judge.believe(trust)
-        if not is_first:  # opening the store has read the list
-            self._store.set_compromised(trust.compromised_since_ms)
-            counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
-            log.info("signers_taken_over", extra=counts)
+        else:
+            self._trust = trust
+            self.judge.believe(trust)
+            if not is_start:  # opening the store has read the list
+                self._store.set_compromised(trust.compromised_since_ms)
+                counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
+                log.info("signers_taken_over", extra=counts)
+        self._read = digest
 
     def _load(self) -> SignerTrust:
         signing, before = self._settings.signing, self._trust
@@ -100,7 +101,8 @@ class TrustFiles:
         self._store.note("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
 
     async def _look(self) -> float:
-        self.read()  # two small files: reading them costs less than a thread
+        with contextlib.suppress(StoreBusy):  # the next look does it
+            self.read()  # two small files: reading them costs less than a thread
         return self._times.reread_s
 
     def _on_watch_error(self, error: OSError) -> None:

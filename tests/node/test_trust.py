@@ -41,7 +41,7 @@ class Files:
         )
         self.store = store
         self.trust = TrustFiles(settings, store, EAGER)
-        self.trust.read()
+        self.trust.read(is_start=True)
 
     def believes(self, one: Made) -> bool:
         """Whether a request that this key of the plant has signed is taken."""
@@ -158,7 +158,7 @@ def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: py
     async def scenario(files: Files) -> None:
         files.authorities.unlink()
         again = TrustFiles(files.trust._settings, files.store, EAGER)
-        again.read()
+        again.read(is_start=True)
         (line,) = logged(caplog, "signers_not_read")
         assert line.in_force == "no signer is believed"
         files.trust = again
