@@ -113,7 +113,7 @@ class PeerRequester:
         """As `Requester.ask`."""
         node, peer, world = self._pull.node, self._pull.peer, self._pull.node.world
         payload, life, answered = encode_request(request), node.life, Future[bytes]()
-        place = MessagePlace(peer.zone, node.zone, f"{node.name}-{life}", world.correlation())
+        place = MessagePlace(peer.zone, node.zone, node.instance, world.correlation())
 
         def answer(sent: bytes) -> None:
             passed_on = sent if world.broker is None else world.broker.passed_on(place, sent)

@@ -153,7 +153,7 @@ class Pull:
     def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
         node, peer, world = self.node, self.peer, self.node.world
         payload, life = request_of(node.version, encode_request(request)), node.life
-        place, sent_ms = MessagePlace(peer.zone, node.zone, f"{node.name}-{life}", world.correlation()), world.now_ms
+        place, sent_ms = MessagePlace(peer.zone, node.zone, node.instance, world.correlation()), world.now_ms
 
         def answer(machine: Node, answered: bytes) -> None:
             version, served = machine.version, (machine.name, machine.life)
