@@ -67,7 +67,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
-    "agent.node": (*WHOLE, "agent.query", "agent.local_socket"),
+    "agent.node": (*WHOLE, "agent.file_hints", "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
     "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
@@ -273,7 +273,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
     *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
-    *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "requests", "runs")),
+    *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "messages", "runs")),
     *(
         f"agent/replication/broker/{name}.py"
         for name in (
@@ -290,6 +290,7 @@ CORES: tuple[str, ...] = (
     *(
         f"agent/replication/protocol/{name}.py"
         for name in (
+            "arrived_answer",
             "codec",
             "digest_diff",
             "errors",

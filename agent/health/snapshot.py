@@ -256,6 +256,13 @@ class PeerStatus:
         int, Counter("bsfg_peer_pages_dropped_total", "Pages dropped because they did not continue what is held.")
     ] = 0
     timeouts_total: Annotated[int, Counter("bsfg_peer_timeouts_total", "Requests that timed out.")] = 0
+    unproven_total: Annotated[
+        int,
+        Counter(
+            "bsfg_peer_unproven_total",
+            "Answers without facts that are not proven to be the peer's; each counts as none.",
+        ),
+    ] = 0
     restarts_total: Annotated[
         int, Counter("bsfg_peer_restarts_total", "Pulls begun anew because the peer's store was replaced.")
     ] = 0

@@ -2,9 +2,11 @@
 latest values.
 
 `node` puts the parts together, `status` takes the snapshot that health shows, `compare` makes and runs comparisons,
-`latest` joins query and replication, `store_errors` maps the store's errors to the protocol's codes.
+`latest` joins query and replication, `trust` reads whose signatures are believed, `store_errors` maps the store's errors
+to the protocol's codes.
 """
 
-from agent.node.compare import access_of, compare_alone, identity_of, requests_signer
+from agent.node.compare import access_of, compare_alone, identity_of
 from agent.node.latest import peer_latest, record_of
 from agent.node.node import run_node
+from agent.node.trust import requests_signer

@@ -6,7 +6,6 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,25 +14,19 @@ from agent import local_socket
 from agent.config import BrokerSettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
+from agent.node.trust import TrustFiles, requests_signer
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import (
     AntiEntropy,
     AntiEntropySettings,
-    Beliefs,
     Comparison,
-    EvidenceFolder,
     PageJudge,
     ThrottledRequester,
 )
-from agent.signing.certificates import SignerTrust
-from agent.signing.errors import SigningError
-from agent.signing.files import load_identity, load_trust
 from agent.signing.heads import HeadSigner
 from agent.telemetry import Telemetry
-
-log = logging.getLogger(__name__)
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
 
@@ -49,37 +42,10 @@ def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: Hea
     return Access(broker.name, zone, broker.host, broker.port, identity.context, signer)
 
 
-def requests_signer(settings: NodeSettings) -> HeadSigner | None:
-    """The key of this node; None where it has none, or none that can be used, which opening the store reports."""
-    try:
-        return load_identity(settings.signing, settings.node.zone)
-    except SigningError:
-        return None
-
-
 def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
     """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
     limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
     return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
-
-
-def page_judge(settings: NodeSettings, store: FactStore) -> PageJudge:
-    """Judges what peers send, by [signing] and [[origin]]. Where a file that they name cannot be used, no signer is
-    believed: the node goes on, and facts that must be signed wait at the peer."""
-    trust = SignerTrust()
-    try:
-        trust = load_trust(settings.signing, settings.origin)
-    except SigningError as error:
-        log.warning("signers_not_believed", extra={"reason": f"{error}. {error.hint}"})
-        store.note("signing", str(settings.signing.facts_ca_file), f"no signer is believed: {error}. {error.hint}")
-    own = requests_signer(settings)
-    beliefs = Beliefs(
-        trust,
-        {origin.zone: origin.signatures for origin in settings.origin},
-        settings.node.zone,
-        () if own is None else (own.certificate,),
-    )
-    return PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
 
 
 def comparers(
@@ -87,11 +53,10 @@ def comparers(
     store: FactStore,
     requesters: Mapping[str, Requester],
     limits: Mapping[str, TokenBucket],
+    judge: PageJudge,
     telemetry: Telemetry | None = None,
-    judge: PageJudge | None = None,
 ) -> dict[str, AntiEntropy]:
     """By zone, for each peer that something is pulled from and that is asked."""
-    judge = judge or page_judge(settings, store)
     found = dict[str, AntiEntropy]()
     for peer in settings.peer:
         if peer.pulls and peer.zone in requesters:
@@ -124,7 +89,9 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
-        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
+        judge = TrustFiles.opened(settings, store).judge
+        requester = Requester(link, peer.zone, judge.refuses_answer)
+        known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings), judge)
         handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)

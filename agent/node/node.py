@@ -34,6 +34,7 @@ from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.stored_samples import StoredSamples
+from agent.node.trust import TrustFiles, requests_signer
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
 from agent.replication.protocol.pull_events import ReceiverSettings
@@ -78,7 +79,7 @@ class Node:
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
         self._identities = IdentityWatcher(identities)
-        signer = compare.requests_signer(settings)
+        signer = requests_signer(settings)
         self._links = {
             broker.name: Link(compare.access_of(broker, identity, settings.node.zone, signer), identity=identity)
             for broker, identity in zip(settings.broker, identities, strict=True)
@@ -86,16 +87,19 @@ class Node:
         self._telemetry = Telemetry()
         self._freshness = Freshness()
         self._heads_watches: list[HeadsWatch] = []
-        self._judge = compare.page_judge(settings, store)
+        self._trust = TrustFiles.opened(settings, store)
+        self._judge = self._trust.judge
         self._servers = [self._server(name, link) for name, link in self._links.items()]
         self._latest_seeds: list[LatestSeed] = []
         self._requesters = {
-            peer.zone: Requester(self._links[peer.broker], peer.zone) for peer in settings.peer if peer.pulls
+            peer.zone: Requester(self._links[peer.broker], peer.zone, self._judge.refuses_answer)
+            for peer in settings.peer
+            if peer.pulls
         }
         self._bandwidths = compare.bandwidths(settings)
         self._pullers = list(self._make_pullers())
         self._comparers = compare.comparers(
-            *(settings, store, self._requesters, self._bandwidths, self._telemetry, self._judge)
+            *(settings, store, self._requesters, self._bandwidths, self._judge, self._telemetry)
         )
         stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
@@ -130,6 +134,7 @@ class Node:
                 group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
                 group.create_task(self._report_ready(), name="ready"),
                 group.create_task(self._checkpoint_daily(), name="checkpoints"),
+                group.create_task(self._trust.run(), name="trust"),
             ]
             if self._links:
                 watching.append(group.create_task(self._identities.run(), name="identities"))
@@ -180,6 +185,7 @@ class Node:
             is_proven=OwnProof(self._store, self._judge),
             ends_known=self._freshness.newest,
             refuses_request=self._judge.refuses_request,
+            signer=link.access.signer,
         )
 
     def _queue_depth(self, stream: str) -> int:

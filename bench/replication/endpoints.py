@@ -186,7 +186,8 @@ async def serve_while(
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
-    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
+    signer = load_identity(_signing(options), SERVING)
+    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS, signer=signer)
     async with running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)
@@ -209,9 +210,9 @@ def pull(options: Options) -> None:
 async def _pull(options: Options, store: FactStore) -> None:
     broker = broker_access(options)
     link = Link(access(broker))
-    asker = Requester(link, SERVING)
-    streams = options.get("streams", [STREAM])
     judge = _judge(options, store)
+    asker = Requester(link, SERVING, judge.refuses_answer)
+    streams = options.get("streams", [STREAM])
     pullers = [Puller(asker, store, pull_settings(stream), STORE_ERRORS, judge=judge) for stream in streams]
     async with running(link.run()):
         await link.wait_up()

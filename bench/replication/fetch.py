@@ -17,7 +17,8 @@ from typing import Any
 
 from agent.batch import parse
 from agent.replication.mqtt import Link, Requester
-from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.messages import FetchAnswer, FetchFacts
 from bench.common.measuring import Latency, Report, files_bytes, machine, median, rounded
 from bench.common.testbed import ASKING, BARE_SERVING, SERVING, Testbed, open_testbed
@@ -87,19 +88,19 @@ async def _fetch_once(asker: Requester, after_offset: int, known: dict[str, int]
         after_offset=after_offset,
         definitions_known=known,
     )
-    answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    answered: asyncio.Future[ArrivedAnswer] = asyncio.get_running_loop().create_future()
     start_ns = time.perf_counter_ns()
     asker.send(request, answered.set_result, int(ANSWER_S_MAX))
     async with asyncio.timeout(ANSWER_S_MAX):
-        payload = await answered
-    answer, sealed = decode_answer(payload)
+        arrived = await answered
+    answer, sealed = arrived.open()
     count = sum(parse(one).header.count for one in sealed)
     found.fetches_ns.append(time.perf_counter_ns() - start_ns)
     assert isinstance(answer, FetchAnswer), answer
     assert count == BATCH_FACTS
     assert answer.covered() == (after_offset + 1, after_offset + BATCH_FACTS)
     found.request_bytes = len(encode_request(request))
-    found.answer_bytes.append(len(payload))
+    found.answer_bytes.append(len(arrived.payload))
 
 
 def _report(found: _Found, facts: int, at_rest: float, seed: int, described: dict[str, Any]) -> Report:

@@ -100,7 +100,9 @@ def _with_signed(report: Report, facts: int, product: list[Round], signed: list[
 def _product_round(
     testbed: Testbed, number: str, source: Path, target: Path, facts: int, keys: Mapping[str, Path]
 ) -> Round:
-    with testbed.worker(f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts) as serving:
+    with testbed.worker(
+        f"serve-{number}", "serve", SERVING, file=source, asking=ASKING, until=facts, **keys
+    ) as serving:
         broker_cpu_ns = process_cpu_ns(testbed.broker.pid)
         with testbed.worker(f"pull-{number}", "pull", ASKING, file=target, **keys) as pulling:
             sender = serving.result_with(pulling)

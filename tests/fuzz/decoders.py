@@ -16,6 +16,7 @@ from agent.message import _are_plainly_canonical as are_plainly_canonical
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, parse_publish
 from agent.replication.protocol import messages
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import decode_answer, decode_request, encode_answer, encode_error, encode_request
 from agent.replication.protocol.errors import MalformedMessage
 from agent.replication.serving.admission import Caller, check_arrival
@@ -23,6 +24,7 @@ from agent.replication.serving.appends import ParsedAppend, parse_append
 from agent.replication.serving.outcomes import Drop, Refuse
 from agent.signing.certificates import Refusal, Signer, describe_signer
 from agent.signing.heads import Head, HeadError, parse_head
+from agent.signing.messages import MessagePlace
 from tests.fuzz import hostile, seeds
 
 KIB, MIB = 1024, 1024 * 1024
@@ -118,6 +120,13 @@ def check_sealable(message: Message) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- answers
+
+PLACE = MessagePlace("plant-a", "idmz", "1", bytes(16))
+
+
+def answer(payload: bytes) -> tuple[messages.Answer | messages.ErrorAnswer, list[bytes]]:
+    """What the requester does with an answer before it looks for the proof."""
+    return ArrivedAnswer(payload, PLACE).open()
 
 
 def check_answer(payload: bytes, decoded: tuple[messages.Answer | messages.ErrorAnswer, list[bytes]]) -> None:
@@ -243,7 +252,7 @@ TARGETS = {
     "request": Target(
         request, MalformedMessage, check_request, seeds.requests, hostile.json_text, 256 * KIB, 64, 5 * MIB, tell=tell_request
     ),
-    "answer": Target(decode_answer, MalformedMessage, check_answer, seeds.answers, hostile.answer, 256 * KIB, 64, 80 * MIB),
+    "answer": Target(answer, MalformedMessage, check_answer, seeds.answers, hostile.answer, 256 * KIB, 64, 80 * MIB),
     "publish": Target(packet, BadPacket, check_packet, seeds.packets, hostile.publish, 64 * KIB, 64, 64 * MIB),
     "batch": Target(
         sealed, batch.BatchError, check_sealed, seeds.batches, hostile.sealed, 6 * MIB, 25, 25 * batch.CONTENT_BYTES_MAX,

@@ -29,8 +29,9 @@ from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.pulling import Puller, PullSettings
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.signing.messages import ANSWER_MARK
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL
-from tests.fuzz import hostile
+from tests.fuzz import hostile, seeds
 from tests.fuzz.paths import verified
 from tests.waiting import wait_until_async
 
@@ -44,6 +45,8 @@ IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
     spread_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
 )  # fmt: skip
+PROVEN = 0.03
+"""Of the forged answers; each is unproven, so the puller waits for its time-out."""
 HEAD_BYTES = 82  # docs/reference/protocol.md, Heads
 HOSTILE_TEXTS = ("", "expired", "x" * 1_000, "\x1b[2J\n\u202e", "damaged", "\x00")
 
@@ -90,7 +93,10 @@ class HostilePeer:
         if not self.forging:
             return packed(header, b"".join(attached))
         self.forged[request["operation"]] += 1
-        return self._forged(header, attached)
+        forged = self._forged(header, attached)
+        if self.chance.random() < PROVEN:
+            return hostile.proven(self.chance, ANSWER_MARK, forged, seeds.certificates())
+        return forged
 
     def _honest(self, request: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
         header = {"protocol": "bsfg.replication", "version": "1.0", "operation": request["operation"], "status": "ok"}

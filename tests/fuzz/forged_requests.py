@@ -25,6 +25,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
 from agent.replication.serving.server import Server
+from agent.signing.messages import REQUEST_MARK, split_answer
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY
 from tests.fuzz import hostile, seeds
 from tests.fuzz.paths import verified
@@ -35,6 +36,7 @@ ROUND = 100
 """Forged requests between two honest fetches."""
 OPEN_MAX = 32
 AGAIN_S = 0.1
+PROVEN = 0.05
 STREAMS = [StreamSettings(name, acks_timeout_ms=1) for name in (OPERATIONAL, TELEMETRY)]
 
 
@@ -55,7 +57,7 @@ class Served:
             self.honest.append(payload)
             return
         assert topic.startswith(f"bsfg/1/{OWN}/{EVIL}/rsp/"), topic
-        answer, _ = decode_answer(payload)
+        answer, _ = decode_answer(split_answer(payload)[0])
         self.outcomes[(getattr(answer, "error", None) and answer.error.code) or "ok"] += 1  # type: ignore[union-attr]
 
 
@@ -82,7 +84,13 @@ class Forger:
         return Incoming(topic, self.payload(), answer_to, correlation, expiry, chance.random() < 0.005)
 
     def payload(self) -> bytes:
-        """The bytes of a forged request."""
+        """The bytes of a forged request, now and then behind a proof."""
+        payload = self._payload()
+        if self.chance.random() < PROVEN:
+            return hostile.proven(self.chance, REQUEST_MARK, payload, seeds.certificates())
+        return payload
+
+    def _payload(self) -> bytes:
         chance = self.chance
         request = self._fitting(chance.choice(self._seeds))
         how = chance.random()
@@ -244,7 +252,7 @@ async def _serve_honest(link: Link, served: Served, store: FactStore, number: in
         answer_to = f"bsfg/1/{OWN}/{HONEST}/rsp/a"
         link._dispatch(Incoming(topic, json.dumps(request).encode(), answer_to, bytes(16), 10, False))
         await wait_until_async(lambda: served.honest, "an answer to the honest zone")
-        answer, _ = decode_answer(served.honest[0])
+        answer, _ = decode_answer(split_answer(served.honest[0])[0])
         assert isinstance(answer, FetchAnswer), answer
     (consumer,) = [one for one in store.consumers.all() if one.name == name]
     assert (consumer.zone, consumer.frontier) == (HONEST, end)

@@ -10,7 +10,7 @@ import functools
 import json
 import random
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -190,6 +190,14 @@ def _changed(chance: random.Random, value: Any) -> Any:
         case _:
             copy[key] = _changed(chance, value[key])
     return copy
+
+
+def proven(chance: random.Random, mark: bytes, message: bytes, certificates: Sequence[bytes]) -> bytes:
+    """A message behind a proof that proves nothing, whole or cut short, with a certificate or what is none."""
+    certificate = chance.choice((b"", chance.randbytes(300), bytes(4096), *certificates))
+    length = chance.choice((len(certificate), len(certificate), 0xFFFF, 4097, len(certificate) // 2))
+    proof = mark + length.to_bytes(2, "little") + certificate + chance.randbytes(64)
+    return (proof + message)[: None if chance.random() < 0.8 else chance.randrange(len(proof))]
 
 
 def answer(chance: random.Random, good: bytes) -> bytes:

@@ -22,6 +22,7 @@ from agent.replication.protocol.codec import encode_answer, encode_error, encode
 from agent.replication.serving.page import ReadPlan
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
 from agent.signing.heads import Head
+from agent.signing.messages import ANSWER_MARK
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.signing.signers import CLIENT, make, p256
 
@@ -180,7 +181,9 @@ def answers() -> list[bytes]:
         )
         found += [(one, [*page.batches, heads()[0]]) for one in signed_answers]
     assert {type(one) for one, _ in found} == set(messages.ANSWERS), "a new operation wants an answer here"
-    return [*(encode_answer(*one) for one in found), encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")]
+    error = encode_error("plant-a", EPOCH, "FetchFacts", "busy", "later")
+    proven = ANSWER_MARK + len(certificates()[0]).to_bytes(2, "little") + certificates()[0] + bytes(64) + error
+    return [*(encode_answer(*one) for one in found), error, proven]
 
 
 def heads() -> list[bytes]:

@@ -142,7 +142,7 @@ def test_the_reasons_that_delay_a_pull(tmp_path: Path) -> None:
 
 def test_counters_of_pulls_and_comparisons_reach_the_status(tmp_path: Path) -> None:
     """Counts of the pull, its catching up and its comparisons reach the status, each under its own name."""
-    counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7}
+    counters = {"pages": 3, "pages_late": 4, "pages_dropped": 5, "timeouts": 6, "restarts": 7, "unproven": 8}
     counted = {"facts_stored": 1, "facts_duplicate": 2}
     comparisons = {"comparisons": 1, "failures": 2, "divergent_ranges": 3, "repaired_ranges": 4, "repaired_facts": 5}
     compared = AntiEntropyStatistics("plant-b", STREAM, **comparisons, last_unix_ms=6, is_equal=False)

@@ -98,7 +98,8 @@ class Node:
         values received from peers; `settings`: of the server."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
-        settings = {"refuses_request": self.judge.refuses_request, **settings}
+        signer = self.link.access.signer
+        settings = {"refuses_request": self.judge.refuses_request, "signer": signer, **settings}
         self.server = Server(
             self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
         )
@@ -107,7 +108,7 @@ class Node:
     def requester(self, peer_zone: str) -> Requester:
         """The requester for `peer_zone`."""
         if peer_zone not in self.requesters:
-            self.requesters[peer_zone] = Requester(self.link, peer_zone)
+            self.requesters[peer_zone] = Requester(self.link, peer_zone, self.judge.refuses_answer)
         return self.requesters[peer_zone]
 
     def pull(

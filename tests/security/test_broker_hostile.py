@@ -16,6 +16,7 @@ from agent.replication import pki
 from agent.replication.mqtt import Link, Requester, transport
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import ConnectionLost, TransportError
 from agent.replication.protocol.messages import ListStreams
 from tests.security.broker_hostile import UNSOLICITED
@@ -140,14 +141,14 @@ def test_a_flood_of_unsolicited_answers_is_counted_and_forgotten(folder: Path) -
     async def ask(access: Access) -> None:
         link = Link(access)
         requester = Requester(link, "plant-a")
-        answers: list[bytes] = []
+        answers: list[ArrivedAnswer] = []
         async with asyncio.timeout(6 * LIMIT_S), asyncio.TaskGroup() as group:
             running = group.create_task(link.run())
             await link.wait_up()
             await requester.send(ListStreams(), answers.append, 60)
             await wait_until_async(lambda: link.statistics().unsolicited == UNSOLICITED + 2, "all are counted", 60)
             running.cancel()
-        assert answers == [b"right"]
+        assert [one.payload for one in answers] == [b"right"]
         assert link.statistics().connects == 1
 
     with hostile(folder, "unsolicited answers") as access:

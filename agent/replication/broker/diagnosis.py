@@ -17,6 +17,7 @@ from agent.replication.pki import Problem
 from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer
+from agent.signing.messages import split_answer
 
 CLOCK_NOTE_MS = 1_000
 """Above this difference, times of two zones cannot be compared to the second."""
@@ -74,6 +75,7 @@ class RoundTrip:
 
 def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer | None]:
     """Evaluate the answer to ListStreams. Returns the answer too, unless it is an error or cannot be read."""
+    payload, _ = split_answer(payload)
     try:
         answer, _ = decode_answer(payload)
     except MalformedMessage as error:

@@ -14,16 +14,18 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.errors import PeerRefused, TransportError
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
+from agent.replication.protocol.codec import encode_request
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused, TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import CHANGING, Answer, ErrorAnswer, FetchFacts, Request
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.signing.requests import RequestPlace, sign_request
+from agent.signing.messages import MessagePlace, MessageProof, sign_request
 
 REQUESTS_KNOWN_MAX = 256
 """Open requests that are remembered: a few dozen for each stream that is pulled."""
@@ -31,7 +33,7 @@ CORRELATION_BYTES = 16
 ATTEMPTS = 3
 RETRY_MS_MIN, RETRY_MS_MAX = 250, 2_000
 
-OnAnswer = Callable[[bytes], None]
+OnAnswer = Callable[[ArrivedAnswer], None]
 _T = TypeVar("_T")
 
 
@@ -44,10 +46,12 @@ class Reply(NamedTuple):
 
 
 class Requester:
-    """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs."""
+    """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs. `refuses_answer` says
+    why an answer without facts is not proven to be the peer's; commands that only report need none."""
 
-    def __init__(self, link: Link, peer_zone: str) -> None:
+    def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message) -> None:
         self.peer_zone = peer_zone
+        self._refuses_answer = refuses_answer
         self.link = link
         own_zone = link.access.zone
         self._request_topic = request_topic(peer_zone, own_zone)
@@ -57,16 +61,15 @@ class Requester:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer's bytes, at most
-        once.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, once, and before it
+        any that turn out to be unproven when they are opened.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
         correlation = secrets.token_bytes(CORRELATION_BYTES)
-        payload, access = encode_request(request), self.link.access
-        if access.signer is not None and type(request) in CHANGING:
-            place = RequestPlace(self.peer_zone, access.zone, self._instance, correlation)
-            payload = sign_request(access.signer, place, payload)
+        payload, signer = encode_request(request), self.link.access.signer
+        if signer is not None and type(request) in CHANGING:
+            payload = sign_request(signer, self._place(correlation), payload)
         acknowledged = self.link.require().publish_request(
             self._request_topic, payload, self._response_topic, correlation, expiry_s
         )
@@ -77,31 +80,62 @@ class Requester:
 
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """Send a request and wait for its answer. Raises PeerRefused, MalformedMessage or TransportError."""
-        answered: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[Reply | PeerRefused | MalformedMessage] = asyncio.get_running_loop().create_future()
+        unproven: UnprovenAnswer | None = None
 
-        def on_answer(payload: bytes) -> None:
-            if not answered.done():  # a late answer finds the future cancelled by the time-out
-                answered.set_result(payload)
+        def on_answer(arrived: ArrivedAnswer) -> None:
+            nonlocal unproven
+            if answered.done():  # a late answer finds the future cancelled by the time-out
+                return
+            try:
+                answered.set_result(_opened(arrived))
+            except UnprovenAnswer as error:
+                unproven = error
 
         wait_s = request.wait_ms / 1000 if isinstance(request, FetchFacts) else 0.0
         try:
             async with asyncio.timeout(wait_s + timeout_s):
                 await self.send(request, on_answer, int(wait_s + timeout_s) + 1)
-                payload = await answered
-                answer, batches = decode_answer(payload)
+                found = await answered
         except TimeoutError as error:
+            if unproven is not None:
+                raise unproven from error
             raise TransportError(self.peer_zone, f"no answer in {timeout_s:g} s", "Is the peer overloaded?") from error
-        if isinstance(answer, ErrorAnswer):
-            raise peer_refused(self.peer_zone, answer)
-        return Reply(answer, batches, len(payload))
+        if isinstance(found, Reply):
+            return found
+        raise found
 
     def _answered(self, incoming: Incoming) -> None:
         # A retained message is not an answer to anything: the broker repeats it at each subscription.
-        on_answer = None if incoming.is_retained else self._open.pop(incoming.correlation or b"", None)
+        correlation = incoming.correlation or b""
+        on_answer = None if incoming.is_retained else self._open.pop(correlation, None)
         if on_answer is None:
             self.link.count_unsolicited()
         else:
-            on_answer(incoming.payload)
+            refuses = partial(self._refuses, on_answer)
+            on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
+
+    def _refuses(
+        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes, proof: MessageProof | None
+    ) -> str | None:
+        why = self._refuses_answer(place, answer, proof)
+        if why is not None:
+            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0049)
+        return why
+
+    def _place(self, correlation: bytes) -> MessagePlace:
+        return MessagePlace(self.peer_zone, self.link.access.zone, self._instance, correlation)
+
+
+def _opened(arrived: ArrivedAnswer) -> Reply | PeerRefused | MalformedMessage:
+    """An answer, or what it is raised as. Raises UnprovenAnswer."""
+    try:
+        answer, batches = arrived.open()
+    except MalformedMessage as error:
+        return error
+    if isinstance(answer, ErrorAnswer):
+        return peer_refused(arrived.place.serving_zone, answer)
+    return Reply(answer, batches, len(arrived.payload))
 
 
 def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:

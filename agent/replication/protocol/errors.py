@@ -17,6 +17,7 @@ Exceptions:
             NotAuthorized       the broker's access list forbids the topic (final: configuration)
             MessageTooLarge     the message exceeds the broker's packet size (final for this message)
             OutgoingFull        this node's outgoing queue is full (retry)
+            UnprovenAnswer      an answer without facts is not proven to be the peer's (retry)
         PkiError                a certificate, key or list cannot be used (final: an operator must act)       (pki)
         TopologyError           links or settings that make no broker configuration (final)                   (broker)
 """
@@ -239,3 +240,16 @@ class MessageTooLarge(TransportError):
 
 class OutgoingFull(TransportError):
     """This node's outgoing queue to the broker is full."""
+
+
+class UnprovenAnswer(TransportError):
+    """An answer that counts by what it says, not by its facts, is not proven to be the peer's: it counts as none."""
+
+    code = "unproven_answer"
+
+    def __init__(self, where: str, why: str) -> None:
+        hint = (
+            "Give the peer a signing key (bsfg pki signer), and name its certificate in [[origin]] here. If both are"
+            " done, its broker wrote this answer."
+        )
+        super().__init__(where, why, hint)

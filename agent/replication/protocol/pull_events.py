@@ -250,6 +250,7 @@ class ReceiverCounters:
     pages_late: int = 0
     pages_dropped: int = 0
     timeouts: int = 0
+    unproven: int = 0
     restarts: int = 0
     paced_ms: int = 0
     """For how long no request was sent because the peer's bandwidth was used up."""

@@ -13,7 +13,7 @@ import re
 import threading  # tidy: one lock around a cache that the checking threads share; nothing here waits
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -25,7 +25,7 @@ from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import key_id_in
-from agent.signing.requests import RequestPlace, RequestProof, request_bytes
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
 from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Rule, Trust, check_head, judge_page, proves_own
 
 PASSED_ON_MS = 60_000
@@ -76,7 +76,7 @@ class Beliefs:
 
 @lru_cache(SIGNERS_KNOWN_MAX)
 def _described(certificate: bytes) -> Signer | Refusal:
-    """What a certificate says; the same one comes with each request."""
+    """What a certificate says; the same one comes with each message."""
     return describe_signer(certificate)
 
 
@@ -103,9 +103,15 @@ class PageJudge:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._proven = frozenset[str]()
-        self._requesting = frozenset[str]()  # zones that have signed a request
+        self._signing = frozenset[str]()  # zones that have signed a request or an answer
         self._believed: dict[tuple[str, bytes], _Believed] = {}  # by zone and key id
         self._passed_on: dict[bytes, int] = {}  # key id -> when its certificate came
+
+    def believe(self, trust: SignerTrust) -> None:
+        """Believe these signers from the next page and message on. What a zone has proven to have a key stays known."""
+        with self._lock:
+            self._beliefs = replace(self._beliefs, trust=trust)
+            self._believed = {}
 
     def signers_known(self) -> list[str]:
         """Key ids whose certificates a peer need not send."""
@@ -117,7 +123,7 @@ class PageJudge:
 
     def judge(self, peer: str, stream: str, offered: Sequence[Offered], certificates: Sequence[bytes]) -> JudgedPage:
         """What of a page is stored, with which heads, and what is declined. Raises the store's errors."""
-        signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
+        signers = self._signers(certificates)
         trust = Trust(
             self._beliefs.rule_of,
             self._store.signed_zones() | self._proven,
@@ -129,7 +135,7 @@ class PageJudge:
         kept = {(batches[one.index].header.origin.zone, key_id_in(one.record)) for one in found.heads}
         with self._lock:
             self._proven |= found.proven_zones
-            _remember(self._believed, signers.believed)
+            _remember(signers.before, signers.believed)
             passed_on = [(key_id, one) for zone, key_id in sorted(kept) for one in signers.of(zone, key_id)]
             _remember(self._passed_on, {key_id: self._clock_ms() for key_id, _ in passed_on})
         self._keep_evidence(peer, stream, offered, found)
@@ -146,40 +152,51 @@ class PageJudge:
 
     def prove(self, end: SignedEnd, certificates: Sequence[bytes]) -> SignedEnd | None:
         """The end with the certificate of the trusted key of its zone that signed it; None where none did."""
-        signers = _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
+        signers = self._signers(certificates)
         signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
         if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
             return None
         with self._lock:
-            _remember(self._believed, signers.believed)
+            _remember(signers.before, signers.believed)
         return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificate)
 
-    def refuses_request(self, place: RequestPlace, request: bytes, proof: RequestProof | None) -> str | None:
+    def refuses_request(self, place: MessagePlace, request: bytes, proof: MessageProof | None) -> str | None:
         """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
-        zone need not sign. A zone must sign once it has signed a request or facts, or where its signatures are
-        required."""
-        zone, rule = place.asking_zone, self._beliefs.rule_of(place.asking_zone)
+        zone need not sign."""
+        return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
+
+    def refuses_answer(self, place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
+        """Why an answer without facts is not taken for the serving zone's; None as for a request."""
+        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
+
+    def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:
+        """A zone must sign once it has signed a message or facts, or where its signatures are required."""
+        rule = self._beliefs.rule_of(zone)
         if rule == "off":
             return None
-        must_sign = rule == "required" or zone in self._requesting or zone in self._store.signed_zones()
+        must_sign = rule == "required" or zone in self._signing or zone in self._store.signed_zones()
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
         named = _described(proof.certificate)
         if isinstance(named, Refusal) or named.zone != zone:
             return f"its certificate is not one of {zone}"
-        signers = _PageSigners(self._store, self._beliefs, [proof.certificate], self._believed, self._clock_ms())
+        signers = self._signers([proof.certificate])
         signer = signers.resolve(zone, named.key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
             return f"the key {named.key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
         if refusal := signer.refuses(self._clock_ms()):
             return f"the certificate of {zone}: {refusal.reason.value}"
-        if not signer.public.verify(request_bytes(place, request), proof.signature):
+        if not signer.public.verify(covered, proof.signature):
             return f"the signature is not that of {zone}"
         with self._lock:
-            _remember(self._believed, signers.believed)
-            self._requesting |= {zone}
+            _remember(signers.before, signers.believed)
+            self._signing |= {zone}
         return None
+
+    def _signers(self, certificates: Sequence[bytes]) -> _PageSigners:
+        with self._lock:  # what is believed belongs to the beliefs under which it was found
+            return _PageSigners(self._store, self._beliefs, certificates, self._believed, self._clock_ms())
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:
@@ -198,13 +215,13 @@ class _PageSigners:
         store: ReceivingStore,
         beliefs: Beliefs,
         certificates: Sequence[bytes],
-        believed: Mapping[tuple[str, bytes], _Believed],
+        believed: dict[tuple[str, bytes], _Believed],
         now_ms: int,
     ) -> None:
-        self._store, self._beliefs, self._now_ms, self._before = store, beliefs, now_ms, believed
+        self._store, self._beliefs, self._now_ms, self.before = store, beliefs, now_ms, believed
         self._came: dict[tuple[str, bytes], list[bytes]] = {}
         for one in certificates:
-            named = describe_signer(one)
+            named = _described(one)
             if isinstance(named, Signer):
                 self._came.setdefault((named.zone, named.key_id), []).append(one)
         self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
@@ -224,7 +241,7 @@ class _PageSigners:
         return self._resolved[key]
 
     def _find(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
-        before = self._before.get((zone, key_id))
+        before = self.before.get((zone, key_id))
         if before is not None and not self._beliefs.trust.is_suspect(key_id, self._now_ms):
             self.believed[zone, key_id] = before
             return before.signer

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 from agent.batch import Batch, Kind, Origin
 from agent.pages import BatchEnd, PeerPosition, PutResult
-from agent.replication.protocol.codec import decode_answer
-from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, advice
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError, UnprovenAnswer, advice
 from agent.replication.protocol.messages import (
     FORMER_EPOCHS_MAX,
     Confirm,
@@ -181,9 +181,9 @@ class PullRunner:
         """A request was not sent, or the broker did not take it."""
         self._io.happened(FetchFailed(fetch_id, "transport", str(error), error.retryable))
 
-    def answered(self, fetch_id: int, payload: bytes) -> bool:
+    def answered(self, fetch_id: int, arrived: ArrivedAnswer) -> bool:
         """An answer has come; whether it is a page that this peer may send."""
-        event = self._read_answer(fetch_id, payload)
+        event = self._read_answer(fetch_id, arrived)
         if isinstance(event, PageArrived):
             self.peer_end_offset = event.page.end_offset
         self._io.happened(event)
@@ -211,10 +211,10 @@ class PullRunner:
         head = self._store.head_at(settings.stream, origin, end.last_sequence) or None
         return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex(), head=head)
 
-    def _read_answer(self, fetch_id: int, payload: bytes) -> PageArrived[CheckedContent] | FetchFailed:
+    def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
         try:
-            answer, sealed = decode_answer(payload)
+            answer, sealed = arrived.open(self.core.epoch if fetch_id == self.core.open_fetch_id else None)
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
@@ -222,6 +222,8 @@ class PullRunner:
             page = check_page(
                 *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
             )
+        except UnprovenAnswer as error:
+            return FetchFailed(fetch_id, error.code, str(error), error.retryable)
         except MalformedMessage as error:
             return _unreadable(fetch_id, error)
         except PageRefused as error:

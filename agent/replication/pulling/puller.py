@@ -20,6 +20,7 @@ from typing import Any
 from agent.batch import Batch
 from agent.pages import OriginRange, PutResult
 from agent.replication.mqtt import Requester
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.page_check import PageRefused
@@ -210,17 +211,17 @@ class Puller:
                 runner.send_failed(fetch_id, error)
 
         try:
-            sending = self._requester.send(request, lambda payload: self._answered(fetch_id, payload), expiry_s)
+            sending = self._requester.send(request, lambda arrived: self._answered(fetch_id, arrived), expiry_s)
         except TransportError as error:
             runner.send_failed(fetch_id, error)
         else:
             sending.add_done_callback(sent)
 
-    def _answered(self, fetch_id: int, payload: bytes) -> None:
+    def _answered(self, fetch_id: int, arrived: ArrivedAnswer) -> None:
         assert self._runner is not None
         if self._bandwidth is not None:
-            self._bandwidth.spend(len(payload), _now_ms())
-        if self._runner.answered(fetch_id, payload):
+            self._bandwidth.spend(len(arrived.payload), _now_ms())
+        if self._runner.answered(fetch_id, arrived):
             self._last_answer_ms = _now_ms()
             self.begun.set()
 

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Generic, NamedTuple
 
 from agent.pages import BatchEnd, LastBatch
+from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
@@ -110,6 +111,7 @@ class Receiver(Generic[Content]):
         self._peer_has_more = False
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
+        self._unproven = ""  # why an answer to the open request was not taken
         self._ask_at_ms = 0
         self._append_at_ms = 0
         self._failures = 0
@@ -185,6 +187,7 @@ class Receiver(Generic[Content]):
             return
         settings = self._settings
         self._last_fetch_id += 1
+        self._unproven = ""
         wait_ms = settings.wait_ms if self._is_proven else 0  # a peer that may be away is to answer at once
         timeout_ms = wait_ms + (settings.answer_timeout_ms << min(self._failures, 3))
         self._open = OpenFetch(self._last_fetch_id, self._accepted_offset, now_ms, now_ms + timeout_ms, wait_ms)
@@ -340,9 +343,12 @@ class Receiver(Generic[Content]):
         self._close(Asking.HOLDING)
 
     def _fetch_failed(self, event: FetchFailed, now_ms: int, jitter: float) -> None:
+        self.counters.unproven += event.code == UnprovenAnswer.code
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
-        if event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
+        if event.code == UnprovenAnswer.code:
+            self._unproven = event.reason  # it counts as none (0049): the peer's own may follow until the time-out
+        elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
             self._restart(event.epoch, now_ms)
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
@@ -395,7 +401,10 @@ class Receiver(Generic[Content]):
         if self._open is not None and now_ms >= self._open.deadline_ms:
             self.counters.timeouts += 1
             self._page_size.timed_out()
-            self._back_off("timeout", "no answer", now_ms, jitter)
+            if self._unproven:
+                self._back_off(UnprovenAnswer.code, self._unproven, now_ms, jitter)
+            else:
+                self._back_off("timeout", "no answer", now_ms, jitter)
         elif self.asking in _WAITS and now_ms >= self._ask_at_ms:
             self._to(Asking.HOLDING)
         if self.storing is Storing.PAUSED and now_ms >= self._append_at_ms:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
+from agent.replication.protocol.arrived_answer import RefusesMessage, needs_proof, takes_every_message
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
@@ -37,7 +38,8 @@ from agent.replication.serving.operations import STATELESS, Consumers, Context, 
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.replication.serving.turns import Turns
 from agent.signing.freshness import SignedEnd
-from agent.signing.requests import RequestPlace, RequestProof, split_request
+from agent.signing.heads import HeadSigner
+from agent.signing.messages import MessagePlace, MessageProof, proof_bytes, sign_answer, split_request
 from agent.telemetry import Side, Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
@@ -60,18 +62,14 @@ class ServerStatistics:
     parked: int
 
 
-RefusesRequest = Callable[[RequestPlace, bytes, RequestProof | None], str | None]
-"""Why a request, given with what its signature is bound to, is not taken for its zone's; None for one that is. Must not
-wait."""
-
-
 class Server:
     """Serves the peers of one link.
 
     `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds latest
     values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a request
-    that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins. `refusals` maps
-    the store's errors to codes; any other of `store_errors` is answered `store_unavailable`.
+    that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins. `signer` signs
+    the answers that need a proof. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
+    `store_unavailable`.
     """
 
     def __init__(
@@ -87,10 +85,12 @@ class Server:
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
         ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
-        refuses_request: RefusesRequest = lambda _place, _request, _proof: None,
+        refuses_request: RefusesMessage = takes_every_message,
         limits: Mapping[str, PeerLimits] | None = None,
+        signer: HeadSigner | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
+        self._signer = signer
         self._refuses_request = refuses_request
         self._link = link
         self._store = store
@@ -101,6 +101,7 @@ class Server:
         self._context = Context(
             link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known
         )
+        self._context.proof_bytes = proof_bytes(signer)
         self._context.on_answer_lost = self._not_sent
         self._arrivals: Turns[tuple[Caller, Incoming]] = Turns(
             STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin
@@ -231,19 +232,22 @@ class Server:
                 self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
                 self._refusals[code] += 1
-                self._send(caller, encode_error(self._store.zone, self._context.epoch, operation, code, message))
+                refusal = encode_error(self._store.zone, self._context.epoch, operation, code, message)
+                self._send(caller, refusal, needs_proof=True)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
-                self._send(caller, encode_answer(answer, attachment))
+                self._send(caller, encode_answer(answer, attachment), needs_proof=needs_proof(answer))
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
-    def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: RequestProof | None) -> str | None:
+    def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: MessageProof | None) -> str | None:
         """Why a request that changes something is not proven to be its zone's; None where it is, or need not be."""
         if type(request) not in CHANGING:
             return None
-        place = RequestPlace(self._store.zone, caller.zone, caller.instance, caller.correlation)
-        return self._refuses_request(place, payload, proof)
+        return self._refuses_request(self._place(caller), payload, proof)
+
+    def _place(self, caller: Caller) -> MessagePlace:
+        return MessagePlace(self._store.zone, caller.zone, caller.instance, caller.correlation)
 
     async def _carry_out(self, caller: Caller, request: Request) -> Outcome:
         handler = self._handlers.get(type(request))
@@ -265,8 +269,10 @@ class Server:
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
-    def _send(self, caller: Caller, payload: bytes) -> None:
-        """Send an answer when it is the zone's turn."""
+    def _send(self, caller: Caller, payload: bytes, *, needs_proof: bool) -> None:
+        """Send an answer when it is the zone's turn; signed if the requester needs a proof of it."""
+        if needs_proof and self._signer is not None:
+            payload = sign_answer(self._signer, self._place(caller), payload)
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         self._bytes_sent += len(payload)
         self._context.send(caller.zone, topic, payload, caller.correlation)

@@ -9,6 +9,7 @@ from agent.replication.mqtt import requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Requester
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import PeerRefused, TransportError
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
@@ -52,7 +53,7 @@ def test_an_answer_counts_once() -> None:
 
     async def run() -> None:
         asker, link, sent = asking()
-        got = list[bytes]()
+        got = list[ArrivedAnswer]()
         await asker.send(ListStreams(), got.append, 1)
         await asker.send(ListStreams(), got.append, 1)
         answer(link, sent, b"retained", 1, is_retained=True)
@@ -60,7 +61,7 @@ def test_an_answer_counts_once() -> None:
         answer(link, sent, b"again", 0)
         sent.requests.append((sent.requests[0][0], bytes(16)))
         answer(link, sent, b"unknown")
-        assert got == [b"first"]
+        assert [one.payload for one in got] == [b"first"]
         assert link.statistics().unsolicited == 3
 
     asyncio.run(run())
@@ -72,12 +73,12 @@ def test_answers_that_never_come_are_forgotten(monkeypatch: pytest.MonkeyPatch) 
 
     async def run() -> None:
         asker, link, sent = asking()
-        got = list[bytes]()
+        got = list[ArrivedAnswer]()
         for _ in range(3):
             await asker.send(ListStreams(), got.append, 1)
         for number in range(3):
             answer(link, sent, str(number).encode(), number)
-        assert got == [b"1", b"2"]
+        assert [one.payload for one in got] == [b"1", b"2"]
 
     asyncio.run(run())
 

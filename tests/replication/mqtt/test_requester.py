@@ -14,10 +14,18 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import REQUESTS_KNOWN_MAX, Reply, Requester
 from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, RefusesMessage, takes_every_message
 from agent.replication.protocol.codec import ANSWER_BYTES_MAX, encode_answer, encode_error
-from agent.replication.protocol.errors import ConnectionLost, MalformedMessage, PeerRefused, TransportError
+from agent.replication.protocol.errors import (
+    ConnectionLost,
+    MalformedMessage,
+    PeerRefused,
+    TransportError,
+    UnprovenAnswer,
+)
 from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.topics import request_topic, response_topic
+from agent.signing.messages import MessagePlace
 
 EPOCH = "0" * 32
 
@@ -83,7 +91,11 @@ def answer_of(zone: str = "plant-a") -> bytes:
     return encode_answer(StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=[]), [])
 
 
-def play(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+def play(
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: Callable[[Scene], Coroutine[Any, Any, None]],
+    refuses: RefusesMessage = takes_every_message,
+) -> None:
     """Run a scenario while the link is connected."""
 
     async def run() -> None:
@@ -95,7 +107,7 @@ def play(monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Scene], Coroutine[
 
         monkeypatch.setattr(Connection, "open", open_)
         link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed")))
-        requester = Requester(link, "plant-a")
+        requester = Requester(link, "plant-a", refuses)
         async with link.connected():
             await scenario(Scene(requester, opened[0]))
 
@@ -181,13 +193,13 @@ def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch)
     """No more than REQUESTS_KNOWN_MAX requests are remembered; the answer to a forgotten one is unsolicited."""
 
     async def scenario(scene: Scene) -> None:
-        answers: list[bytes] = []
+        answers: list[ArrivedAnswer] = []
         for _ in range(REQUESTS_KNOWN_MAX + 1):
             scene.requester.send(ListStreams(), answers.append, 5)
         oldest, second, *_ = scene.connection.published
         scene.deliver(oldest, b"forgotten")
         scene.deliver(second, b"known")
-        assert answers == [b"known"]
+        assert [one.payload for one in answers] == [b"known"]
         assert scene.unsolicited == 1
 
     play(monkeypatch, scenario)
@@ -217,6 +229,36 @@ def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPatch) -
         assert raised.value.retryable
 
     play(monkeypatch, scenario)
+
+
+def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not proven to be the peer's answer counts as none: the answer that is proven still comes, and without one
+    the reason is raised. The proof is looked for at the place of this request."""
+    places = list[MessagePlace]()
+
+    def refuses(place: MessagePlace, answer: bytes, _: object) -> str | None:
+        places.append(place)
+        return None if b"busy" in answer else "nobody signed it"
+
+    async def scenario(scene: Scene) -> None:
+        asking, sent = await scene.ask()
+        for _ in range(3):
+            scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "fenced", "forged"))
+        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "nine requests wait"))
+        with pytest.raises(PeerRefused, match="nine requests wait"):
+            await asking
+        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "again"))
+        assert scene.unsolicited == 1
+        instance = sent.response_topic.rpartition("/")[2]
+        assert places == [MessagePlace("plant-a", "idmz", instance, sent.correlation)] * 4
+
+        asking, sent = await scene.ask(timeout_s=0.01)
+        scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "fenced", "forged"))
+        with pytest.raises(UnprovenAnswer, match=r"\(fenced\) is not proven: nobody signed it") as raised:
+            await asking
+        assert raised.value.retryable
+
+    play(monkeypatch, scenario, refuses)
 
 
 def test_nothing_is_sent_while_the_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,6 +29,7 @@ from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import DigestsAnswer, FetchSequences, GetDigests, SequencesAnswer
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.replication.pulling import PageJudge
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.telemetry import Span, Telemetry
@@ -412,7 +413,8 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
             with FactStore.open(tmp_path / "state" / "facts.db", "idmz") as store:
                 assert sealed(store)[:10] == before
                 link = Link(access(broker, "idmz"))
-                known = compare.comparers(load(config), store, {"plant-a": Requester(link, "plant-a")}, {})
+                requesters = {"plant-a": Requester(link, "plant-a")}
+                known = compare.comparers(load(config), store, requesters, {}, PageJudge(store))
                 door = local_socket.RequestHandler(store, partial(compare.compare, known))
                 tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
                 await link.wait_up()

@@ -24,7 +24,7 @@ from agent.replication.pulling.page_judge import (
 )
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
-from agent.signing.requests import RequestPlace, RequestProof, sign_request, split_request
+from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign_request, split_answer, split_request
 from agent.signing.runs import Offered
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
@@ -177,14 +177,14 @@ def test_a_page_of_many_declined_ranges_names_a_few(store: FactStore) -> None:
 def test_whose_requests_are_taken(store: FactStore) -> None:
     """By rule and proof: unsigned ones where nothing is known of the zone, never after its first signed one; a wrong
     signature never; an unknown key where nothing is demanded; `off` takes all."""
-    place, request = RequestPlace("idmz", "plant", "i", b"c" * 16), b"{}"
+    place, request = MessagePlace("idmz", "plant", "i", b"c" * 16), b"{}"
     good = split_request(sign_request(ZoneSigner(KEY, PLANT.der), place, request))[1]
     assert good is not None
     wrong = good._replace(signature=bytes(64))
     stranger = make("plant")
     unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
 
-    def said(judge: PageJudge, *proofs: RequestProof | None) -> list[bool]:
+    def said(judge: PageJudge, *proofs: MessageProof | None) -> list[bool]:
         return [judge.refuses_request(place, request, one) is None for one in proofs]
 
     assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [
@@ -199,6 +199,48 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     assert said(judge_of(store, rule="off"), None, unknown, wrong) == [True, True, True]
     other = place._replace(asking_zone="mill")
     assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good))
+
+
+def test_whose_answers_are_taken(store: FactStore) -> None:
+    """The same rules for the zone that serves, and a zone that has signed an answer must sign its requests as well. The
+    signature of an answer counts for none to another request."""
+    place, answer = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer"
+    good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
+    assert good is not None
+    judge = judge_of(store, rule="if_present")
+    asked = MessagePlace("enterprise", "plant", "j", b"d" * 16)
+    assert judge.refuses_answer(place, answer, None) is None
+    assert judge.refuses_request(asked, b"{}", None) is None
+    assert judge.refuses_answer(place, answer, good) is None
+    assert "did not sign" in str(judge.refuses_answer(place, answer, None))
+    assert "did not sign" in str(judge.refuses_request(asked, b"{}", None))
+    for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_zone="x")):
+        assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
+    assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
+    assert "not that of plant" in str(judge.refuses_request(asked, answer, good))
+    assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
+    assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
+    assert judge_of(store).refuses_answer(place, answer, None) is not None
+
+
+def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An authority is withdrawn while a page is judged: this page is still taken, the next is not, although its key was
+    believed a moment ago. Believed again, its authority admits it as before."""
+    run, judge = chain(4), judge_of(store)
+    signed_zones = store.signed_zones
+
+    def withdrawn() -> frozenset[str]:
+        judge.believe(SignerTrust())
+        return signed_zones()
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(store, "signed_zones", withdrawn)
+        assert judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der]).declined == ()
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+    judge.believe(SignerTrust((AUTHORITY.certificate,)))
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).declined == ()
+    judge.believe(SignerTrust())
+    assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:

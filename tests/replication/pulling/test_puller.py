@@ -31,6 +31,7 @@ from agent.pages import (
     PutResult,
     ReceivedDefinition,
 )
+from agent.replication.protocol.arrived_answer import ArrivedAnswer, takes_every_message
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ConnectionLost
 from agent.replication.protocol.messages import (
@@ -46,9 +47,11 @@ from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Puller, PullSettings, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
+from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async
 
+PLACE = MessagePlace("plant", "idmz", "1", bytes(16))
 ONE, TWO = "1" * 32, "2" * 32
 PATIENCE = ReceiverSettings(pause_ms_min=1, pause_ms_max=1, backoff_ms_min=1, backoff_ms_max=1)
 PULL = PullSettings("plant", TELEMETRY, "idmz.facts.telemetry", frozenset({"plant"}), receiver=PATIENCE)
@@ -141,7 +144,7 @@ class HandPeer:
     def __init__(self) -> None:
         self.requests: list[FetchFacts] = []
         self.expires_s: list[int] = []
-        self.on_answer: list[Callable[[bytes], None]] = []
+        self.on_answer: list[Callable[[ArrivedAnswer], None]] = []
         self.sent: list[asyncio.Future[None]] = []
         self.is_down = False
         self.link = SimpleNamespace(watch=self._watch)
@@ -150,7 +153,9 @@ class HandPeer:
         self.up, self.down = on_up, on_down
         on_up()
 
-    def send(self, request: FetchFacts, on_answer: Callable[[bytes], None], expiry_s: int) -> asyncio.Future[None]:
+    def send(
+        self, request: FetchFacts, on_answer: Callable[[ArrivedAnswer], None], expiry_s: int
+    ) -> asyncio.Future[None]:
         if self.is_down:
             raise ConnectionLost("broker", "cut")
         self.requests.append(request)
@@ -169,9 +174,10 @@ class Scene:
         port: Any = store
         self.puller = Puller(asker, port, PULL, STORE_ERRORS, chance=lambda: 0.0, bandwidth=bandwidth)
 
-    async def answer(self, payload: bytes, number: int = -1) -> None:
+    async def answer(self, payload: bytes, number: int = -1, *, is_proven: bool = True) -> None:
         """Answer a request, by default the newest."""
-        self.peer.on_answer[number](payload)
+        refuses = takes_every_message if is_proven else (lambda *_: "nobody signed it")
+        self.peer.on_answer[number](ArrivedAnswer(payload, PLACE, refuses))
         await settle()
 
     async def requested(self, count: int) -> FetchFacts:
@@ -224,7 +230,11 @@ class Peer(Elsewhere):
 
     def only_definitions(self, *entries: DefinitionEntry) -> bytes:
         """An answer without offsets."""
-        fields = {
+        return self.without_facts(definitions=list(entries), more=True)
+
+    def without_facts(self, **fields: Any) -> bytes:
+        """An answer without batches."""
+        answer = {
             "store_zone": "plant",
             "epoch": ONE,
             "stream": TELEMETRY,
@@ -232,7 +242,7 @@ class Peer(Elsewhere):
             "end_offset": 1_000,
             "lease": 1,
         }
-        return encode_answer(FetchAnswer(**fields, batches=[], definitions=list(entries), more=True), [])
+        return encode_answer(FetchAnswer(**answer, **fields), [])
 
     def entries(self) -> list[DefinitionEntry]:
         """Its definitions as a page has them."""
@@ -417,6 +427,37 @@ def test_an_immediate_final_refusal_is_final() -> None:
             await scene.answer(plant.page(1, 10))
             found = scene.puller.statistics()
             assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
+
+    asyncio.run(scenario())
+
+
+def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
+    """An attacker on the way writes every answer that would stop this pull or move it without facts: none does, each is
+    counted, and the page of the peer that comes behind them is stored."""
+    plant = Peer()
+
+    async def scenario() -> None:
+        async with pulling() as scene:
+            await scene.answer(plant.page(1, 10))
+            await scene.requested(2)
+            forged = [
+                encode_error("plant", ONE, "FetchFacts", "fenced", "forged"),
+                encode_error("plant", TWO, "FetchFacts", "epoch_changed", "forged"),
+                plant.without_facts(holes=[(11, 910, "expired")]),
+                plant.without_facts(omitted=[(11, 910)]),
+                plant.without_facts(),
+                Peer().page(1, 5, epoch=TWO),
+            ]
+            for one in forged:
+                await scene.answer(one, is_proven=False)
+            statistics = scene.puller.statistics()
+            assert (statistics.counters.unproven, statistics.asking) == (len(forged), Asking.WAITING)
+            await scene.answer(plant.page(11, 5, more=False), is_proven=False)  # facts prove themselves
+            for put in (0, 1):
+                scene.store.put[put].future.set_result(result())
+                await settle()
+            assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
+            assert [one.holes for one in scene.store.put] == [[], []]
 
     asyncio.run(scenario())
 

@@ -85,6 +85,31 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
     assert driver.fetches[-1].wait_ms == 0
 
 
+def test_an_unproven_answer_counts_as_none() -> None:
+    """It is counted, the request stays open, and a page that follows is taken; where none follows, the time-out ends the
+    request, names the reason and is not final. The next request begins without it."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+
+    def unproven() -> list[Effect]:
+        return driver(FetchFailed(driver.fetches[-1].fetch_id, "unproven_answer", "plant: nobody signed it", True))
+
+    assert unproven() == unproven() == []
+    assert (driver.core.asking, driver.core.counters.unproven) == (Asking.WAITING, 2)
+    assert Append in kinds(driver.answer(page(1, 10)))
+    driver(Appended())
+    assert unproven() == []
+    assert kinds(driver(Tick(), 1_500)) == [NoteKind.PEER_LOST]
+    assert (driver.core.asking, driver.core.lost_reason) == (
+        Asking.BACKOFF,
+        "unproven_answer: plant: nobody signed it",
+    )
+    driver(Tick(), 400)
+    assert kinds(driver.answer(page(0, 0, frontier=10)))[0] is NoteKind.PEER_RETURNED
+    driver(Tick(), 1_500)
+    assert driver.core.lost_reason == "timeout: no answer"
+
+
 def test_start_at_the_end_takes_the_peers_frontier() -> None:
     """With start = "end" the peer's frontier becomes the position, and the next request names it."""
     driver = Driver(settings=ReceiverSettings(start="end"))

@@ -19,6 +19,7 @@ from agent.replication.protocol.codec import decode_answer, encode_request
 from agent.replication.protocol.messages import (
     AppendFact,
     ErrorAnswer,
+    FetchFacts,
     GetBounds,
     ListStreams,
     NewFact,
@@ -30,7 +31,9 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
 from agent.replication.serving.server import Server
-from tests.replication.nodes import STREAM
+from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, split_answer
+from tests.replication.nodes import STREAM, define, samples
 from tests.waiting import wait_until_async
 
 ANSWER_TO = response_topic("plant-a", "idmz", "1")
@@ -45,10 +48,13 @@ class Published:
 
     def __init__(self) -> None:
         self.answers = list[Any]()
+        self.proofs = list[tuple[bytes, MessageProof | None]]()
 
     def publish_answer(self, topic: str, payload: bytes, _correlation: bytes) -> None:
         assert topic == ANSWER_TO
-        self.answers.append(decode_answer(payload)[0])
+        assert len(payload) <= self.packet_bytes_max
+        self.proofs.append(split_answer(payload))
+        self.answers.append(decode_answer(self.proofs[-1][0])[0])
 
 
 def asked(request: Request | bytes, *, expiry_s: int | None = 10) -> Incoming:
@@ -62,6 +68,7 @@ def serving(
     scenario: Callable[[Server, Link, Published], Awaitable[None]],
     appends: Mapping[str, frozenset[str]] | None = None,
     streams: Sequence[StreamSettings] = (),
+    signer: ZoneSigner | None = None,
 ) -> None:
     """A server of plant-a that exports its telemetry to idmz, and takes its appends."""
 
@@ -69,7 +76,11 @@ def serving(
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
         with FactStore.open(folder / "facts.db", "plant-a", streams=streams) as store:
             exports = {"idmz": frozenset({STREAM})}
-            server = Server(link, store, exports, STORE_ERRORS, REFUSAL_CODES, appends=appends)  # type: ignore[arg-type]
+            server = Server(
+                *(link, store, exports, STORE_ERRORS, REFUSAL_CODES),  # type: ignore[arg-type]
+                appends=appends,
+                signer=signer,
+            )
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 running = group.create_task(server.run())
@@ -104,6 +115,31 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
         assert isinstance(await answer_to(link, published, asked(ListStreams())), StreamsAnswer)
 
     serving(tmp_path, scenario)
+
+
+def test_what_brings_no_facts_is_signed(tmp_path: Path) -> None:
+    """A refusal and an empty page carry the signature of this zone for this request. A page of facts and a list carry
+    none: it would be 400 bytes for each."""
+    signer = ZoneSigner(SigningKey.generate(), b"certificate")
+    place = MessagePlace("plant-a", "idmz", "1", bytes(16))
+    fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store: Any = server._store
+        await define(store, "line1/temperature")
+        for request in (GetBounds(stream="unknown"), fetch):
+            await answer_to(link, published, asked(request))
+            message, proof = published.proofs[-1]
+            assert proof is not None
+            assert proof.certificate == signer.certificate
+            assert signer.key.public.verify(answer_bytes(place, message), proof.signature)
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 5)))
+        assert (await answer_to(link, published, asked(fetch))).batches
+        assert published.proofs[-1][1] is None
+        await answer_to(link, published, asked(ListStreams()))
+        assert published.proofs[-1][1] is None
+
+    serving(tmp_path, scenario, signer=signer)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@
     home          at the end a node has all facts of its former epochs that its peers hold intact and that contradict
                   none of its own
     equal         with anti-entropy, at the end every batch that a peer holds intact is intact here
+    proven        no receiver takes an answer that its broker forged
     fenced        no instance confirms for a consumer once another instance has its lease
     forged        no store holds facts that an attacker made, except the attacker's own
     store         no store begins a new epoch on a peer's claim unless it is a copy or has a twin (checked by the nodes)

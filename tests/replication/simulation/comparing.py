@@ -19,11 +19,13 @@ import pytest
 from agent.fact_store.log.errors import StoreError
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt.requester import Reply, peer_refused
-from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
+from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import ReplicationError, TransportError
 from agent.replication.protocol.messages import ErrorAnswer, Request
 from agent.replication.pulling import anti_entropy, artifact_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM
 from tests.replication.simulation.steps import Waiting, run
 
@@ -111,9 +113,11 @@ class PeerRequester:
         """As `Requester.ask`."""
         node, peer, world = self._pull.node, self._pull.peer, self._pull.node.world
         payload, life, answered = encode_request(request), node.life, Future[bytes]()
+        place = MessagePlace(peer.zone, node.zone, node.instance, world.correlation())
 
         def answer(sent: bytes) -> None:
-            world.carry(peer, node, lambda: arrived(sent))
+            passed_on = sent if world.broker is None else world.broker.passed_on(place, sent)
+            world.carry(peer, node, lambda: arrived(passed_on))
 
         def arrived(sent: bytes) -> None:
             if life == node.life and node.is_up and not answered.done():
@@ -125,12 +129,12 @@ class PeerRequester:
 
         def arrive() -> None:
             if peer.serving is not None:
-                peer.serving.request(node, f"{node.name}-{life}", payload, answer)
+                peer.serving.request(node, place.instance, payload, place.correlation, answer)
 
         world.carry(node, peer, arrive)
         node.after(int(timeout_s * 1000), give_up)
         sent = await Waiting(answered)
-        found, batches = decode_answer(sent)
+        found, batches = ArrivedAnswer(sent, place, node.judge.refuses_answer).open()
         if isinstance(found, ErrorAnswer):
             raise peer_refused(self.peer_zone, found)
         return Reply(found, batches, len(sent))

@@ -38,6 +38,7 @@ class Faults:
     damage_ms: int = 0
     anti_entropy_ms: int = 0
     taken_over_relay: bool = False
+    taken_over_broker: float = 0.0
     append_ms: int = 700  # no fault: the mean interval between two appends in the whole network
 
 
@@ -82,6 +83,7 @@ NAMED: dict[str, Faults] = {
         partition_two_way_ms=4_000,
     ),
     "taken_over_relay": Faults(taken_over_relay=True),
+    "taken_over_broker": Faults(taken_over_broker=0.3, retention_bytes=1_500),
     "everything": Faults(
         loss=0.05,
         duplicate=0.05,

@@ -8,6 +8,7 @@ randomness comes from the seed, so a seed replays a world event by event.
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
 import shutil
 from collections import Counter
@@ -18,6 +19,7 @@ from pathlib import Path
 from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
 from tests.replication.simulation import comparing, serving, stepped
+from tests.replication.simulation.broker import TakenOverBroker
 from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults
 from tests.replication.simulation.node import Node
@@ -100,6 +102,8 @@ class World:
         self._broken: dict[tuple[str, str], int] = {}
         self._twinned: Node | None = None
         self._unequal = "not compared yet"
+        self._correlations = itertools.count()
+        self.broker = TakenOverBroker(self) if faults.taken_over_broker else None
         self.producers = len(topology.producers)
         self.zones = frozenset(topology.zones)
         for zone in topology.zones:
@@ -200,6 +204,10 @@ class World:
     @property
     def faults_are_on(self) -> bool:
         return self.now_ms < FAULTS_END_MS
+
+    def correlation(self) -> bytes:
+        """Of a request, unlike that of any other."""
+        return next(self._correlations).to_bytes(8)
 
     def machines(self, zone: str) -> list[Node]:
         """All machines of a zone."""

@@ -52,6 +52,8 @@ class Node:
         """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
         self._epoch = b""
         self.attacker: TakenOver | None = None
+        self.hostile_instances: set[str] = set()
+        """Its lives under the attacker, whose requests may still arrive when it is gone."""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -104,7 +106,7 @@ class Node:
             pull.start()
         self.bring_home()
         if self.attacker is not None:
-            self.attacker.begin()
+            self._begin_attack()
         if self.is_producer:
             self._grow()
             self.after(self.world.chance.randint(1, 500), self._produce)
@@ -115,6 +117,11 @@ class Node:
         if self._store is not None and self._store.former_epochs:
             for pull in self.pulls:
                 self.after(self.world.chance.randint(1, HOME_MS_MAX), pull.comparing.begin)
+
+    @property
+    def instance(self) -> str:
+        """The name of this life in requests."""
+        return f"{self.name}-{self.life}"
 
     def after(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Call `action` later, unless this life is over by then."""
@@ -279,7 +286,12 @@ class Node:
         self.world.check.is_hostile = True
         self.world.injected["taken_over_relay"] += 1
         if self._store is not None:
-            attacker.begin()
+            self._begin_attack()
+
+    def _begin_attack(self) -> None:
+        assert self.attacker is not None
+        self.hostile_instances.add(self.instance)
+        self.attacker.begin()
 
     def install_anew(self) -> None:
         """The machine that was taken over is installed anew, with an empty store."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import struct
 
+from agent.signing.heads import HeadSigner
+from agent.signing.messages import MessagePlace, sign_answer, split_answer
+
 _LENGTH = struct.Struct("<I")
 _VERSION = b'"version":"1.0",'
 _MINOR = b'"version":"1.7","x_new":{"deep":[1,{"er":null}]},'
@@ -20,12 +23,14 @@ def request_of(version: str, payload: bytes) -> bytes:
     return payload
 
 
-def answer_of(version: str, payload: bytes) -> bytes:
-    """An answer as a node of this version sends it."""
+def answer_of(version: str, payload: bytes, signer: HeadSigner, place: MessagePlace) -> bytes:
+    """An answer as a node of this version sends it, signed if it was."""
     if version == "same":
         return payload
+    payload, proof = split_answer(payload)
     end = _LENGTH.size + _LENGTH.unpack_from(payload)[0]
     header = request_of(version, payload[_LENGTH.size : end])
     if version == "minor":
         header = header.replace(b'{"zone":', b'{"x_new":[],"zone":').replace(b'"error":{', b'"error":{"x_new":0,')
-    return _LENGTH.pack(len(header)) + header + payload[end:]
+    answer = _LENGTH.pack(len(header)) + header + payload[end:]
+    return answer if proof is None else sign_answer(signer, place, answer)

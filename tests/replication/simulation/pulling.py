@@ -12,19 +12,22 @@ from agent.batch import Batch
 from agent.fact_store.log.errors import StoreError
 from agent.node.store_errors import STORE_ERRORS
 from agent.pages import PeerPosition, PutResult, ReceivedDefinition
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_request
-from agent.replication.protocol.errors import TransportError
+from agent.replication.protocol.errors import TransportError, UnprovenAnswer
 from agent.replication.protocol.messages import FetchFacts
 from agent.replication.protocol.page_check import PageRefused
-from agent.replication.protocol.pull_events import Asking, LinkDown, LinkUp, Note, Tick
+from agent.replication.protocol.pull_events import Asking, FetchFailed, LinkDown, LinkUp, Note, Tick
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.catch_up import CatchUpEvent
 from agent.replication.pulling.page_judge import JudgedPage
 from agent.replication.pulling.pull_runner import PullEvent, PullRunner, PullSettings
+from agent.signing.messages import MessagePlace
 from tests.replication.simulation.checkers import STREAM, Offered, Violation
 from tests.replication.simulation.comparing import Comparing, PeerRequester
 from tests.replication.simulation.other_version import answer_of, request_of
 from tests.replication.simulation.steps import Waiting, run
+from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -51,6 +54,7 @@ class Pull:
         self._is_linked = False
         self._tick_at: int | None = None
         self._answers = ("", ("", 0))  # version and machine of the answer that is being read
+        self._is_forged = False  # whether the broker wrote it
         self.comparing = Comparing(self)
 
     def start(self) -> None:
@@ -126,6 +130,8 @@ class Pull:
     def happened(self, event: PullEvent) -> None:
         runner, node = self._runner, self.node
         assert runner is not None
+        if self._is_forged and not (isinstance(event, FetchFailed) and event.code == UnprovenAnswer.code):
+            raise Violation(f"proven: {node.name} takes a forged answer for {self.peer.name}'s: {event}")
         if self._is_handling:
             node.soon(lambda: self.happened(event))
             return
@@ -147,14 +153,18 @@ class Pull:
     def send(self, fetch_id: int, request: FetchFacts, expiry_s: int) -> None:
         node, peer, world = self.node, self.peer, self.node.world
         payload, life = request_of(node.version, encode_request(request)), node.life
-        instance, sent_ms = f"{node.name}-{life}", world.now_ms
+        place, sent_ms = MessagePlace(peer.zone, node.zone, node.instance, world.correlation()), world.now_ms
 
         def answer(machine: Node, answered: bytes) -> None:
             version, served = machine.version, (machine.name, machine.life)
             if machine.attacker is not None:
-                answered = machine.attacker.spoiled(node.zone, answered)
-            arrived = answer_of(version, answered)
-            world.carry(machine, node, lambda: self._answered(life, fetch_id, arrived, version, served))
+                answered = machine.attacker.spoiled(place, answered)
+            answered = answer_of(version, answered, signer_of(machine.zone), place)
+            passed_on = answered if world.broker is None else world.broker.passed_on(place, answered)
+            is_forged = passed_on is not answered
+            arrived = ArrivedAnswer(passed_on, place, node.judge.refuses_answer)
+            come = partial(self._answered, life, fetch_id, arrived, version, served, is_forged=is_forged)
+            world.carry(machine, node, come)
 
         def refused() -> None:
             if self._is_alive(life):
@@ -164,7 +174,7 @@ class Pull:
             if world.now_ms - sent_ms > expiry_s * 1_000:
                 return  # the broker has dropped it
             if machine.serving is not None:
-                machine.serving.request(node, instance, payload, partial(answer, machine))
+                machine.serving.request(node, place.instance, payload, place.correlation, partial(answer, machine))
             elif machine is peer and not any(one.serving for one in world.machines(peer.zone)):
                 world.carry(peer, node, refused)
 
@@ -174,10 +184,21 @@ class Pull:
     def _is_alive(self, life: int) -> bool:
         return life == self.node.life and self.node.is_up and self._is_linked
 
-    def _answered(self, life: int, fetch_id: int, payload: bytes, version: str, served: tuple[str, int]) -> None:
+    def _answered(
+        self,
+        life: int,
+        fetch_id: int,
+        arrived: ArrivedAnswer,
+        version: str,
+        served: tuple[str, int],
+        *,
+        is_forged: bool,
+    ) -> None:
         if self._is_alive(life):
             self._answers = version, served
-            self._runner.answered(fetch_id, payload)
+            self._is_forged = is_forged
+            self._runner.answered(fetch_id, arrived)
+            self._is_forged = False
 
     def check(self, check: Callable[[], JudgedPage], _size: int) -> Awaitable[JudgedPage]:
         """At once, or after a while where the node is slow."""

@@ -29,6 +29,7 @@ from agent.pages import KeptHead, ReceivedDefinition
 from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.messages import FetchAnswer
 from agent.signing.heads import sign_head
+from agent.signing.messages import MessagePlace, sign_answer, split_answer
 from tests.replication.simulation.checkers import STREAM, Key
 from tests.replication.simulation.trust import signer_of
 
@@ -90,8 +91,13 @@ class TakenOver:
 
     # --- what it serves
 
-    def spoiled(self, zone: str, payload: bytes) -> bytes:
-        """The answer to a zone's request as the attacker sends it."""
+    def spoiled(self, place: MessagePlace, payload: bytes) -> bytes:
+        """The answer to a zone's request as the attacker sends it, signed with the relay's key."""
+        message, _ = split_answer(payload)
+        found = self._spoiled(place.asking_zone, message)
+        return payload if found is message else sign_answer(signer_of(self.node.zone), place, found)
+
+    def _spoiled(self, zone: str, payload: bytes) -> bytes:
         chance, world = self.node.world.chance, self.node.world
         answer, attached = decode_answer(payload)
         if not isinstance(answer, FetchAnswer):

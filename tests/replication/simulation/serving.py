@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -25,7 +25,9 @@ from agent.replication.protocol.messages import FetchAnswer, FetchFacts, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server
 from agent.replication.serving.operations.context import Context
+from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
+from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -87,33 +89,45 @@ def install(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server, "Context", SteppedContext)
 
 
+class Asked(NamedTuple):
+    """A request, and the life of a node that sent it."""
+
+    requester: Node
+    instance: str
+    request: Request | None
+
+
 class Serving:
     """One life of the serving side. It is the carrier, the task group and the event loop of its server."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.now: tuple[Node, Request | None] = node, None
-        """The requester and the request of the coroutine that is being stepped."""
+        self.now = Asked(node, "", None)
+        """The request of the coroutine that is being stepped."""
         self._answers: dict[bytes, Send] = {}
         self._arrived: dict[str, Callable[[Incoming], None]] = {}
-        self._asked: tuple[Node, Request | None] = self.now
+        self._asked = self.now
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
         # A claim counts as proven, except an attacker's, also where an operator would have to know it: relays whose log
         # was assembled again hold no facts of their own. A false claim is a violation (`Node`).
-        self.server = server.Server(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES, is_proven=self._is_proven)
+        self.server = server.Server(
+            *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
+            is_proven=self._is_proven,
+            signer=signer_of(node.zone),
+        )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
 
-    def _is_proven(self, zone: str, _: object) -> bool:
-        return all(machine.attacker is None for machine in self.node.world.machines(zone))
+    def _is_proven(self, *_: object) -> bool:
+        return self.now.instance not in self.now.requester.hostile_instances
 
-    def request(self, requester: Node, instance: str, payload: bytes, send: Send) -> None:
+    def request(self, requester: Node, instance: str, payload: bytes, correlation: bytes, send: Send) -> None:
         """A request of `requester` has arrived, of the life that `instance` names."""
-        zone, correlation = self.node.zone, len(self._answers).to_bytes(8)
+        zone = self.node.zone
         self._answers[correlation] = send
-        self._asked = requester, _decoded(payload)
+        self._asked = Asked(requester, instance, _decoded(payload))
         topic, answer_to = request_topic(zone, requester.zone), response_topic(zone, requester.zone, instance)
         self._arrived[topic](Incoming(topic, payload, answer_to, correlation, EXPIRY_S, is_retained=False))
 
@@ -124,7 +138,7 @@ class Serving:
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         with contextlib.suppress(MalformedMessage):  # from a server broken on purpose; the receiver refuses the page
-            answer, _ = decode_answer(payload)
+            answer, _ = decode_answer(split_answer(payload)[0])
             if isinstance(answer, FetchAnswer):
                 self.node.world.check.holes_announced(self.node, answer.holes)
         self._answers[correlation](payload)
@@ -134,7 +148,7 @@ class Serving:
     def create_task(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> None:  # noqa: ARG002
         self._step(coroutine, self._asked)
 
-    def _step(self, coroutine: Coroutine[Any, Any, None], asked: tuple[Node, Request | None]) -> None:
+    def _step(self, coroutine: Coroutine[Any, Any, None], asked: Asked) -> None:
         self.now = asked
         try:
             waits_for = coroutine.send(None)
@@ -186,7 +200,7 @@ class WatchedConsumers:
         shown: LeaseClaim | None = None,
         epoch: bytes | None = None,
     ) -> Future[int]:
-        (requester, request), node = self._serving.now, self._serving.node
+        (requester, _, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
         check = node.world.check
         check.confirmation_arrived(requester, node, request.epoch, last_offset)

@@ -37,6 +37,7 @@ from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import Selection, select_page
 from agent.replication.serving.reading import PageQuery, PageRead, read_page
+from agent.signing import messages
 from tests.replication.simulation import node, stepped
 from tests.replication.simulation.broken import (
     AcceptsAnyPage,
@@ -262,6 +263,18 @@ def believes_unsigned_facts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "judge_of", judge)
 
 
+def believes_unsigned_answers(patch: pytest.MonkeyPatch) -> None:
+    """A node that takes every answer for its peer's."""
+    patch.setattr(PageJudge, "refuses_answer", lambda *_: None)
+
+
+def proof_counts_for_any_request(patch: pytest.MonkeyPatch) -> None:
+    """Signatures of answers that are bound to the zones, and not to the request."""
+    unbound = {"instance": "", "correlation": b""}
+    covered = messages._covered
+    patch.setattr(messages, "_covered", lambda mark, place, one: covered(mark, place._replace(**unbound), one))
+
+
 def server_echoes(patch: pytest.MonkeyPatch) -> None:
     """A server that sends a zone's own facts back to it."""
     patch.setattr(reading, "select_page", lambda plan, page, _, *rest: select_page(plan, page, "nobody", *rest))
@@ -322,6 +335,8 @@ BROKEN = [
     Broken("serving_twin_diverged", "ring", ("lost", "order"), every_page_end_counts_as_served),
     Broken("taken_over_relay", "chain_3", ("forged",), believes_unsigned_facts),
     Broken("taken_over_relay", "two_readers", ("forged",), believes_unsigned_facts),
+    Broken("taken_over_broker", "chain_2", ("proven",), believes_unsigned_answers),
+    Broken("taken_over_broker", "both_ways", ("proven",), proof_counts_for_any_request),
     Broken("version_minor", "chain_2", ("converges",), refuses_a_newer_minor),
     Broken("version_major", "chain_2", ("version",), accepts_any_major),
     Broken("retention", "chain_2", ("lost", "acknowledged"), server_reports_no_hole, AcceptsAnyPage),

@@ -21,7 +21,7 @@ async function peerOf(zone) {
     return peer;
 }
 
-const told = (answer) => (answer === null ? { silent: true } : { header: answer.header, text: answer.text, attached: answer.attached });
+const told = (answer) => (answer === null ? { silent: true } : { header: answer.header, text: answer.text, attached: answer.attached, signed_by: answer.signedBy });
 
 const COMMANDS = {
     // A request built from its fields, or `raw`, its text as given.

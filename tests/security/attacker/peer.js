@@ -142,9 +142,10 @@ class Peer {
         const resolve = this.open.get(key);
         if (!resolve) return;
         this.open.delete(key);
-        const length = payload.readUInt32LE(0);
-        const text = payload.subarray(4, 4 + length).toString('utf8');
-        resolve({ header: JSON.parse(text), text, attached: payload.length - 4 - length });
+        const [answer, signedBy] = unsigned(payload, [parts[2], parts[3], parts[5], properties.correlationData]);
+        const length = answer.readUInt32LE(0);
+        const text = answer.subarray(4, 4 + length).toString('utf8');
+        resolve({ header: JSON.parse(text), text, attached: answer.length - 4 - length, signedBy });
     }
 
     // ----------------------------------------------------------------------------------------------------- serving
@@ -240,6 +241,19 @@ class Peer {
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
         }, Buffer.concat(page.map((one) => one.sealed))];
     }
+}
+
+// An answer without its proof, and the zone that has signed it: null where it has none, '' where the signature is wrong.
+// `place`: both zones, the instance, the correlation.
+function unsigned(payload, place) {
+    if (payload.length < 6 || payload.readUInt32LE(0) !== 0xffffffff) return [payload, null];
+    const end = 6 + payload.readUInt16LE(4);
+    const [signature, answer] = [payload.subarray(end, end + 64), payload.subarray(end + 64)];
+    const certificate = new crypto.X509Certificate(payload.subarray(6, end));
+    const covered = place.flatMap((one) => [Buffer.from([one.length]), Buffer.from(one)]);
+    const data = Buffer.concat([Buffer.from('bsfg/answer/1\0'), ...covered, crypto.createHash('sha256').update(answer).digest()]);
+    const isGood = crypto.verify(null, data, certificate.publicKey, signature);
+    return [answer, isGood ? certificate.subject.replace(/^CN=/, '') : ''];
 }
 
 const refusal = (header, code, retryable = false) => ({

@@ -65,6 +65,7 @@ class Context:
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
     """Signed ends of other origins that peers have passed on, by stream."""
+    proof_bytes: int = 0  # before an answer that needs a proof
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 
@@ -94,8 +95,8 @@ class Context:
 
     @property
     def packet_bytes_max(self) -> int:
-        """What the broker accepts, on the connection at this moment. Raises ConnectionLost."""
-        return self.link.require().packet_bytes_max
+        """What the broker accepts of an answer, on the connection at this moment. Raises ConnectionLost."""
+        return self.link.require().packet_bytes_max - self.proof_bytes
 
     def now_ns(self) -> int:
         """The monotonic clock."""

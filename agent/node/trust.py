@@ -1,0 +1,119 @@
+"""The files that say whose signatures a node believes ([signing] of node.toml): facts authorities and compromised keys,
+read at the start and again when they change.
+
+Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, and the
+reason is logged and recorded once for each content. Pins and rules stand in node.toml, which is read at the start only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from pathlib import Path
+
+from agent.config import NodeSettings
+from agent.fact_store import FactStore, StoreBusy
+from agent.file_hints import PATIENT, WatchTimes, watch_files
+from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge
+from agent.signing.certificates import SignerTrust
+from agent.signing.errors import SigningError
+from agent.signing.files import load_identity, load_trust
+from agent.signing.heads import HeadSigner
+
+log = logging.getLogger(__name__)
+
+
+def requests_signer(settings: NodeSettings) -> HeadSigner | None:
+    """The key of this node; None where it has none, or none that can be used, which opening the store reports."""
+    try:
+        return load_identity(settings.signing, settings.node.zone)
+    except SigningError:
+        return None
+
+
+class TrustFiles:
+    """Gives `judge`, which judges what peers send by [signing] and [[origin]], and the store what the files say."""
+
+    def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
+        self._settings, self._store, self._times = settings, store, times
+        own = requests_signer(settings)
+        beliefs = Beliefs(
+            SignerTrust(),
+            {origin.zone: origin.signatures for origin in settings.origin},
+            settings.node.zone,
+            () if own is None else (own.certificate,),
+        )
+        self.judge = PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
+        self._read: bytes | None = None  # digest of the files that were read last
+        self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
+        self._is_deaf = False
+
+    @classmethod
+    def opened(cls, settings: NodeSettings, store: FactStore) -> TrustFiles:
+        """With the files read."""
+        found = cls(settings, store)
+        found.read(is_start=True)
+        return found
+
+    @property
+    def files(self) -> list[Path]:
+        """The files, whether they exist or not."""
+        signing = self._settings.signing
+        return [signing.compromised_file, *([signing.facts_ca_file] if signing.facts_ca_file else [])]
+
+    async def run(self) -> None:
+        """Watch the files until cancelled."""
+        await watch_files(lambda: self.files, self._look, self._on_watch_error, self._times)
+
+    def read(self, *, is_start: bool = False) -> None:
+        """Read the files if they have changed. Raises StoreBusy; then it is to be done again."""
+        digest = hashlib.sha256(b"".join(map(_digest, self.files))).digest()
+        if digest == self._read:
+            return
+        try:
+            trust = self._load()
+        except SigningError as error:
+            self._keep(error)
+        else:
+            self._trust = trust
+            self.judge.believe(trust)
+            if not is_start:  # opening the store has read the list
+                self._store.set_compromised(trust.compromised_since_ms)
+                counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
+                log.info("signers_taken_over", extra=counts)
+        self._read = digest
+
+    def _load(self) -> SignerTrust:
+        signing, before = self._settings.signing, self._trust
+        if before is not None and before.compromised_since_ms and not signing.compromised_file.exists():
+            count = len(before.compromised_since_ms)
+            raise SigningError(
+                f"{signing.compromised_file} is gone, which named {count} compromised keys",
+                "put it back: without it they are believed again after a restart",
+            )
+        return load_trust(signing, self._settings.origin)
+
+    def _keep(self, error: SigningError) -> None:
+        """Report files that cannot be used. The node goes on: facts that must be signed wait at the peer."""
+        kept = "no signer is believed" if self._trust is None else "the signers believed before stay so"
+        log.warning("signers_not_read", extra={"reason": f"{error}. {error.hint}", "in_force": kept})
+        self._store.note("signing", str(self.files[-1]), f"{kept}: {error}. {error.hint}")
+
+    async def _look(self) -> float:
+        with contextlib.suppress(StoreBusy):  # the next look does it
+            self.read()  # two small files: reading them costs less than a thread
+        return self._times.reread_s
+
+    def _on_watch_error(self, error: OSError) -> None:
+        if not self._is_deaf:
+            self._is_deaf = True
+            log.warning("signers_watch_failed", extra={"why": str(error), "reread_s": self._times.reread_s})
+
+
+def _digest(file: Path) -> bytes:
+    """Of one file; zeros where it cannot be read."""
+    try:
+        return hashlib.sha256(file.read_bytes()).digest()
+    except OSError:
+        return bytes(32)

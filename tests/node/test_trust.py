@@ -1,0 +1,174 @@
+"""Whom a node believes, changed while it runs: the files that [signing] names, replaced as an operator does it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from agent.cli import bsfg
+from agent.config import IdentitySettings, NodeSettings
+from agent.fact_store import FactStore
+from agent.file_hints import WatchTimes
+from agent.node.trust import TrustFiles
+from agent.signing.keys import ZoneSigner
+from agent.signing.messages import MessagePlace, sign_request, split_request
+from agent.signing.settings import OriginSettings, SigningSettings
+from tests.fact_store.making import IN_MEMORY
+from tests.signing.signers import Made, make, signing_key
+from tests.waiting import wait_until_async
+
+EAGER = WatchTimes(settle_s=0.01, settle_max_s=0.1, reread_s=0.2)
+LIFE: dict[str, Any] = {"begins": datetime(2020, 1, 1, tzinfo=UTC), "ends": datetime(2100, 1, 1, tzinfo=UTC)}
+FIRST, SECOND = (make("facts authority", is_ca=True, **LIFE) for _ in range(2))
+PLANT, NEW = make("plant", FIRST, **LIFE), make("plant", SECOND, **LIFE)
+PLACE = MessagePlace("idmz", "plant", "i", b"c" * 16)
+
+
+class Files:
+    """The files of a node of idmz that demands the signatures of the plant, and what it makes of them."""
+
+    def __init__(self, folder: Path, store: FactStore) -> None:
+        self.authorities, self.compromised = folder / "facts-ca.pem", folder / "compromised.toml"
+        self.authorities.write_bytes(FIRST.pem)
+        signing = SigningSettings(facts_ca_file=self.authorities, compromised_file=self.compromised)
+        settings = NodeSettings(
+            IdentitySettings("idmz", folder), signing=signing, origin=(OriginSettings("plant", "required"),)
+        )
+        self.store = store
+        self.trust = TrustFiles(settings, store, EAGER)
+        self.trust.read(is_start=True)
+
+    def believes(self, one: Made) -> bool:
+        """Whether a request that this key of the plant has signed is taken."""
+        _, proof = split_request(sign_request(ZoneSigner(signing_key(one), one.der), PLACE, b"{}"))
+        return self.trust.judge.refuses_request(PLACE, b"{}", proof) is None
+
+    def replace(self, file: Path, data: bytes) -> None:
+        """As an editor does it: another file takes the place at once."""
+        new = file.with_suffix(".new")
+        new.write_bytes(data)
+        new.replace(file)
+
+    @contextlib.asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Watch as a node does."""
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            watching = group.create_task(self.trust.run())
+            yield
+            watching.cancel()
+
+
+def played(folder: Path, scenario: Callable[[Files], Coroutine[Any, Any, None]]) -> None:
+    """Run a scenario while the files are watched."""
+
+    async def run() -> None:
+        with FactStore.open(folder / "facts.db", "idmz", settings=IN_MEMORY) as store:
+            files = Files(folder, store)
+            async with files.watched():
+                await scenario(files)
+
+    asyncio.run(run())
+
+
+def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
+    """The records of an event."""
+    return [one for one in caplog.records if one.message == event]
+
+
+def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store knows
+    it, and one line in the log says so. The other signers stay believed."""
+    caplog.set_level("INFO", "agent.node")
+    certificate = tmp_path / "plant.pem"
+    certificate.write_bytes(PLANT.pem)
+    other = make("plant", FIRST, **LIFE)
+
+    async def scenario(files: Files) -> None:
+        assert files.believes(PLANT)
+        words = ["pki", "signer", "compromise", str(certificate), "--since", "2021-01-01T00:00:00+00:00"]
+        done = await asyncio.to_thread(CliRunner().invoke, bsfg, [*words, "--file", str(files.compromised)])
+        assert done.exit_code == 0, done.output
+        await wait_until_async(lambda: not files.believes(PLANT), "the key to be refused")
+        assert files.believes(other)
+        (line,) = logged(caplog, "signers_taken_over")
+        assert (line.authorities, line.compromised) == (1, 1)
+
+    played(tmp_path, scenario)
+
+
+def test_another_authority_is_believed_without_a_restart(tmp_path: Path) -> None:
+    """A second facts authority beside the first: both zones' keys are believed. The first one removed: its signers are
+    not, also those that were believed a moment ago."""
+
+    async def scenario(files: Files) -> None:
+        assert (files.believes(PLANT), files.believes(NEW)) == (True, False)
+        files.replace(files.authorities, FIRST.pem + SECOND.pem)
+        await wait_until_async(lambda: files.believes(NEW), "the new authority")
+        assert files.believes(PLANT)
+        files.replace(files.authorities, SECOND.pem)
+        await wait_until_async(lambda: not files.believes(PLANT), "the old authority to be forgotten")
+        assert files.believes(NEW)
+
+    played(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("case", ["no certificate", "an authority for nothing", "no file", "list no TOML", "list gone"])
+def test_files_that_cannot_be_used_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str) -> None:
+    """Who was believed stays believed, who was compromised stays so; the reason is logged and recorded once, and the
+    next good file is taken."""
+    listed = b'[[compromised]]\nkey_id = "0011223344556677"\nsince = 2026-11-22T10:00:00Z\n'
+
+    async def scenario(files: Files) -> None:
+        files.replace(files.compromised, listed)
+        await wait_until_async(lambda: files.trust._trust.compromised_since_ms, "the list")
+        match case:
+            case "no certificate":
+                files.replace(files.authorities, b"-----BEGIN CERTI")
+            case "an authority for nothing":
+                files.replace(files.authorities, make("plant", **LIFE).pem)
+            case "no file":
+                files.authorities.unlink()
+            case "list no TOML":
+                files.replace(files.compromised, listed + b"[[comp")
+            case "list gone":
+                files.compromised.unlink()
+        await wait_until_async(lambda: logged(caplog, "signers_not_read"), "the reason")
+        await asyncio.wrap_future(files.store.note("test", "x", "everything before is recorded"))
+        assert files.believes(PLANT)
+        assert len(files.trust._trust.compromised_since_ms) == 1
+        (line,) = logged(caplog, "signers_not_read")
+        assert line.in_force == "the signers believed before stay so"
+        (incident,) = [one for one in files.store.incidents() if one.kind == "signing"]
+        assert incident.count == 1
+        files.replace(files.compromised, listed)
+        files.replace(files.authorities, SECOND.pem)
+        await wait_until_async(lambda: files.believes(NEW), "the good files")
+
+    played(tmp_path, scenario)
+
+
+def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The node starts, says why, believes no signer, and does so once the file is there."""
+
+    async def scenario(files: Files) -> None:
+        files.authorities.unlink()
+        again = TrustFiles(files.trust._settings, files.store, EAGER)
+        again.read(is_start=True)
+        (line,) = logged(caplog, "signers_not_read")
+        assert line.in_force == "no signer is believed"
+        files.trust = again
+        assert not files.believes(PLANT)
+        files.replace(files.authorities, FIRST.pem)
+        again.read()
+        assert files.believes(PLANT)
+
+    async def run() -> None:
+        with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
+            await scenario(Files(tmp_path, store))
+
+    asyncio.run(run())

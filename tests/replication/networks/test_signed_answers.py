@@ -1,0 +1,176 @@
+"""Answers in a zone's name by an attacker who has taken over what carries them, over a real broker: with the
+zone's TLS certificate it sees each request and answers it before the zone does."""
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from agent.replication.mqtt.carrier import Incoming
+from agent.replication.mqtt.transport import Connection
+from agent.replication.protocol.pull_events import Asking
+from agent.replication.protocol.topics import request_topic
+from agent.replication.pulling import Beliefs, Puller
+from agent.signing.certificates import SignerTrust
+from agent.signing.keys import ZoneSigner
+from agent.signing.messages import MessagePlace, sign_answer
+from tests.replication.nodes import IMPATIENT, STREAM, Node, access
+from tests.signing.signers import make, signing_key
+from tests.support.mosquitto import Mosquitto
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+LIFE = {"begins": datetime(2020, 1, 1, tzinfo=UTC), "ends": datetime(2100, 1, 1, tzinfo=UTC)}
+MADE = {zone: make(zone, **LIFE) for zone in ("plant-a", "evil")}  # type: ignore[arg-type]
+SIGNERS = {zone: ZoneSigner(signing_key(one), one.der) for zone, one in MADE.items()}
+TRUST = SignerTrust(pins={"plant-a": frozenset({MADE["plant-a"].sha256})})
+SIGNED_ANSWER = b"\xff" * 4  # docs/reference/protocol.md, Payloads
+
+
+def header(status: str, epoch: str, **fields: object) -> bytes:
+    """An answer to FetchFacts, without an attachment."""
+    common = {"protocol": "bsfg.replication", "version": "1.0", "operation": "FetchFacts"}
+    text = json.dumps({**common, "status": status, "store_zone": "plant-a", "epoch": epoch, **fields}).encode()
+    return struct.pack("<I", len(text)) + text
+
+
+def refusal(code: str, epoch: str) -> bytes:
+    """An error that is final."""
+    return header("error", epoch, error={"code": code, "message": "forged", "retryable": False, "hint": ""})
+
+
+class Forger:
+    """The attacker: answers each request at once with everything that would stop the puller or move it. It has the
+    plant's TLS certificate, a signing key of another zone, and all signed answers that it has seen."""
+
+    def __init__(self, epoch: str) -> None:
+        self.connection: Connection | None = None
+        self.seen = list[bytes]()
+        self.forged = 0
+        self._epoch = epoch
+
+    def arrived(self, incoming: Incoming) -> None:
+        if incoming.response_topic is None:
+            if incoming.payload.startswith(SIGNED_ANSWER):
+                self.seen = [*self.seen[-5:], incoming.payload]
+            return
+        assert self.connection is not None
+        assert incoming.correlation is not None
+        place = MessagePlace("plant-a", "idmz", incoming.response_topic.rpartition("/")[2], incoming.correlation)
+        for payload in self._answers(incoming.payload, place):
+            self.forged += 1
+            self.connection.publish_answer(incoming.response_topic, payload, incoming.correlation)
+
+    def _answers(self, request: bytes, place: MessagePlace) -> Sequence[bytes]:
+        after = json.loads(request[request.index(b'{"protocol"') :]).get("after_offset") or 0
+        page = {"stream": STREAM, "frontier": 0, "end_offset": after + 100}
+        fenced = refusal("fenced", self._epoch)
+        return (
+            fenced,
+            refusal("stream_not_exported", self._epoch),
+            refusal("epoch_changed", "ab" * 16),
+            header("ok", self._epoch, **page, holes=[[after + 1, after + 100, "expired"]]),
+            header("ok", self._epoch, **page, omitted=[[after + 1, after + 100]]),
+            header("ok", "ab" * 16, **page),
+            sign_answer(SIGNERS["evil"], place, fenced),
+            SIGNED_ANSWER + struct.pack("<H", 1) + bytes(65) + fenced,
+            *self.seen,
+        )
+
+
+@asynccontextmanager
+async def forging(broker: Mosquitto, epoch: str) -> AsyncIterator[Forger]:
+    """The attacker, connected as the plant, and as idmz to see what the plant signs."""
+    forger = Forger(epoch)
+    seeing = await Connection.open(access(broker, "idmz"), forger.arrived)
+    await seeing.subscribe(["bsfg/1/plant-a/idmz/rsp/#"])
+    forger.connection = await Connection.open(access(broker, "plant-a"), forger.arrived)
+    await forger.connection.subscribe([request_topic("plant-a", "idmz")])
+    try:
+        yield forger
+    finally:
+        await forger.connection.close()
+        await seeing.close()
+
+
+def pulling(broker: Mosquitto, folder: Path, beliefs: Beliefs | None = None) -> tuple[Node, Puller]:
+    """The node of idmz with its pull of the plant."""
+    idmz = Node.open(broker, "idmz", folder / "idmz", beliefs=beliefs)
+    return idmz, idmz.pull("plant-a", receiver=IMPATIENT)
+
+
+@pytest.mark.parametrize("rule", ["required", "if_present"])
+def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
+    """Each request is answered by the attacker first: fenced, another epoch, holes, an empty log, signed by another zone
+    or with what the plant signed as the answer to another request. All of it is counted, none of it fences the puller,
+    moves its position or begins anew, and the plant's own answers behind it bring every fact. Without the rule it is so
+    once the plant has signed facts."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant", signer=SIGNERS["plant-a"])
+        plant.serve({"idmz": [STREAM]})
+        idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
+        await plant.append(0, 50)
+        async with plant.running(), idmz.running():
+            await idmz.wait_end(50)
+            async with forging(broker, plant.store.epoch.hex()) as forger:
+                await wait_until_async(lambda: forger.seen and forger.forged > 50, "forged and replayed answers")
+                for number in range(50, 55):
+                    await plant.append(number, 1)
+                    await idmz.wait_end(number + 1)
+                consumers = plant.store.consumers
+                await wait_until_async(lambda: consumers.all()[0].frontier == 55, "the confirmation")
+                statistics = puller.statistics()
+                assert statistics.counters.unproven > 50
+                assert statistics.asking is not Asking.FENCED
+                assert (statistics.offset, statistics.counters.restarts) == (55, 0)
+            assert idmz.store.incidents() == []
+            await wait_until_async(lambda: puller.statistics().lost_reason is None, "the pull to be well")
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_path: Path) -> None:
+    """What the signatures are for: where the plant has no key and none is demanded, the first forged answer fences the
+    puller for good."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant")
+        plant.serve({"idmz": [STREAM]})
+        idmz, puller = pulling(broker, tmp_path)
+        await plant.append(0, 50)
+        async with plant.running(), idmz.running(), forging(broker, plant.store.epoch.hex()):
+            await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the puller to be fenced")
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Path) -> None:
+    """Where signatures are demanded of a peer without a key, its pull says so, with what to do, and tries again."""
+
+    async def scenario() -> None:
+        plant = Node.open(broker, "plant-a", tmp_path / "plant")
+        plant.serve({"idmz": [STREAM]})
+        idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": "required"}))
+        async with plant.running(), idmz.running():
+            await wait_until_async(lambda: puller.statistics().lost_reason is not None, "the reason")
+            reason = puller.statistics().lost_reason or ""
+            assert reason.startswith(
+                "unproven_answer: plant-a: an answer (a page) is not proven: plant-a did not sign it"
+            )
+            assert "bsfg pki signer" in reason
+            await wait_until_async(lambda: puller.statistics().counters.unproven > 1, "another try")
+        for node in (plant, idmz):
+            node.store.close()
+
+    asyncio.run(scenario())
