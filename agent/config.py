@@ -222,10 +222,11 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """[health]: where /healthz and /metrics are served. Port 0 takes any free one and logs it."""
+    """[health]: where /healthz and /metrics are served. Port 0 takes any free one, so that several nodes of a machine
+    need no agreement; the node logs it, and commands find it in the state folder."""
 
     listen_host: str = "127.0.0.1"
-    listen_port: int = 9180
+    listen_port: int = 0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.listen_host:
@@ -315,12 +316,29 @@ def load(file: Path) -> NodeSettings:
     return read(_parsed(file), file)
 
 
-def digest_of(file: Path) -> bytes:
-    """A digest of the file's present contents, to notice a change; empty if it cannot be read."""
-    try:
-        return hashlib.blake2b(file.read_bytes()).digest()
-    except OSError:
-        return b""
+class ConfigFile:
+    """A node.toml that a process reads again, and what it held when it was last read and taken."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._digest = b""
+
+    def load(self) -> NodeSettings:
+        """The settings in the file. A file that is refused counts as not read. Raises ConfigError."""
+        digest = self._present_digest()  # before the file is read, so that no later change is missed
+        settings = load(self.file)
+        self._digest = digest
+        return settings
+
+    def is_changed(self) -> bool:
+        """Whether the file holds something else than was read."""
+        return self._present_digest() != self._digest
+
+    def _present_digest(self) -> bytes:
+        try:
+            return hashlib.blake2b(self.file.read_bytes()).digest()
+        except OSError:
+            return b""
 
 
 def load_sections(file: Path) -> Sections:

@@ -27,6 +27,7 @@ _COMMANDS = {
     "init": "agent.cli.init:init",
     "check": "agent.cli.check:check",
     "run": "agent.cli.run:run",
+    "reload": "agent.cli.run:reload",
     "status": "agent.cli.status:status",
     "append": "agent.cli.facts.append:append",
     "lease": "agent.cli.facts.append:lease",

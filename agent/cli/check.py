@@ -27,7 +27,7 @@ from agent.cli import config_option, json_option
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
-from agent.health.address import OPEN_HINT, is_open_to_others
+from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
@@ -211,7 +211,7 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
         if error.errno == errno.EADDRINUSE and sections.node is not None and _runs(sections.node.store_file):
             return
         where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
-        hint = "stop the other program, or correct listen_host and listen_port"
+        hint = IN_USE_HINT if error.errno == errno.EADDRINUSE else "correct listen_host and listen_port"
         yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)
 
 

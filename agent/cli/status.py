@@ -16,7 +16,7 @@ import click
 from agent.cli import config_option, json_option
 from agent.config import load
 from agent.foreign_text import printable
-from agent.health.client import ask_health
+from agent.health.client import ask_health_of
 from agent.health.verdict import duration
 
 
@@ -26,7 +26,9 @@ from agent.health.verdict import duration
 def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
     settings = load(config_file)
-    found = ask_health(settings.health.listen_host, settings.health.listen_port)
+    found = ask_health_of(
+        settings.node.state_dir, settings.node.zone, settings.health.listen_host, settings.health.listen_port
+    )
     click.echo(json.dumps(found) if as_json else text(found))
     sys.exit(1 if found["alert"] else 0)
 

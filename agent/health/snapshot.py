@@ -494,7 +494,11 @@ class NodeSnapshot:
     ] = None
     integrity: IntegrityStatus = IntegrityStatus()
     config_changed: bool = False
-    """node.toml is another than the one the node was started with."""
+    """node.toml is another than the one the node read last."""
+    config_refused: str = ""
+    """Why the node kept its settings when node.toml was reloaded; empty if it took them over."""
+    config_waits: tuple[str, ...] = ()
+    """Settings of node.toml that a restart puts in force."""
 
     def to_json(self) -> dict[str, Any]:
         """The same values as plain objects."""

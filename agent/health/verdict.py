@@ -140,9 +140,7 @@ def _judge(limit: str, value: float | None, subject: str, text: str, hint: str) 
 
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, requests = snapshot.store_fill_percent, snapshot.requests
-    if snapshot.config_changed:
-        text = "changed since the node started; the change is not in force"
-        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint="bsfg check, then restart the node")
+    yield from _config_reasons(snapshot)
     yield from _judge(
         *("store_fill", fill, "store", "" if fill is None else f"{fill:.0f} % full"),
         _ROOM_HINT,
@@ -159,6 +157,21 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         yield from _judge("append_failures", failed, "store", text, "the log names each one; check the disk")
     p99 = requests.append_latency.quantile_s(0.99)
     yield from _judge("append_p99", p99, "store", f"99 % of appends take up to {p99} s", "check the disk and its load")
+
+
+def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
+    """node.toml says something else than what is in force."""
+    if snapshot.config_refused:
+        text = f"was refused when it was reloaded, and the settings before stay: {snapshot.config_refused}"
+        hint = "bsfg check lists every problem; then bsfg reload"
+        yield Reason(Level.BROKEN, alert=False, subject="node.toml", text=" ".join(text.split()), hint=hint)
+    elif snapshot.config_changed:
+        text = "changed since the node read it; the change is not in force"
+        hint = "bsfg check, then systemctl reload bsfg@ZONE, or bsfg reload"
+        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint=hint)
+    if snapshot.config_waits:
+        text = f"not in force until a restart: {', '.join(snapshot.config_waits)}"
+        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint="restart the node")
 
 
 def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:

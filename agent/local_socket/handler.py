@@ -36,6 +36,7 @@ from agent.signing.files import load_identity, read_compromises
 log = logging.getLogger(__name__)
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
+Reload = Callable[[], Awaitable[messages.Reloaded]]
 
 
 class Sources(Protocol):
@@ -98,9 +99,16 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
 
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, and `sources` in one that reads none."""
+    links to peers, `sources` in one that reads none, and `reload` in one that is no node."""
 
-    def __init__(self, store: FactStore, compare: Compare | None = None, sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        store: FactStore,
+        compare: Compare | None = None,
+        sources: Sources | None = None,
+        reload: Reload | None = None,
+    ) -> None:
+        self._reload = reload
         self._store = store
         self._producers = Producers(store.appends)
         self._compare = compare
@@ -155,6 +163,10 @@ class RequestHandler:
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
+            case messages.Reload():
+                if self._reload is None:
+                    raise LocalError("no node runs here, so nothing is reloaded", "start it: bsfg run")
+                return await self._reload()
             case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
                 if self._sources is None:
                     raise LocalError("no node runs here, so no source is read", "start it: bsfg run")

@@ -7,12 +7,12 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from agent import local_socket
-from agent.config import BrokerSettings, NodeSettings
+from agent.config import BrokerSettings, NodeSettings, PeerSettings
 from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Access, Link, Requester
@@ -57,9 +57,9 @@ def requests_signer(settings: NodeSettings) -> HeadSigner | None:
         return None
 
 
-def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
+def bandwidths(peers: Iterable[PeerSettings]) -> dict[str, TokenBucket]:
     """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
-    limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
+    limited = [peer for peer in peers if peer.bytes_per_second_max]
     return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
@@ -124,7 +124,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
-        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings))
+        known = comparers(settings, store, {peer.zone: Requester(link, peer.zone)}, bandwidths(settings.peer))
         handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)

@@ -97,7 +97,7 @@ def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
         port = other.getsockname()[1]
         (tmp_path / "node.toml").write_text(NODE.replace("listen_port = 0", f"listen_port = {port}"))
         (found,) = problems(bsfg)
-        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; stop" in found
+        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; set listen_port" in found
         refused = command.process(tmp_path, "run")
         assert (refused.returncode, f"cannot listen on 127.0.0.1 port {port}" in refused.stderr) == (1, True)
         with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
