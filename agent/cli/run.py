@@ -18,7 +18,7 @@ import click
 
 from agent import local_socket
 from agent.cli import config_option, json_option
-from agent.config import ConfigFile, load, load_sections
+from agent.config import ConfigError, ConfigFile, load_sections
 from agent.foreign_text import printable, printable_lines
 
 RELOAD_WAITS_MS = 60_000
@@ -74,10 +74,10 @@ def run(config_file: Path) -> None:
 @json_option
 def reload(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Have the running node read node.toml again, and print what it took over. Exit status 1 when the file is refused."""
-    node = load_sections(config_file).node  # what else is wrong with the file, the node says
+    sections = load_sections(config_file)  # what else is wrong with the file, the node says
+    node = sections.node
     if node is None:
-        load(config_file)  # raises: the section that names the state folder is wrong
-    assert node is not None, "load has raised"
+        raise ConfigError(config_file, sections.problems)
     try:
         answer = asyncio.run(local_socket.ask(node.state_dir, local_socket.Reload(), RELOAD_WAITS_MS))
     except (FileNotFoundError, ConnectionRefusedError) as error:
