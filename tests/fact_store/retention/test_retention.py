@@ -223,8 +223,8 @@ def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
         store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")], {})
         assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == end + 1
         wait_until(lambda: first_offset(store) > 1, "the oldest to go")
-        store.set_limits(1024 * 1024, [], {})
-        assert store.space().bytes_max == 1024 * 1024
+        store.set_limits(8 * 1024 * 1024, [], {})
+        assert store.space().bytes_max == 8 * 1024 * 1024
         assert store.policy(TELEMETRY) == StreamSettings(TELEMETRY)
 
 
