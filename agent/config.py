@@ -32,6 +32,7 @@ from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
+DEFAULT_STATE_DIR = "state"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 HOLD_BYTES_MIN = 1024 * 1024  # a batch, with the batch after it, must fit
@@ -78,7 +79,7 @@ class IdentitySettings:
     """[node]: the zone of this node, and the folder of its state."""
 
     zone: str
-    state_dir: Path = Path("state")
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
 
     @property
     def store_file(self) -> Path:
@@ -356,7 +357,7 @@ def read(table: Mapping[str, object], file: Path) -> NodeSettings:
 
 def _sections(table: Mapping[str, object], file: Path) -> Sections:
     reader = _Reader(file.parent.absolute())
-    table = _with_profiles(reader, table)
+    table = _with_own_certificates(_with_profiles(reader, table))
     settings = reader.table(NodeSettings, table, "")
     problems = tuple(Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems)
 
@@ -415,6 +416,27 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
         for name in defaults.keys() - source.keys():
             reader.places[f"modbus[{index}].{name}"] = f"{file}: {name}"
     return {**table, "modbus": merged}
+
+
+def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
+    """The table with a certificate of our own for each secured OPC UA source that names none: one for all of them, made
+    at the first connection, in the state folder, because that is where a node may write."""
+    sources, node = table.get("opcua"), table.get("node")
+    if not isinstance(sources, list):
+        return table
+    state_dir = node.get("state_dir") if isinstance(node, Mapping) else None
+    folder = f"{state_dir if isinstance(state_dir, str) and state_dir else DEFAULT_STATE_DIR}/opcua"
+    own = {"certificate_file": f"{folder}/own.der", "private_key_file": f"{folder}/own.key"}
+    return {**table, "opcua": [{**own, **one} if _needs_certificate(one) else one for one in sources]}
+
+
+def _needs_certificate(source: object) -> bool:
+    """Whether it is secured and names neither certificate nor key; one without the other is a mistake."""
+    return (
+        isinstance(source, Mapping)
+        and source.get("security_policy") != "None"
+        and not {"certificate_file", "private_key_file"} & source.keys()
+    )
 
 
 def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> DeviceProfile | None:

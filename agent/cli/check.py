@@ -2,7 +2,8 @@
 
 It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
 its store, and tries the port of the health page. What is wrong in one section hides nothing of the others. It writes
-nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with.
+nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with; for a file in
+/etc/bsfg that is the unit's `run`: with the rights of its user, and within its sandbox.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, unit
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
@@ -52,6 +53,7 @@ SIGNER_WARN_DAYS = 60
 def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Read node.toml and the files that it names, and print every problem."""
     tried: list[Tried] = []
+    is_as_node = unit.is_of_unit(config_file) and unit.become_node_user()
     try:
         sections = load_sections(config_file)
     except ConfigError as error:
@@ -61,6 +63,8 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
         found = [finding for each in STATIC_CHECKS for finding in each(sections)]
         problems += [finding.text for finding in found if finding.is_problem]
         notes = [finding.text for finding in found if not finding.is_problem]
+        if unit.is_of_unit(config_file) and not is_as_node:
+            notes.append(f"not checked with the rights of user {unit.USER}, as which the unit runs: run this as root")
         summary = "" if problems else summary_of(sections)
         if connect and sections.settings is not None:
             from agent.cli.source.connections import try_all
@@ -224,6 +228,13 @@ def _runs(store_file: Path) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def check_unit(sections: Sections) -> Iterator[Finding]:
+    """What the unit refuses to a node of /etc/bsfg, beyond what its user may."""
+    if unit.is_of_unit(sections.file):
+        for text in unit.refusals_of(sections):
+            yield Finding(text, is_problem=True)
+
+
 STATIC_CHECKS: tuple[Check, ...] = (
     check_state,
     check_identities,
@@ -231,5 +242,6 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_tag_files,
     check_certificates,
     check_health_port,
+    check_unit,
 )
 """What `run` asks for at its start, without connecting to anything, in the order of its steps."""

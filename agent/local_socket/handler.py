@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import pwd
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
@@ -62,10 +64,23 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
     with private_files():
         try:
             settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = settings.node.state_dir.stat().st_uid
         except OSError as error:
             raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+        if os.geteuid() == 0 != owner:  # the node could not read what root makes there
+            user = _user_name(owner)
+            raise StateFolderUnusable(
+                f"{settings.node.state_dir} is of user {user}; run: runuser -u {user} -- bsfg ..."
+            )
         with _opened(settings) as store:
             yield store
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"#{user_id}"
 
 
 @contextlib.contextmanager
