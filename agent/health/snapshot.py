@@ -222,9 +222,9 @@ class ComparisonStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A stream pulled from another zone. `lag_seconds` is the time since the pull last had everything: an upper bound
-    of the age of the oldest fact that is at the peer and not here. It is 0 if nothing is outstanding, grows while the
-    peer is away, and is None before the first answer."""
+    """A stream pulled from another zone. `lag_seconds` is how long the oldest fact that is not here has been known
+    to be at the peer, to a second. It is 0 if nothing is outstanding for longer, grows while the peer is away, and is
+    None before the first answer."""
 
     zone: Annotated[str, Label("peer")]
     stream: Annotated[str, Label("stream")]

@@ -35,6 +35,9 @@ class Level(Enum):
 
 
 _ROOM_HINT = "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
+SHIFT_HOURS, USED_PERCENT_MIN = 8.0, 5.0
+"""The hours until a store is full count from a twentieth of it on, or when less than a shift is left: a minute into an
+outage, hours of room on an empty disk say nothing but its size."""
 QUOTA_PERCENT = 90
 """Of what a zone may have of artifacts that no fact refers to: a producer that appends its facts stays far below."""
 RANK = {level: rank for rank, level in enumerate(Level)}
@@ -186,6 +189,8 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         for one in snapshot.streams
         if one.hours_until_full is not None and not keeping_up.get(one.name, False)
     ]
+    used = max([snapshot.store_fill_percent or 0.0, *(one.fill_percent or 0.0 for one in snapshot.streams)])
+    at_risk = [each for each in at_risk if each[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
     if at_risk:
         hours, stream = min(at_risk, key=lambda each: each[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
-from agent.health.consumer_lag import LagSamples
+from agent.health.consumer_lag import LagSamples, PullLag
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -59,14 +59,6 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class _PullLag:
-    """When a pull last had everything its peer had, and its largest lag so far."""
-
-    level_s: float
-    lag_s_max: float = 0.0
-
-
-@dataclass(slots=True)
 class _FromDisk:
     """Values that cost a read, as of the last refresh."""
 
@@ -100,7 +92,7 @@ class StatusCollector:
         self._telemetry = telemetry
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
-        self._lags: dict[tuple[str, str], _PullLag] = {}
+        self._lags: dict[tuple[str, str], PullLag] = {}
         self._from_disk = _FromDisk()
         self._lag_samples = LagSamples()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
@@ -115,6 +107,8 @@ class StatusCollector:
             self._from_disk.config_changed = await asyncio.to_thread(lambda: self._reloader.is_file_changed)
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
+            for puller in [one for each in self._exchanges.values() for one in each.pullers]:
+                self._sample_pull(puller.statistics())
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -193,6 +187,12 @@ class StatusCollector:
         frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
         self._lag_samples.sample(self._clock_s(), ends, frontiers)
 
+    def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
+        """The lag of a pull: sampled at each refresh, and when it is shown."""
+        now_s = self._clock_s()
+        lag = self._lags.setdefault((pull.peer_zone, pull.stream), PullLag(now_s))
+        return lag, lag.sample(now_s, pull.offset, pull.peer_end_offset, is_connected=_is_connected(pull))
+
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:
         """How long its oldest unconfirmed fact has waited: since the fact came here, or the consumer, if that was
         later."""
@@ -205,14 +205,8 @@ class StatusCollector:
         return min([*known, since_s] if since_s >= 0 else known) if known else None  # negative: the clock was set back
 
     def _peer(self, pull: PullStatistics, compared: object | None = None) -> PeerStatus:
-        """Lag is the time since this pull last had everything: an upper bound that needs no clock but ours."""
-        now_s = self._clock_s()
-        lag = self._lags.setdefault((pull.peer_zone, pull.stream), _PullLag(now_s))
-        connected = pull.lost_reason is None and pull.last_answer_ms is not None
-        if connected and pull.is_caught_up:
-            lag.level_s = now_s
-        lag_s = now_s - lag.level_s
-        lag.lag_s_max = max(lag.lag_s_max, lag_s)
+        lag, lag_s = self._sample_pull(pull)
+        connected = _is_connected(pull)
         return _status(
             *(PeerStatus, pull, pull.counters),
             zone=pull.peer_zone,
@@ -296,6 +290,10 @@ class StatusCollector:
         """By source: how long our certificates last that it uses."""
         now = datetime.now(UTC)
         return {source.name: certificate_days_left(source, now) for source in self._reloader.settings.sources}
+
+
+def _is_connected(pull: PullStatistics) -> bool:
+    return pull.lost_reason is None and pull.last_answer_ms is not None
 
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:
