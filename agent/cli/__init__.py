@@ -23,6 +23,9 @@ from agent.foreign_text import printable_lines
 
 DEFAULT_CONFIG = Path("node.toml")
 
+EXTRAS = ("rich", "pyspark", "pyarrow")
+"""Packages of commands that a gateway does not need, and therefore does not have."""
+
 _COMMANDS = {
     "init": "agent.cli.init:init",
     "check": "agent.cli.check:check",
@@ -102,6 +105,13 @@ def main() -> None:
         sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
     try:
         bsfg()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in EXTRAS:
+            raise
+        sys.exit(
+            f"bsfg: the package {error.name} is not installed: demonstration and Spark are not for a gateway; elsewhere, "
+            f"pip install {' '.join(EXTRAS)} into the Python of this bsfg"
+        )
     except BsfgError as error:
         text = str(error)
         text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"
