@@ -106,10 +106,11 @@ def main() -> None:
     try:
         bsfg()
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRAS:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
             raise
         sys.exit(
-            f"bsfg: the package {error.name} is not installed: demonstration and Spark are not for a gateway; elsewhere, "
+            f"bsfg: the package {package} is not installed: demonstration and Spark are not for a gateway; elsewhere, "
             f"pip install {' '.join(EXTRAS)} into the Python of this bsfg"
         )
     except BsfgError as error:
