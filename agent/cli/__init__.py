@@ -104,7 +104,7 @@ def main() -> None:
     if sys.flags.optimize:
         sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
     try:
-        bsfg()
+        bsfg(prog_name="bsfg")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:

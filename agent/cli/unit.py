@@ -59,7 +59,7 @@ def refusals_of(sections: Sections) -> Iterator[str]:
         if any(file.is_relative_to(folder) for folder in HIDDEN):
             yield f"{name}: {file} is hidden from bsfg@{stem}; move it to {CONFIG_FOLDER}"
     for name, made in _made_at_first_use(sections):
-        if not made.is_relative_to(state_dir) and not made.exists():
+        if not made.is_relative_to(state_dir) and not os.access(made, os.F_OK):
             hint = f"remove the line (it is then made in {state_dir}), or make it with bsfg opcua certificate"
             yield f"{name}: {made} does not exist, and the node cannot make it there; {hint}"
     drop_ins = _drop_ins(stem)
