@@ -29,6 +29,7 @@ from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
 from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
+from agent.health.client import noted_port
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
@@ -212,8 +213,10 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and sections.node is not None and _runs(sections.node.store_file):
-            return
+        node = sections.node
+        if error.errno == errno.EADDRINUSE and node is not None and _runs(node.store_file):
+            if (noted_port(node.state_dir) or health.listen_port) == health.listen_port:
+                return  # it is the node itself
         where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
         hint = IN_USE_HINT if error.errno == errno.EADDRINUSE else "correct listen_host and listen_port"
         yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)

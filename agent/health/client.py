@@ -24,7 +24,9 @@ class NodeSilent(BsfgError):
 
 def ask_health_of(state_dir: Path, zone: str, host: str, port: int) -> dict[str, Any]:
     """As `ask_health`, of the node of `zone`; port 0: the one that it has noted in its state folder."""
-    port = port or _noted_port(state_dir)
+    port = port or noted_port(state_dir) or 0
+    if not port:
+        raise NodeSilent(f"no node has run here, or that of another user: {state_dir / PORT_FILE} cannot be read")
     found = ask_health(host, port)
     if found.get("zone") != zone:
         raise NodeSilent(f"at {host} port {port} the node of zone {found.get('zone')!r} answers, not that of {zone!r}")
@@ -48,8 +50,9 @@ def ask_health(host: str, port: int) -> dict[str, Any]:
     return found
 
 
-def _noted_port(state_dir: Path) -> int:
+def noted_port(state_dir: Path) -> int | None:
+    """The port of the node that runs, or ran last, on this state folder; None if that cannot be read."""
     try:
         return int((state_dir / PORT_FILE).read_text())
-    except (OSError, ValueError) as error:
-        raise NodeSilent(f"no node has run here, or another user's: {state_dir / PORT_FILE}: {error}") from error
+    except (OSError, ValueError):
+        return None

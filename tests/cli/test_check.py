@@ -12,6 +12,7 @@ import pytest
 from agent import local_socket
 from agent.config import load
 from agent.fact_store import FactStore
+from agent.health.server import note_port
 from tests.cli.test_commands import Bsfg
 from tests.support import command
 
@@ -102,6 +103,10 @@ def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
         assert (refused.returncode, f"cannot listen on 127.0.0.1 port {port}" in refused.stderr) == (1, True)
         with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
             assert problems(bsfg) == []
+            note_port(tmp_path / "state", port)
+            assert problems(bsfg) == []
+            note_port(tmp_path / "state", port + 1)
+            assert problems(bsfg) == [found], "it runs at another port, so another program has this one"
 
 
 def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:
