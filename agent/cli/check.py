@@ -214,9 +214,9 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
                 tried.bind(address)
     except OSError as error:
         node = sections.node
-        if error.errno == errno.EADDRINUSE and node is not None and _runs(node.store_file):
-            if (noted_port(node.state_dir) or health.listen_port) == health.listen_port:
-                return  # it is the node itself
+        is_running = error.errno == errno.EADDRINUSE and node is not None and _runs(node.store_file)
+        if is_running and node is not None and noted_port(node.state_dir) in {None, health.listen_port}:
+            return  # it is the node itself
         where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
         hint = IN_USE_HINT if error.errno == errno.EADDRINUSE else "correct listen_host and listen_port"
         yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from agent.cli import DEFAULT_CONFIG, unit
-from agent.ingest.settings import toml
+from agent.ingest import toml
 from agent.message import ZONE
 
 TEMPLATE = "node.toml"
