@@ -6,6 +6,7 @@ default of the settings.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from importlib import resources
@@ -14,7 +15,6 @@ from pathlib import Path
 import click
 
 from agent.cli import DEFAULT_CONFIG, unit
-from agent.ingest import toml
 from agent.message import ZONE
 
 TEMPLATE = "node.toml"
@@ -24,7 +24,12 @@ def node_toml(zone: str, state_dir: Path | None = None) -> str:
     """The text of a new node.toml for `zone`; without `state_dir`, its state lies beside it."""
     template = resources.files("agent.cli").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
     if state_dir is not None:
-        template = re.sub(r"^# state_dir = .*$", f"state_dir = {toml(state_dir)}", template, flags=re.MULTILINE)
+        template = re.sub(
+            r"^# state_dir = .*$",
+            f"state_dir = {json.dumps(str(state_dir), ensure_ascii=False)}",
+            template,
+            flags=re.MULTILINE,
+        )
     return re.sub("@zone@", zone, template)
 
 

@@ -30,7 +30,6 @@ from agent.ingest.settings import (
     SecurityPolicy,
     SourceSettings,
     Transport,
-    toml,
 )
 from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
