@@ -24,12 +24,8 @@ def node_toml(zone: str, state_dir: Path | None = None) -> str:
     """The text of a new node.toml for `zone`; without `state_dir`, its state lies beside it."""
     template = resources.files("agent.cli").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
     if state_dir is not None:
-        template = re.sub(
-            r"^# state_dir = .*$",
-            f"state_dir = {json.dumps(str(state_dir), ensure_ascii=False)}",
-            template,
-            flags=re.MULTILINE,
-        )
+        line = f"state_dir = {json.dumps(str(state_dir), ensure_ascii=False)}"
+        template = re.sub(r"^# state_dir = .*$", lambda _: line, template, flags=re.MULTILINE)
     return re.sub("@zone@", zone, template)
 
 
