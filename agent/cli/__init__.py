@@ -29,6 +29,7 @@ EXTRAS = ("rich", "pyspark", "pyarrow")
 _COMMANDS = {
     "init": "agent.cli.init:init",
     "check": "agent.cli.check:check",
+    "setup": "agent.cli.setup:setup",
     "run": "agent.cli.run:run",
     "reload": "agent.cli.run:reload",
     "status": "agent.cli.status:status",
