@@ -32,6 +32,7 @@ from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.signing.settings import OriginSettings, SigningSettings
 
 DEVICES_FOLDER = "devices.d"  # beside node.toml
+DEFAULT_STATE_DIR = "state"  # beside node.toml
 STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
 
 HOLD_BYTES_MIN = 1024 * 1024  # a batch, with the batch after it, must fit
@@ -78,7 +79,7 @@ class IdentitySettings:
     """[node]: the zone of this node, and the folder of its state."""
 
     zone: str
-    state_dir: Path = Path("state")
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
 
     @property
     def store_file(self) -> Path:
@@ -222,10 +223,11 @@ class PeerSettings:
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """[health]: where /healthz and /metrics are served. Port 0 takes any free one and logs it."""
+    """[health]: where /healthz and /metrics are served. Port 0 takes any free one, so that several nodes of a machine
+    need no agreement; the node logs it, and commands find it in the state folder."""
 
     listen_host: str = "127.0.0.1"
-    listen_port: int = 9180
+    listen_port: int = 0
 
     def problems(self) -> Iterator[tuple[str, str]]:
         if not self.listen_host:
@@ -315,12 +317,29 @@ def load(file: Path) -> NodeSettings:
     return read(_parsed(file), file)
 
 
-def digest_of(file: Path) -> bytes:
-    """A digest of the file's present contents, to notice a change; empty if it cannot be read."""
-    try:
-        return hashlib.blake2b(file.read_bytes()).digest()
-    except OSError:
-        return b""
+class ConfigFile:
+    """A node.toml that a process reads again, and what it held when it was last read and taken."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._digest = b""
+
+    def load(self) -> NodeSettings:
+        """The settings in the file. A file that is refused counts as not read. Raises ConfigError."""
+        digest = self._present_digest()  # before the file is read, so that no later change is missed
+        settings = load(self.file)
+        self._digest = digest
+        return settings
+
+    def is_changed(self) -> bool:
+        """Whether the file holds something else than was read."""
+        return self._present_digest() != self._digest
+
+    def _present_digest(self) -> bytes:
+        try:
+            return hashlib.blake2b(self.file.read_bytes()).digest()
+        except OSError:
+            return b""
 
 
 def load_sections(file: Path) -> Sections:
@@ -338,7 +357,7 @@ def read(table: Mapping[str, object], file: Path) -> NodeSettings:
 
 def _sections(table: Mapping[str, object], file: Path) -> Sections:
     reader = _Reader(file.parent.absolute())
-    table = _with_profiles(reader, table)
+    table = _with_own_certificates(_with_profiles(reader, table))
     settings = reader.table(NodeSettings, table, "")
     problems = tuple(Problem(reader.places.get(one.path, one.path), one.value, one.why) for one in reader.problems)
 
@@ -397,6 +416,27 @@ def _with_profiles(reader: _Reader, table: Mapping[str, object]) -> Mapping[str,
         for name in defaults.keys() - source.keys():
             reader.places[f"modbus[{index}].{name}"] = f"{file}: {name}"
     return {**table, "modbus": merged}
+
+
+def _with_own_certificates(table: Mapping[str, object]) -> Mapping[str, object]:
+    """The table with a certificate of our own for each secured OPC UA source that names none: one for all of them, made
+    at the first connection, in the state folder, because that is where a node may write."""
+    sources, node = table.get("opcua"), table.get("node")
+    if not isinstance(sources, list):
+        return table
+    state_dir = node.get("state_dir") if isinstance(node, Mapping) else None
+    folder = f"{state_dir if isinstance(state_dir, str) and state_dir else DEFAULT_STATE_DIR}/opcua"
+    own = {"certificate_file": f"{folder}/own.der", "private_key_file": f"{folder}/own.key"}
+    return {**table, "opcua": [{**own, **one} if _needs_certificate(one) else one for one in sources]}
+
+
+def _needs_certificate(source: object) -> bool:
+    """Whether it is secured and names neither certificate nor key; one without the other is a mistake."""
+    return (
+        isinstance(source, Mapping)
+        and source.get("security_policy") != "None"
+        and not {"certificate_file", "private_key_file"} & source.keys()
+    )
 
 
 def _read_profile(reader: _Reader, file: Path, path: str, device: str) -> DeviceProfile | None:

@@ -23,10 +23,15 @@ from agent.foreign_text import printable_lines
 
 DEFAULT_CONFIG = Path("node.toml")
 
+EXTRAS = ("rich", "pyspark", "pyarrow")
+"""Packages of commands that a gateway does not need, and therefore does not have."""
+
 _COMMANDS = {
     "init": "agent.cli.init:init",
     "check": "agent.cli.check:check",
+    "setup": "agent.cli.setup:setup",
     "run": "agent.cli.run:run",
+    "reload": "agent.cli.run:reload",
     "status": "agent.cli.status:status",
     "append": "agent.cli.facts.append:append",
     "lease": "agent.cli.facts.append:lease",
@@ -100,7 +105,15 @@ def main() -> None:
     if sys.flags.optimize:
         sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
     try:
-        bsfg()
+        bsfg(prog_name="bsfg")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        sys.exit(
+            f"bsfg: the package {package} is not installed: demonstration and Spark are not for a gateway; elsewhere, "
+            f"pip install {' '.join(EXTRAS)} into the Python of this bsfg"
+        )
     except BsfgError as error:
         text = str(error)
         text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"

@@ -2,7 +2,8 @@
 
 It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
 its store, and tries the port of the health page. What is wrong in one section hides nothing of the others. It writes
-nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with.
+nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with; for a file in
+/etc/bsfg that is the unit's `run`: with the rights of its user, and within its sandbox.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import config_option, json_option
+from agent.cli import config_option, json_option, unit
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
-from agent.health.address import OPEN_HINT, is_open_to_others
+from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
+from agent.health.client import noted_port
 from agent.ingest import TagMapError, load_tag_maps
 from agent.ingest.opcua.security.file_check import FileFinding as Finding
 from agent.ingest.opcua.security.file_check import check_source_files
@@ -52,6 +54,7 @@ SIGNER_WARN_DAYS = 60
 def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Read node.toml and the files that it names, and print every problem."""
     tried: list[Tried] = []
+    is_as_node = unit.is_of_unit(config_file) and unit.become_node_user()
     try:
         sections = load_sections(config_file)
     except ConfigError as error:
@@ -61,6 +64,8 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
         found = [finding for each in STATIC_CHECKS for finding in each(sections)]
         problems += [finding.text for finding in found if finding.is_problem]
         notes = [finding.text for finding in found if not finding.is_problem]
+        if unit.is_of_unit(config_file) and not is_as_node:
+            notes.append(f"not checked with the rights of user {unit.USER}, as which the unit runs: run this as root")
         summary = "" if problems else summary_of(sections)
         if connect and sections.settings is not None:
             from agent.cli.source.connections import try_all
@@ -208,10 +213,12 @@ def check_health_port(sections: Sections) -> Iterator[Finding]:
                 tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 tried.bind(address)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and sections.node is not None and _runs(sections.node.store_file):
-            return
+        node = sections.node
+        is_running = error.errno == errno.EADDRINUSE and node is not None and _runs(node.store_file)
+        if is_running and node is not None and noted_port(node.state_dir) in {None, health.listen_port}:
+            return  # it is the node itself
         where = f"health page: cannot listen on {health.listen_host} port {health.listen_port}"
-        hint = "stop the other program, or correct listen_host and listen_port"
+        hint = IN_USE_HINT if error.errno == errno.EADDRINUSE else "correct listen_host and listen_port"
         yield Finding(f"{where}: {error.strerror}; {hint}", is_problem=True)
 
 
@@ -224,6 +231,13 @@ def _runs(store_file: Path) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def check_unit(sections: Sections) -> Iterator[Finding]:
+    """What the unit refuses to a node of /etc/bsfg, beyond what its user may."""
+    if unit.is_of_unit(sections.file):
+        for text in unit.refusals_of(sections):
+            yield Finding(text, is_problem=True)
+
+
 STATIC_CHECKS: tuple[Check, ...] = (
     check_state,
     check_identities,
@@ -231,5 +245,6 @@ STATIC_CHECKS: tuple[Check, ...] = (
     check_tag_files,
     check_certificates,
     check_health_port,
+    check_unit,
 )
 """What `run` asks for at its start, without connecting to anything, in the order of its steps."""

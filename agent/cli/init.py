@@ -6,34 +6,54 @@ default of the settings.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from importlib import resources
 from pathlib import Path
 
 import click
 
-from agent.cli import DEFAULT_CONFIG
+from agent.cli import DEFAULT_CONFIG, unit
 from agent.message import ZONE
 
 TEMPLATE = "node.toml"
 
 
-def node_toml(zone: str) -> str:
-    """The text of a new node.toml for `zone`."""
+def node_toml(zone: str, state_dir: Path | None = None) -> str:
+    """The text of a new node.toml for `zone`; without `state_dir`, its state lies beside it."""
     template = resources.files("agent.cli").joinpath("templates", TEMPLATE).read_text(encoding="utf-8")
+    if state_dir is not None:
+        line = f"state_dir = {json.dumps(str(state_dir), ensure_ascii=False)}"
+        template = re.sub(r"^# state_dir = .*$", lambda _: line, template, flags=re.MULTILINE)
     return re.sub("@zone@", zone, template)
+
+
+def write_node_toml(config_file: Path, text: str) -> None:
+    """Write the file so that the group of its folder may read it: in /etc/bsfg that is the node's."""
+    config_file.parent.mkdir(parents=True, exist_ok=True)
+    config_file.write_text(text, encoding="utf-8")
+    if os.geteuid() == 0 and unit.is_of_unit(config_file):
+        os.chown(config_file, -1, config_file.parent.stat().st_gid)
+        config_file.chmod(0o640)
 
 
 @click.command()
 @click.option("--zone", required=True, help="The zone of this node: 1 to 32 of a-z, 0-9 and -.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path), default=DEFAULT_CONFIG, show_default=True)
+@click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    help="The folder of the store.  [default: /var/lib/bsfg/NAME for /etc/bsfg/NAME.toml, else state beside the file]",
+)
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def init(zone: str, config_file: Path, force: bool) -> None:  # noqa: FBT001 click passes options by name
+def init(zone: str, config_file: Path, state_dir: Path | None, force: bool) -> None:  # noqa: FBT001 click passes options by name
     """Write a commented node.toml that works without changes."""
     if not ZONE.fullmatch(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
     if config_file.exists() and not force:
         raise click.ClickException(f"{config_file} exists; name another file with --config, or give --force")
-    config_file.parent.mkdir(parents=True, exist_ok=True)
-    config_file.write_text(node_toml(zone), encoding="utf-8")
+    if state_dir is None and unit.is_of_unit(config_file):
+        state_dir = unit.state_dir_of(config_file)
+    write_node_toml(config_file, node_toml(zone, state_dir))
     click.echo(f"wrote {config_file}; next: edit it, then `bsfg check --config {config_file}`")

@@ -22,7 +22,7 @@ from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
 from agent.config import BrokerSettings, NodeSettings, PeerSettings, load
 from agent.errors import BsfgError
-from agent.health.client import ask_health
+from agent.health.client import ask_health_of
 
 if TYPE_CHECKING:
     from agent.replication.broker import BrokerTarget, Peer
@@ -159,7 +159,9 @@ def _lines(zone: str, one: local_socket.ComparedStream) -> Iterator[str]:
 def _state(settings: NodeSettings) -> dict[str, str]:
     """The state of each peer in the running node, by zone; empty when no node runs."""
     try:
-        found = ask_health(settings.health.listen_host, settings.health.listen_port)
+        found = ask_health_of(
+            settings.node.state_dir, settings.node.zone, settings.health.listen_host, settings.health.listen_port
+        )
     except BsfgError:
         return {}
     states: dict[str, str] = {}

@@ -1,4 +1,5 @@
-"""`bsfg run`: the node, in the foreground, until SIGTERM or SIGINT.
+"""`bsfg run`: the node, in the foreground, until SIGTERM or SIGINT. `bsfg reload`: node.toml taken over by a node that
+runs.
 
 Logs go to standard error, one JSON object a line when that is not a terminal: a constant event name and its fields.
 Normal operation logs little.
@@ -15,9 +16,13 @@ from pathlib import Path
 
 import click
 
-from agent.cli import config_option
-from agent.config import digest_of, load
+from agent import local_socket
+from agent.cli import config_option, json_option
+from agent.config import ConfigError, ConfigFile, load_sections
 from agent.foreign_text import printable, printable_lines
+
+RELOAD_WAITS_MS = 60_000
+"""Sources that end deliver what they still hold, each for ten seconds at most, all at once; then pulls end."""
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -56,9 +61,33 @@ def set_up_logging() -> None:
 @config_option
 def run(config_file: Path) -> None:
     """Run the node until SIGTERM or SIGINT."""
-    read_digest = digest_of(config_file)  # before it is read, so that no later change is missed
-    settings = load(config_file)
+    file = ConfigFile(config_file)
+    file.load()
     set_up_logging()
     from agent.node import run_node  # the protocol drivers weigh 40 MB; a config error must not wait for them
 
-    asyncio.run(run_node(settings, lambda: digest_of(config_file) != read_digest))
+    asyncio.run(run_node(file))
+
+
+@click.command()
+@config_option
+@json_option
+def reload(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+    """Have the running node read node.toml again, and print what it took over. Exit status 1 when the file is refused."""
+    sections = load_sections(config_file)  # what else is wrong with the file, the node says
+    node = sections.node
+    if node is None:
+        raise ConfigError(config_file, sections.problems)
+    try:
+        answer = asyncio.run(local_socket.ask(node.state_dir, local_socket.Reload(), RELOAD_WAITS_MS))
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise local_socket.LocalError(f"no node runs on {node.state_dir}", "bsfg run, or systemctl start") from error
+    if isinstance(answer, local_socket.Refused):
+        raise local_socket.LocalError(answer.message, answer.hint)
+    assert isinstance(answer, local_socket.Reloaded)
+    if as_json:
+        click.echo(json.dumps({"applied": answer.applied, "needs_restart": answer.needs_restart}))
+        return
+    click.echo(f"reloaded: {', '.join(answer.applied) or 'nothing has changed'}")
+    if answer.needs_restart:
+        click.echo(f"note: not in force until the node is restarted: {', '.join(answer.needs_restart)}")

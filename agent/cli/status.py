@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from agent.cli import config_option, json_option
-from agent.config import load
+from agent.config import ConfigError, load_sections
 from agent.foreign_text import printable
-from agent.health.client import ask_health
+from agent.health.client import ask_health_of
 from agent.health.verdict import duration
 
 
@@ -25,8 +25,11 @@ from agent.health.verdict import duration
 @json_option
 def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
-    settings = load(config_file)
-    found = ask_health(settings.health.listen_host, settings.health.listen_port)
+    sections = load_sections(config_file)  # a node that runs has a status, whatever has become of its file
+    node, health = sections.node, sections.health
+    if node is None or health is None:
+        raise ConfigError(config_file, sections.problems)
+    found = ask_health_of(node.state_dir, node.zone, health.listen_host, health.listen_port)
     click.echo(json.dumps(found) if as_json else text(found))
     sys.exit(1 if found["alert"] else 0)
 

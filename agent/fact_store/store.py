@@ -184,7 +184,7 @@ class FactStore:
             signer=signer,
         )
         damages.start(writer)
-        space = partial(_space, writer, reader, settings, policies, holds)
+        space = partial(_space, writer, reader)
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness, signer)
         if unattended:
@@ -346,6 +346,11 @@ class FactStore:
         """Record an incident of this node that concerns no peer."""
         return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
 
+    def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
+        """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. Appends,
+        and the next look of retention, go by the new ones; an append that already waits keeps its terms."""
+        self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))
+
     def checkpoint(self, date: str) -> Future[None]:
         """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does
         nothing in a store that does not sign."""
@@ -461,11 +466,8 @@ class FactStore:
             begun.set_exception(error)
 
 
-def _space(
-    writer: Writer,
-    reader: StoreReader,
-    settings: StoreSettings,
-    policies: dict[str, StreamSettings],
-    holds: Mapping[str, HoldLimit],
-) -> StoreSpace:
-    return reader.space(settings, policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=holds)
+def _space(writer: Writer, reader: StoreReader) -> StoreSpace:
+    limits = writer.housekeeping
+    return reader.space(
+        limits.settings, writer.policies, catalog=writer.catalog, age_ms=writer.age_ms(), holds=limits.holds
+    )

@@ -1,9 +1,13 @@
-"""Core: who reaches a page at an address, and what to do about it."""
+"""Core: who reaches a page at an address, what to do about it, and where its port is written."""
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+
+PORT_FILE = "health.port"
+"""In the state folder: the port at which the node that runs, or ran last, serves its page."""
+IN_USE_HINT = "set listen_port in [health] to 0, which takes a free port, or to another"
 
 OPEN_HINT = (
     "anyone who reaches this address reads the zones, streams and devices of this node; listen on 127.0.0.1 with a "

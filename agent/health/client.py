@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 from typing import Any
 
 from agent.errors import BsfgError
+from agent.health.address import PORT_FILE
 from agent.message import check_depth
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024  # a hundred times what a node with a thousand consumers says
@@ -20,12 +22,19 @@ class NodeSilent(BsfgError):
     hint = "is it running? `bsfg run --config FILE`, or `systemctl status bsfg@ZONE`"
 
 
+def ask_health_of(state_dir: Path, zone: str, host: str, port: int) -> dict[str, Any]:
+    """As `ask_health`, of the node of `zone`; port 0: the one that it has noted in its state folder."""
+    port = port or noted_port(state_dir) or 0
+    if not port:
+        raise NodeSilent(f"no node has run here, or that of another user: {state_dir / PORT_FILE} cannot be read")
+    found = ask_health(host, port)
+    if found.get("zone") != zone:
+        raise NodeSilent(f"at {host} port {port} the node of zone {found.get('zone')!r} answers, not that of {zone!r}")
+    return found
+
+
 def ask_health(host: str, port: int) -> dict[str, Any]:
     """The body of a node's /healthz, with status 200 or 503. Raises NodeSilent."""
-    if port == 0:
-        silent = NodeSilent("listen_port of [health] is 0: the node listens on a free port that is not known here")
-        silent.hint = "set listen_port and restart the node; its log names the current port (health_page_listening)"
-        raise silent
     connection = http.client.HTTPConnection(host, port, timeout=_HTTP_S_MAX)
     try:
         connection.request("GET", "/healthz")
@@ -39,3 +48,11 @@ def ask_health(host: str, port: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise NodeSilent(f"{host} port {port} answers, but is not a bsfg node")
     return found
+
+
+def noted_port(state_dir: Path) -> int | None:
+    """The port of the node that runs, or ran last, on this state folder; None if that cannot be read."""
+    try:
+        return int((state_dir / PORT_FILE).read_text())
+    except (OSError, ValueError):
+        return None

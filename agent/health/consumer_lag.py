@@ -1,5 +1,5 @@
-"""Core: how far the consumers of a store are behind in time, and which of them catch up, from samples of the last
-minutes.
+"""Core: how far the consumers of a store, and the pulls of a node, are behind in time, and which consumers catch up,
+from samples of the last minutes.
 
 Source times do not give it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
 that were old when they came, and a device's clock may be hours off. What counts is how long a fact has been in this
@@ -31,6 +31,32 @@ class ReadRate:
 
     facts_per_s: float
     seconds_left: float | None
+
+
+class PullLag:
+    """How long facts have been known to be at a peer and not here; while the peer does not answer, also since it last
+    did. Sampled about once a second, so a lag that comes and goes within a second may be missed, and a pull that is
+    never level, because more facts always are on their way, is not late for that."""
+
+    def __init__(self, now_s: float) -> None:
+        self._ends: list[
+            tuple[float, int]
+        ] = []  # ends of the peer's log beyond our position, and when they were learnt
+        self._since_s = now_s
+        self.lag_s_max = 0.0
+
+    def sample(self, now_s: float, position: int, end: int, *, is_connected: bool) -> float:
+        """The lag now: everything up to `position` is here, and the peer's log is known to reach `end`."""
+        self._ends = [one for one in self._ends if one[1] > position]
+        if is_connected:
+            if end > max([position, *(known for _, known in self._ends[-1:])]):
+                self._ends.append((now_s, end))
+            if len(self._ends) > ENDS_MAX:
+                self._ends = self._ends[::2]
+            self._since_s = self._ends[0][0] if self._ends else now_s
+        lag_s = now_s - self._since_s
+        self.lag_s_max = max(self.lag_s_max, lag_s)
+        return lag_s
 
 
 class LagSamples:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 from agent.errors import BsfgError
-from agent.health.address import OPEN_HINT, is_open_to_others
+from agent.health.address import IN_USE_HINT, OPEN_HINT, PORT_FILE, is_open_to_others
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
 from agent.health.snapshot import NodeSnapshot
 
@@ -27,6 +28,16 @@ log = logging.getLogger(__name__)
 
 class HealthPageUnavailable(BsfgError):
     """The page cannot be served where the settings ask for it."""
+
+    hint = IN_USE_HINT
+
+
+def note_port(state_dir: Path, port: int) -> None:
+    """Write the port where commands find it. Failing ends nothing: it is logged, and the log has the port as well."""
+    try:
+        (state_dir / PORT_FILE).write_text(f"{port}\n")
+    except OSError as error:
+        log.warning("health_port_not_noted", extra={"file": str(state_dir / PORT_FILE), "why": str(error)})
 
 
 async def serve(

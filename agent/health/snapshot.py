@@ -222,9 +222,9 @@ class ComparisonStatus:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A stream pulled from another zone. `lag_seconds` is the time since the pull last had everything: an upper bound
-    of the age of the oldest fact that is at the peer and not here. It is 0 if nothing is outstanding, grows while the
-    peer is away, and is None before the first answer."""
+    """A stream pulled from another zone. `lag_seconds` is how long the oldest fact that is not here has been known
+    to be at the peer, to a second. It is 0 if nothing is outstanding for longer, grows while the peer is away, and is
+    None before the first answer."""
 
     zone: Annotated[str, Label("peer")]
     stream: Annotated[str, Label("stream")]
@@ -501,7 +501,11 @@ class NodeSnapshot:
     ] = None
     integrity: IntegrityStatus = IntegrityStatus()
     config_changed: bool = False
-    """node.toml is another than the one the node was started with."""
+    """node.toml is another than the one the node read last."""
+    config_refused: str = ""
+    """Why the node kept its settings when node.toml was reloaded; empty if it took them over."""
+    config_waits: tuple[str, ...] = ()
+    """Settings of node.toml that a restart puts in force."""
 
     def to_json(self) -> dict[str, Any]:
         """The same values as plain objects."""

@@ -35,6 +35,9 @@ class Level(Enum):
 
 
 _ROOM_HINT = "see which consumer is behind (bsfg status); remove one that will not return, or give the store more room"
+SHIFT_HOURS, USED_PERCENT_MIN = 8.0, 5.0
+"""The hours until a store is full count from a twentieth of it on, or when less than a shift is left: a minute into an
+outage, hours of room on an empty disk say nothing but its size."""
 QUOTA_PERCENT = 90
 """Of what a zone may have of artifacts that no fact refers to: a producer that appends its facts stays far below."""
 RANK = {level: rank for rank, level in enumerate(Level)}
@@ -140,9 +143,7 @@ def _judge(limit: str, value: float | None, subject: str, text: str, hint: str) 
 
 def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     fill, requests = snapshot.store_fill_percent, snapshot.requests
-    if snapshot.config_changed:
-        text = "changed since the node started; the change is not in force"
-        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint="bsfg check, then restart the node")
+    yield from _config_reasons(snapshot)
     yield from _judge(
         *("store_fill", fill, "store", "" if fill is None else f"{fill:.0f} % full"),
         _ROOM_HINT,
@@ -161,6 +162,21 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     yield from _judge("append_p99", p99, "store", f"99 % of appends take up to {p99} s", "check the disk and its load")
 
 
+def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
+    """node.toml says something else than what is in force."""
+    if snapshot.config_refused:
+        text = f"was refused when it was reloaded, and the settings before stay: {snapshot.config_refused}"
+        hint = "bsfg check lists every problem; then bsfg reload"
+        yield Reason(Level.BROKEN, alert=False, subject="node.toml", text=" ".join(text.split()), hint=hint)
+    elif snapshot.config_changed:
+        text = "changed since the node read it; the change is not in force"
+        hint = "bsfg check, then systemctl reload bsfg@ZONE, or bsfg reload"
+        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint=hint)
+    if snapshot.config_waits:
+        text = f"not in force until a restart: {', '.join(snapshot.config_waits)}"
+        yield Reason(Level.GOOD, alert=False, subject="node.toml", text=text, hint="restart the node")
+
+
 def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     """The stream that will be full first, of those without a consumer that keeps up."""
     late_s = THRESHOLDS["consumer_age"].warn
@@ -173,6 +189,8 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
         for one in snapshot.streams
         if one.hours_until_full is not None and not keeping_up.get(one.name, False)
     ]
+    used = max([snapshot.store_fill_percent or 0.0, *(one.fill_percent or 0.0 for one in snapshot.streams)])
+    at_risk = [each for each in at_risk if each[0] <= SHIFT_HOURS or used >= USED_PERCENT_MIN]
     if at_risk:
         hours, stream = min(at_risk, key=lambda each: each[0])
         pace = (stream.inflow_bytes_per_s or 0) / 1000

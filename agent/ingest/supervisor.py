@@ -197,6 +197,8 @@ class SourceSupervisor:
         self._source: Source | None = None
         self._delivery: Delivery | None = None
         self._failures = Failures()
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._outage: Outage | None = None  # from a loss to the first value after it
         self._retry = asyncio.Event()
@@ -205,12 +207,28 @@ class SourceSupervisor:
         self._offered = asyncio.Event()
         self._file_problem = self._numbering_problem = ""
 
-    async def run(self, stop: asyncio.Event) -> None:
+    @property
+    def tags(self) -> TagMap:
+        """The tag map in force, or offered."""
+        return self._tags
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Run in `group`; once."""
+        assert self._running is None, "a supervisor runs once"
+        self._running = group.create_task(self.run(), name=f"supervise {self.settings.name}")
+
+    def stop(self) -> asyncio.Task[None]:
+        """Begin to end the source; the task is done when what it held is committed."""
+        assert self._running is not None, "it was started"
+        self._stop.set()
+        return self._running
+
+    async def run(self) -> None:
         """Run the source until `stop`; then deliver what it still holds and wait for the commit."""
         async with asyncio.TaskGroup() as group:
             lives = group.create_task(self._live(), name=f"source {self.settings.name}")
             numbering = group.create_task(self._number_offers(), name=f"tags of {self.settings.name}")
-            await stop.wait()
+            await self._stop.wait()
             self._is_stopping = True
             numbering.cancel()
             lives.cancel()
@@ -470,41 +488,71 @@ class Ingest:
         memory: MemoryPort | None = None,
         find_removed: FindRemoved | None = None,
     ) -> None:
-        self._supervisors = [
-            SourceSupervisor(
-                *(s, tag_maps[s.name], Recorder(s.name, zone, store, refusals, operational_stream), stored, memory)
-            )
-            for s in sources
-        ]
-        self._by_name = {supervisor.settings.name: supervisor for supervisor in self._supervisors}
-        self._watch = TagWatch(sources, tag_maps, self._offer, self._note_file_problems, watch_times)
-        self._stop = asyncio.Event()
-        self._notes = [note for found in tag_maps.values() for note in found.notes]
+        self._recorder_of = partial(
+            Recorder, zone=zone, store=store, refusals=refusals, operational_stream=operational_stream
+        )
+        self._stored, self._memory, self._watch_times = stored, memory, watch_times
         self._find_removed = find_removed
-        self._subjects = frozenset(tag.definition.subject for found in tag_maps.values() for tag in found.tags)
-        self._removal_recorder = Recorder("removed-tags", zone, store, refusals, operational_stream)
+        self._by_name = {s.name: self._supervisor(s, tag_maps[s.name]) for s in sources}
+        self._notes = [note for found in tag_maps.values() for note in found.notes]
+        self._stop = asyncio.Event()
+        self._group: asyncio.TaskGroup | None = None
+        self._beside: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
         for note in self._notes:
             log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
         async with asyncio.TaskGroup() as group:
-            for supervisor in self._supervisors:
-                group.create_task(supervisor.run(self._stop), name=f"supervise {supervisor.settings.name}")
-            beside: list[asyncio.Task[None]] = []
-            if self._supervisors:
-                beside.append(group.create_task(self._watch.run(), name="tag files"))
-            if self._find_removed is not None:
-                removal = record_removed(self._find_removed, self._subjects, self._removal_recorder)
-                beside.append(group.create_task(removal, name="removed tags"))
-            if beside:
-                await self._stop.wait()
-            for task in beside:
+            self._group = group
+            for supervisor in self._by_name.values():
+                supervisor.start(group)
+            self._run_beside(group)
+            await self._stop.wait()
+            for supervisor in self._by_name.values():
+                supervisor.stop()
+            for task in self._beside:
                 task.cancel()
 
     def stop(self) -> None:
         """Ask `run` to end: stop taking, drain, see it committed."""
         self._stop.set()
+
+    async def change(self, sources: Sequence[SourceSettings], tag_maps: Mapping[str, TagMap]) -> None:
+        """Read these sources from now on. One whose settings are the same goes on undisturbed; any other ends, delivers
+        what it still holds, and begins anew if it is among `sources`. `run` runs, and has not been stopped."""
+        assert self._group is not None, "sources are changed while they run"
+        kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
+        ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
+        if ending:
+            await asyncio.wait(ending)
+        before = self._by_name
+        self._by_name = {
+            s.name: before[s.name] if s.name in kept else self._supervisor(s, tag_maps[s.name]) for s in sources
+        }
+        for name, supervisor in self._by_name.items():
+            if name not in kept:
+                supervisor.start(self._group)
+        for task in self._beside:
+            task.cancel()
+        self._run_beside(self._group)
+
+    def _run_beside(self, group: asyncio.TaskGroup) -> None:
+        """Watch the tag files of the sources, and record once which tags are in none of them any more."""
+        self._beside = []
+        supervisors = list(self._by_name.values())
+        maps = {one.settings.name: one.tags for one in supervisors}
+        if supervisors:
+            settings = [one.settings for one in supervisors]
+            watch = TagWatch(settings, maps, self._offer, self._note_file_problems, self._watch_times)
+            self._beside.append(group.create_task(watch.run(), name="tag files"))
+        if self._find_removed is not None:
+            subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
+            removal = record_removed(self._find_removed, subjects, self._recorder_of("removed-tags"))
+            self._beside.append(group.create_task(removal, name="removed tags"))
+
+    def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
+        return SourceSupervisor(settings, tags, self._recorder_of(settings.name), self._stored, self._memory)
 
     def _offer(self, source: str, tags: TagMap) -> None:
         self._by_name[source].offer(tags)
@@ -533,7 +581,7 @@ class Ingest:
         return self._by_name[source]
 
     def statistics(self) -> tuple[SourceStatistics, ...]:
-        return tuple(supervisor.statistics() for supervisor in self._supervisors)
+        return tuple(supervisor.statistics() for supervisor in self._by_name.values())
 
 
 def _text(error: BaseException) -> str:

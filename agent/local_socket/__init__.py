@@ -31,6 +31,8 @@ from agent.local_socket.messages import (
     Refused,
     RegisterConsumer,
     Registered,
+    Reload,
+    Reloaded,
     RemoveConsumer,
     Removed,
     Request,

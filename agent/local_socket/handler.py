@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import pwd
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
@@ -36,6 +38,7 @@ from agent.signing.files import load_identity, read_compromises
 log = logging.getLogger(__name__)
 
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
+Reload = Callable[[], Awaitable[messages.Reloaded]]
 
 
 class Sources(Protocol):
@@ -61,10 +64,23 @@ def open_store(settings: NodeSettings) -> Iterator[FactStore]:
     with private_files():
         try:
             settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = settings.node.state_dir.stat().st_uid
         except OSError as error:
             raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+        if os.geteuid() == 0 != owner:  # the node could not read what root makes there
+            user = _user_name(owner)
+            raise StateFolderUnusable(
+                f"{settings.node.state_dir} is of user {user}; run: runuser -u {user} -- bsfg ..."
+            )
         with _opened(settings) as store:
             yield store
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"#{user_id}"
 
 
 @contextlib.contextmanager
@@ -98,9 +114,16 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
 
 class RequestHandler:
     """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
-    links to peers, and `sources` in one that reads none."""
+    links to peers, `sources` in one that reads none, and `reload` in one that is no node."""
 
-    def __init__(self, store: FactStore, compare: Compare | None = None, sources: Sources | None = None) -> None:
+    def __init__(
+        self,
+        store: FactStore,
+        compare: Compare | None = None,
+        sources: Sources | None = None,
+        reload: Reload | None = None,
+    ) -> None:
+        self._reload = reload
         self._store = store
         self._producers = Producers(store.appends)
         self._compare = compare
@@ -155,6 +178,10 @@ class RequestHandler:
                 if self._compare is None:
                     raise LocalError("this process has no link to a peer", "ask the node")
                 return await self._compare(request)
+            case messages.Reload():
+                if self._reload is None:
+                    raise LocalError("no node runs here, so nothing is reloaded", "start it: bsfg run")
+                return await self._reload()
             case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
                 if self._sources is None:
                     raise LocalError("no node runs here, so no source is read", "start it: bsfg run")

@@ -81,6 +81,10 @@ class RetrySource(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="ope
     source: str
 
 
+class Reload(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation"):
+    """Read node.toml again and take over what can be while the node runs."""
+
+
 class ListSources(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
     """The sources that the node reads, and how they fare."""
 
@@ -212,6 +216,13 @@ class SourceRetried(msgspec.Struct, frozen=True, tag="RetrySource", tag_field="o
     state: str
 
 
+class Reloaded(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation"):
+    """What was taken over (`peer plant-a`, `store.bytes_max`), and what only a restart takes over."""
+
+    applied: list[str]
+    needs_restart: list[str]
+
+
 class SourceEntry(msgspec.Struct, frozen=True):
     """A source. `trouble`: why it is not connected. `tags_problem`: why its tag file, as it stands, is not in force."""
 
@@ -283,6 +294,7 @@ Request = (
     | RemoveConsumer
     | BeginEpoch
     | ComparePeer
+    | Reload
     | RetrySource
     | ListSources
     | ReadSource
@@ -298,6 +310,7 @@ Answer = (
     | Removed
     | EpochBegan
     | Compared
+    | Reloaded
     | SourceRetried
     | SourceEntries
     | SourceRead

@@ -6,12 +6,12 @@ How a stream is compared and repaired is in `agent.replication.pulling.anti_entr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
 from agent import local_socket
-from agent.config import BrokerSettings, NodeSettings
+from agent.config import BrokerSettings, NodeSettings, PeerSettings
 from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.node.trust import TrustFiles, requests_signer
@@ -42,9 +42,9 @@ def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: Hea
     return Access(broker.name, zone, broker.host, broker.port, identity.context, signer)
 
 
-def bandwidths(settings: NodeSettings) -> dict[str, TokenBucket]:
+def bandwidths(peers: Iterable[PeerSettings]) -> dict[str, TokenBucket]:
     """The token bucket of each peer whose bandwidth is limited, by zone. All requests to the peer share it."""
-    limited = [peer for peer in settings.peer if peer.bytes_per_second_max]
+    limited = [peer for peer in peers if peer.bytes_per_second_max]
     return {peer.zone: TokenBucket(peer.bytes_per_second_max) for peer in limited}
 
 
@@ -91,7 +91,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
         link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
         judge = TrustFiles.opened(settings, store).judge
         requester = Requester(link, peer.zone, judge.refuses_answer)
-        known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings), judge)
+        known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings.peer), judge)
         handler = local_socket.RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)

@@ -5,7 +5,8 @@ brokers. At a stop the sources end first (stop reading, drain, wait for the comm
 then the store. A part that ends by itself ends the node, and systemd restarts it; a source may fail alone, because it
 has its own supervisor.
 
-Nothing is decided here: the settings say which parts exist, and the parts decide everything else.
+Nothing is decided here: the settings say which parts exist, `reload_plan` which of them begin anew when the settings
+change, and the parts decide everything else.
 """
 
 from __future__ import annotations
@@ -15,31 +16,27 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from agent import local_socket
-from agent.config import NodeSettings
+from agent.config import ConfigFile, NodeSettings
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
 from agent.node import compare
-from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
-from agent.node.own_proof import OwnProof
+from agent.node.exchange import Exchange, SharedParts
+from agent.node.reload import Reloader
+from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
-from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.node.stored_samples import StoredSamples
 from agent.node.trust import TrustFiles, requests_signer
-from agent.replication.mqtt import Link, Requester
 from agent.replication.pki import IdentityWatcher
-from agent.replication.protocol.pull_events import ReceiverSettings
-from agent.replication.pulling import HeadsWatch, LatestSeed, Puller, PullSettings, ThrottledRequester
-from agent.replication.serving import Server
 from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 
@@ -49,17 +46,20 @@ CHECKPOINT_TRY_S = 3600.0
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
-async def run_node(settings: NodeSettings, is_config_changed: Callable[[], bool] = lambda: False) -> None:
-    """Run until SIGTERM or SIGINT. `is_config_changed` says whether node.toml is another than `settings`. Raises BsfgError when the node cannot start or cannot go on."""
-    stop = asyncio.Event()
+async def run_node(file: ConfigFile) -> None:
+    """Run until SIGTERM or SIGINT; read the file again at SIGHUP. Raises BsfgError when the node cannot start or cannot
+    go on."""
+    settings = file.load()
+    stop, reload_asked = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, reload_asked.set)  # before the store is opened: SIGHUP would end the process
     failed_assertion = _first_assertion(loop)
     tag_maps = load_tag_maps(settings.sources)
     with local_socket.open_store(settings) as store:
         try:
-            await Node(settings, store, tag_maps, is_config_changed).run(stop, failed_assertion)
+            await Node(settings, store, tag_maps, file, reload_asked).run(stop, failed_assertion)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
 
@@ -72,35 +72,20 @@ class Node:
         settings: NodeSettings,
         store: FactStore,
         tag_maps: Mapping[str, TagMap],
-        is_config_changed: Callable[[], bool] = lambda: False,
+        file: ConfigFile | None = None,
+        reload_asked: asyncio.Event | None = None,
     ) -> None:
-        self._settings = settings
         self._store = store
+        self._reloader = Reloader(settings, file, self._carry_out, reload_asked)
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
-        identities = [compare.identity_of(broker, settings.node.zone) for broker in settings.broker]
-        self._identities = IdentityWatcher(identities)
-        signer = requests_signer(settings)
-        self._links = {
-            broker.name: Link(compare.access_of(broker, identity, settings.node.zone, signer), identity=identity)
-            for broker, identity in zip(settings.broker, identities, strict=True)
-        }
         self._telemetry = Telemetry()
-        self._freshness = Freshness()
-        self._heads_watches: list[HeadsWatch] = []
         self._trust = TrustFiles.opened(settings, store)
-        self._judge = self._trust.judge
-        self._servers = [self._server(name, link) for name, link in self._links.items()]
-        self._latest_seeds: list[LatestSeed] = []
-        self._requesters = {
-            peer.zone: Requester(self._links[peer.broker], peer.zone, self._judge.refuses_answer)
-            for peer in settings.peer
-            if peer.pulls
-        }
-        self._bandwidths = compare.bandwidths(settings)
-        self._pullers = list(self._make_pullers())
-        self._comparers = compare.comparers(
-            *(settings, store, self._requesters, self._bandwidths, self._judge, self._telemetry)
+        self._shared = SharedParts(
+            *(store, self._trust.judge, requests_signer(settings)),
+            *(self._telemetry, Freshness(), self._queue_depth),
         )
+        self._exchanges = {broker.name: Exchange(settings, broker, self._shared) for broker in settings.broker}
+        self._identities = [one.identity for one in self._exchanges.values()]
         stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
@@ -109,11 +94,11 @@ class Node:
             find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
-            *(settings, store, self._links, self._servers, self._pullers, self._ingest, self._telemetry),
-            comparers=self._comparers.values(),
-            freshness=self._freshness,
-            is_config_changed=is_config_changed,
+            *(store, self._exchanges, self._ingest, self._telemetry, self._reloader),
+            freshness=self._shared.freshness,
         )
+        self._group: asyncio.TaskGroup | None = None
+        self._readiness: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event, failed_assertion: asyncio.Future[None]) -> None:
         """Run all parts until `stop`, then end them in order. `failed_assertion` fails when an assertion failed outside
@@ -121,45 +106,80 @@ class Node:
 
         Raises an ExceptionGroup with the error of the part that ended by itself.
         """
-        health = self._settings.health
+        settings = self._reloader.settings
+        health, state_dir = settings.health, settings.node.state_dir
         async with asyncio.TaskGroup() as group:
+            self._group = group
             ingest = group.create_task(self._ingest.run(), name="ingest")
             watching = [
                 group.create_task(self._until_the_store_fails(), name="store"),
                 group.create_task(_until(failed_assertion), name="assertions"),
                 group.create_task(self._collector.run(), name="status"),
                 group.create_task(
-                    server.serve(health.listen_host, health.listen_port, self._collector.snapshot), name="health"
+                    server.serve(
+                        *(health.listen_host, health.listen_port, self._collector.snapshot),
+                        ready=partial(server.note_port, state_dir),
+                    ),
+                    name="health",
                 ),
                 group.create_task(notify.watch(self._notifier, self._collector.progress, self._status), name="notify"),
-                group.create_task(self._report_ready(), name="ready"),
                 group.create_task(self._checkpoint_daily(), name="checkpoints"),
                 group.create_task(self._trust.run(), name="trust"),
+                group.create_task(IdentityWatcher(self._identities).run(), name="identities"),
             ]
-            if self._links:
-                watching.append(group.create_task(self._identities.run(), name="identities"))
-            pulling = [group.create_task(puller.run(), name="pull") for puller in self._pullers]
-            pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
-            pulling += [group.create_task(each.run(), name="heads") for each in self._heads_watches]
-            pulling += [group.create_task(each.run(), name="compare") for each in self._comparers.values()]
-            serving = [group.create_task(each.run(), name="serve") for each in self._servers]
-            serving += [group.create_task(link.run(), name=f"link {name}") for name, link in self._links.items()]
-            handler = local_socket.RequestHandler(
-                *(self._store, partial(compare.compare, self._comparers)),
-                sources=self._ingest,
-            )
-            serving.append(group.create_task(local_socket.serve(handler, self._settings.node.state_dir), name="local"))
+            for exchange in self._exchanges.values():
+                exchange.start(group)
+            self._wait_for_readiness(group)
+            handler = local_socket.RequestHandler(self._store, self._compare, self._ingest, self._reload)
+            local = group.create_task(local_socket.serve(handler, state_dir), name="local")
+            reloading = group.create_task(self._reloader.run(), name="reload")
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()
             log.info("node_stopping", extra={"zone": self._store.zone})
             self._notifier.stopping()
+            await _cancelled([reloading])  # no part begins any more
             self._ingest.stop()
             await ingest  # before all else: what the sources have read is committed while the store still runs
-            for tasks in (pulling, serving, watching):
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks) if tasks else None
+            await _ended([exchange.stop() for exchange in self._exchanges.values()])
+            assert self._readiness is not None
+            await _cancelled([local])
+            await _cancelled([self._readiness, *watching])
         log.info("node_stopped", extra={"zone": self._store.zone})
+
+    def _wait_for_readiness(self, group: asyncio.TaskGroup) -> None:
+        """Report ready once; again from the beginning where the brokers to wait for are others now."""
+        if self._readiness is not None:
+            self._readiness.cancel()
+        if not self._notifier.is_ready:
+            self._readiness = group.create_task(self._report_ready(), name="ready")
+
+    async def _reload(self) -> local_socket.Reloaded:
+        plan = await self._reloader.reload()
+        return local_socket.Reloaded(list(plan.applied), list(plan.needs_restart))
+
+    async def _carry_out(self, plan: ReloadPlan, tag_maps: Mapping[str, TagMap]) -> None:
+        """Take over what the plan says. Everything that it does not name goes on undisturbed."""
+        settings, group = plan.settings, self._group
+        assert group is not None, "a node that runs"
+        if plan.has_new_limits:
+            holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+            self._store.set_limits(settings.store.bytes_max, settings.stream, holds)
+        if plan.sources:
+            await self._ingest.change(settings.sources, tag_maps)
+        ending = [self._exchanges.pop(name).stop() for name in plan.exchanges & self._exchanges.keys()]
+        await _ended(ending)
+        for broker in settings.broker:
+            if broker.name in plan.exchanges:
+                self._exchanges[broker.name] = Exchange(settings, broker, self._shared)
+                self._exchanges[broker.name].start(group)
+        self._identities[:] = [one.identity for one in self._exchanges.values()]
+        if plan.exchanges:
+            self._reloader.settings = settings
+            self._wait_for_readiness(group)
+
+    async def _compare(self, request: local_socket.ComparePeer) -> local_socket.Compared:
+        known = {zone: one for each in self._exchanges.values() for zone, one in each.comparers.items()}
+        return await compare.compare(known, request)
 
     async def _checkpoint_daily(self) -> None:
         """Record the day's checkpoint, which the store keeps once for each date."""
@@ -168,57 +188,11 @@ class Node:
                 await asyncio.wrap_future(self._store.checkpoint(datetime.now(UTC).date().isoformat()))
             await asyncio.sleep(CHECKPOINT_TRY_S)
 
-    def _server(self, broker: str, link: Link) -> Server:
-        peers = [peer for peer in self._settings.peer if peer.broker == broker]
-        return Server(
-            link,
-            self._store,
-            {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
-            STORE_ERRORS,
-            REFUSAL_CODES,
-            appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
-            look_up=latest_lookup(
-                self._store.reader, self._queue_depth, partial(peer_latest, self._settings.node.state_dir)
-            ),
-            telemetry=self._telemetry,
-            limits={peer.zone: peer.limits for peer in peers},
-            is_proven=OwnProof(self._store, self._judge),
-            ends_known=self._freshness.newest,
-            refuses_request=self._judge.refuses_request,
-            signer=link.access.signer,
-        )
-
     def _queue_depth(self, stream: str) -> int:
         """Facts of a stream that are known to be at peers and not yet here."""
-        pulls = [pull for each in self._pullers if (pull := each.statistics()).stream == stream]
+        pullers = [puller for each in self._exchanges.values() for puller in each.pullers]
+        pulls = [pull for each in pullers if (pull := each.statistics()).stream == stream]
         return sum(max(0, pull.peer_end_offset - pull.offset) for pull in pulls)
-
-    def _make_pullers(self) -> Iterator[Puller]:
-        zone = self._settings.node.zone
-        for peer in self._settings.peer:
-            if not peer.pulls:
-                continue
-            requester = self._requesters[peer.zone]
-            origins = frozenset({peer.zone, *peer.relays})
-            bandwidth = self._bandwidths.get(peer.zone)
-            for stream in peer.pulls:
-                start = peer.start_of(stream)
-                receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
-                settings = PullSettings(peer.zone, stream, f"{zone}.{stream}", origins, receiver=receiver)
-                puller = Puller(
-                    *(requester, self._store, settings, STORE_ERRORS),
-                    bandwidth=bandwidth,
-                    telemetry=self._telemetry,
-                    judge=self._judge,
-                )
-                within_limit = ThrottledRequester(requester, bandwidth, telemetry=self._telemetry)
-                self._heads_watches.append(
-                    HeadsWatch(within_limit, self._store, stream, origins, self._judge, self._freshness)
-                )
-                if start == "latest" and not has_peer_latest(self._settings.node.state_dir, peer.zone, stream):
-                    save = partial(save_peer_latest, self._settings.node.state_dir)
-                    self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
-                yield puller
 
     async def _until_the_store_fails(self) -> None:
         """Raises when the store has failed at its disk: no part may go on without it."""
@@ -226,9 +200,9 @@ class Node:
 
     async def _report_ready(self) -> None:
         """Ready: the store is open, and every broker that is not optional has been reached."""
-        for broker in self._settings.broker:
-            if not broker.optional:
-                await self._links[broker.name].wait_up()
+        for exchange in list(self._exchanges.values()):
+            if not exchange.broker.optional:
+                await exchange.link.wait_up()
         self._notifier.ready()
         log.info("node_ready", extra={"zone": self._store.zone})
 
@@ -249,6 +223,17 @@ def _first_assertion(loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
 
     loop.set_exception_handler(on_error)
     return failed_assertion
+
+
+async def _cancelled(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel tasks and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await _ended(tasks)
+
+
+async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
+    await asyncio.wait(tasks) if tasks else None
 
 
 async def _until(ended: asyncio.Future[None]) -> None:

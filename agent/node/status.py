@@ -11,14 +11,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from agent.config import NodeSettings
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
-from agent.health.consumer_lag import LagSamples
+from agent.health.consumer_lag import LagSamples, PullLag
 from agent.health.snapshot import (
     BrokerStatus,
     CatchUpStatus,
@@ -42,10 +41,11 @@ from agent.health.snapshot import (
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import certificate_days_left
+from agent.node.exchange import Exchange
+from agent.node.reload import Reloader
 from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
-from agent.replication.pulling import AntiEntropy, Puller, PullStatistics
-from agent.replication.serving import Server
+from agent.replication.pulling import PullStatistics
 from agent.signing.freshness import Freshness, OriginView
 from agent.telemetry import BOUNDS_S, Telemetry
 
@@ -56,14 +56,6 @@ STALL_S = 60.0  # a disk on which a commit takes a minute does not recover by it
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _PullLag:
-    """When a pull last had everything its peer had, and its largest lag so far."""
-
-    level_s: float
-    lag_s_max: float = 0.0
 
 
 @dataclass(slots=True)
@@ -85,28 +77,22 @@ class StatusCollector:
 
     def __init__(
         self,
-        settings: NodeSettings,
         store: FactStore,
-        links: Mapping[str, Link],
-        servers: Sequence[Server],
-        pullers: Sequence[Puller],
+        exchanges: Mapping[str, Exchange],
         ingest: Ingest,
         telemetry: Telemetry,
+        reloader: Reloader,
         clock_s: Callable[[], float] = time.monotonic,
-        comparers: Iterable[AntiEntropy] = (),
         freshness: Freshness | None = None,
-        is_config_changed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._is_config_changed = is_config_changed
-        self._comparers = tuple(comparers)
+        self._reloader = reloader
         self._freshness = freshness or Freshness()
-        self._settings = settings
         self._store = store
-        self._links, self._servers, self._pullers, self._ingest = links, servers, pullers, ingest
+        self._exchanges, self._ingest = exchanges, ingest
         self._telemetry = telemetry
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
-        self._lags: dict[tuple[str, str], _PullLag] = {}
+        self._lags: dict[tuple[str, str], PullLag] = {}
         self._from_disk = _FromDisk()
         self._lag_samples = LagSamples()
         self._unreadable: dict[str, str] = {}  # what could not be read last time, and why
@@ -118,9 +104,11 @@ class StatusCollector:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
                 self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
-            self._from_disk.config_changed = await asyncio.to_thread(self._is_config_changed)
+            self._from_disk.config_changed = await asyncio.to_thread(lambda: self._reloader.is_file_changed)
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
+            for puller in [one for each in self._exchanges.values() for one in each.pullers]:
+                self._sample_pull(puller.statistics())
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
 
@@ -133,7 +121,9 @@ class StatusCollector:
         store, space = self._store, self._from_disk.space
         stream_spaces = {} if space is None else {one.name: one for one in space.streams}
         consumer_spaces = {} if space is None else {one.name: one for one in space.consumers}
-        compared = {(one.peer_zone, one.stream): one for each in self._comparers for one in each.statistics()}
+        exchanges = list(self._exchanges.values())
+        comparers = [one for each in exchanges for one in each.comparers.values()]
+        compared = {(one.peer_zone, one.stream): one for each in comparers for one in each.statistics()}
         damage = store.integrity()
         return NodeSnapshot(
             zone=store.zone,
@@ -143,10 +133,10 @@ class StatusCollector:
             store_fill_percent=_fill_percent(space),
             streams=tuple(_status(StreamStatus, info, stream_spaces.get(info.name)) for info in store.streams()),
             consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
-            brokers=tuple(_broker(name, link) for name, link in self._links.items()),
+            brokers=tuple(_broker(each.broker.name, each.link) for each in exchanges),
             peers=tuple(
                 self._peer(one, compared.get((one.peer_zone, one.stream)))
-                for one in (puller.statistics() for puller in self._pullers)
+                for one in (puller.statistics() for each in exchanges for puller in each.pullers)
             ),
             origins=tuple(OriginStatus(*one) for one in self._origins()),
             sources=tuple(
@@ -170,6 +160,8 @@ class StatusCollector:
             ),
             certificate_days_left=self._from_disk.certificate_days_left,
             config_changed=self._from_disk.config_changed,
+            config_refused=self._reloader.refused,
+            config_waits=self._reloader.needs_restart,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
         )
 
@@ -195,6 +187,12 @@ class StatusCollector:
         frontiers = {one.name: (one.stream, one.frontier) for one in self._store.consumers.all() if one.stream in ends}
         self._lag_samples.sample(self._clock_s(), ends, frontiers)
 
+    def _sample_pull(self, pull: PullStatistics) -> tuple[PullLag, float]:
+        """The lag of a pull: sampled at each refresh, and when it is shown."""
+        now_s = self._clock_s()
+        lag = self._lags.setdefault((pull.peer_zone, pull.stream), PullLag(now_s))
+        return lag, lag.sample(now_s, pull.offset, pull.peer_end_offset, is_connected=_is_connected(pull))
+
     def _age_s(self, consumer: ConsumerState, space: ConsumerSpace | None) -> float | None:
         """How long its oldest unconfirmed fact has waited: since the fact came here, or the consumer, if that was
         later."""
@@ -207,14 +205,8 @@ class StatusCollector:
         return min([*known, since_s] if since_s >= 0 else known) if known else None  # negative: the clock was set back
 
     def _peer(self, pull: PullStatistics, compared: object | None = None) -> PeerStatus:
-        """Lag is the time since this pull last had everything: an upper bound that needs no clock but ours."""
-        now_s = self._clock_s()
-        lag = self._lags.setdefault((pull.peer_zone, pull.stream), _PullLag(now_s))
-        connected = pull.lost_reason is None and pull.last_answer_ms is not None
-        if connected and pull.is_caught_up:
-            lag.level_s = now_s
-        lag_s = now_s - lag.level_s
-        lag.lag_s_max = max(lag.lag_s_max, lag_s)
+        lag, lag_s = self._sample_pull(pull)
+        connected = _is_connected(pull)
         return _status(
             *(PeerStatus, pull, pull.counters),
             zone=pull.peer_zone,
@@ -233,7 +225,7 @@ class StatusCollector:
 
     def _requests(self) -> RequestStatus:
         counted = self._store.statistics()
-        asked = [server.statistics().requests for server in self._servers]
+        asked = [each.server.statistics().requests for each in self._exchanges.values()]
         return _status(
             *(RequestStatus, counted),
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
@@ -243,7 +235,7 @@ class StatusCollector:
 
     def _serving(self) -> ServingStatus:
         """All brokers together."""
-        counted = [server.statistics() for server in self._servers]
+        counted = [each.server.statistics() for each in self._exchanges.values()]
         return ServingStatus(
             requests=_sums(one.requests for one in counted),
             refusals=_sums(one.refusals for one in counted),
@@ -291,13 +283,17 @@ class StatusCollector:
         """Of the certificate in use that ends first; None when none can be used, which the broker's own status
         reports."""
         now = datetime.now(UTC)
-        ends = [link.statistics().identity_ends for link in self._links.values()]
+        ends = [link.statistics().identity_ends for link in [each.link for each in list(self._exchanges.values())]]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
     def _source_days_left(self) -> dict[str, float | None]:
         """By source: how long our certificates last that it uses."""
         now = datetime.now(UTC)
-        return {source.name: certificate_days_left(source, now) for source in self._settings.sources}
+        return {source.name: certificate_days_left(source, now) for source in self._reloader.settings.sources}
+
+
+def _is_connected(pull: PullStatistics) -> bool:
+    return pull.lost_reason is None and pull.last_answer_ms is not None
 
 
 def _status(kind: type[T], *parts: object, **given: object) -> T:

@@ -12,6 +12,7 @@ import pytest
 from agent import local_socket
 from agent.config import load
 from agent.fact_store import FactStore
+from agent.health.server import note_port
 from tests.cli.test_commands import Bsfg
 from tests.support import command
 
@@ -97,11 +98,15 @@ def test_a_port_in_use(bsfg: Bsfg, tmp_path: Path) -> None:
         port = other.getsockname()[1]
         (tmp_path / "node.toml").write_text(NODE.replace("listen_port = 0", f"listen_port = {port}"))
         (found,) = problems(bsfg)
-        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; stop" in found
+        assert f"health page: cannot listen on 127.0.0.1 port {port}: Address already in use; set listen_port" in found
         refused = command.process(tmp_path, "run")
         assert (refused.returncode, f"cannot listen on 127.0.0.1 port {port}" in refused.stderr) == (1, True)
         with FactStore.open(tmp_path / "state" / "facts.db", "plant-a"):
             assert problems(bsfg) == []
+            note_port(tmp_path / "state", port)
+            assert problems(bsfg) == []
+            note_port(tmp_path / "state", port + 1)
+            assert problems(bsfg) == [found], "it runs at another port, so another program has this one"
 
 
 def test_what_a_tag_file_was_read_as_is_a_note(bsfg: Bsfg, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -192,6 +193,20 @@ def test_tail_ends_where_the_stream_ended_when_it_began(
     arguments = ["--config", str(tmp_path / "node.toml"), "--stream", "facts.operational", "--limit", "2"]
     printed = CliRunner().invoke(tail, arguments)
     assert [json.loads(line)["offset"] for line in printed.stdout.splitlines()] == [4, 5]
+
+
+def test_a_command_that_a_gateway_cannot_run(bsfg: Bsfg, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain install has neither the demonstration's packages nor Spark: the message says what to install, and there is
+    no traceback. A module of ours that is missing is our mistake, and has one."""
+    monkeypatch.setitem(sys.modules, "rich", None)
+    done = bsfg("demo")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("bsfg: the package rich is not installed")
+    assert "pip install rich pyspark pyarrow" in done.stderr
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "agent.demo.layout", None)
+    with pytest.raises(ModuleNotFoundError):
+        bsfg("demo")
 
 
 def test_fetch_of_an_unknown_stream_warns(node: Bsfg) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, LagSamples, ReadRate
+from agent.health.consumer_lag import ENDS_MAX, SAMPLES_MAX, LagSamples, PullLag, ReadRate
 
 STREAM = "facts.telemetry"
 
@@ -65,3 +65,39 @@ def test_samples_of_a_removed_consumer_are_dropped() -> None:
     assert lag.rate("idmz") is None
     lag.sample(4, {STREAM: 100}, {"idmz": (STREAM, 0)})
     assert lag.rate("idmz") is None
+
+
+def test_a_pull_that_is_never_level_is_not_late() -> None:
+    """Whenever one looks, facts are on their way, but what was known at the last look has come: no lag, although the
+    pull was never seen to have everything."""
+    lag = PullLag(0.0)
+    seen = [lag.sample(float(s), 10_000 * s, 10_000 * s + 500, is_connected=True) for s in range(1, 300)]
+    assert (max(seen), lag.lag_s_max) == (0.0, 0.0)
+
+
+def test_a_pull_that_falls_behind_is_late_since_then() -> None:
+    """From when the first fact that is not here was known, however far the peer's log has grown since; over once that
+    has come."""
+    lag = PullLag(0.0)
+    assert [lag.sample(float(s), 100, 100 + s, is_connected=True) for s in (0, 1, 2, 7)] == [0.0, 0.0, 1.0, 6.0]
+    assert lag.sample(8.0, 102, 120, is_connected=True) == 1.0, "up to 107 was learnt at second 7"
+    assert lag.sample(9.0, 120, 120, is_connected=True) == 0.0
+    assert lag.lag_s_max == 6.0
+
+
+def test_a_pull_without_its_peer_is_late_since_the_last_answer() -> None:
+    """What the peer has meanwhile is not known; the end that was known before does not make the pull level."""
+    lag = PullLag(0.0)
+    assert lag.sample(5.0, 100, 100, is_connected=True) == 0.0
+    assert [lag.sample(s, 100, 100, is_connected=False) for s in (6.0, 65.0)] == [1.0, 60.0]
+    assert lag.sample(66.0, 100, 300, is_connected=True) == 0.0
+    assert lag.sample(70.0, 100, 300, is_connected=True) == 4.0
+
+
+def test_the_ends_of_a_long_backlog_are_bounded() -> None:
+    """A day behind, with a peer that goes on recording: the memory stays small, and the lag right."""
+    lag = PullLag(0.0)
+    for second in range(86_400):
+        lag.sample(float(second), 0, second + 1, is_connected=True)
+    assert len(lag._ends) <= ENDS_MAX + 1
+    assert lag.sample(86_400.0, 0, 90_000, is_connected=True) == 86_400.0

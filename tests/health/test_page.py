@@ -9,14 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agent.errors import BsfgError
 from agent.health import server
-from agent.health.client import NodeSilent, ask_health
+from agent.health.client import NodeSilent, ask_health, ask_health_of
 from agent.health.page import END_OF_REQUEST, REQUEST_BYTES_MAX, answer
-from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, serve
+from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, HealthPageUnavailable, note_port, serve
 from agent.health.snapshot import NodeSnapshot
 
 HOST = "127.0.0.1"
@@ -101,9 +102,18 @@ def test_a_command_asks_the_page(healthy: NodeSnapshot) -> None:
         assert ask_health(HOST, port)["summary"] == "full: store: 90 % full"
     with pytest.raises(NodeSilent, match=f"{HOST} port {port}"):
         ask_health(HOST, port)
-    with pytest.raises(NodeSilent, match="listen_port") as raised:
-        ask_health(HOST, 0)
-    assert "set listen_port" in raised.value.hint
+
+
+def test_a_command_finds_the_port_of_its_own_node(healthy: NodeSnapshot, tmp_path: Path) -> None:
+    """With port 0 the node has noted its port in its state folder. The node of another zone, which may have got that
+    port since, is not taken for it; where no node ran, the message names the file."""
+    with pytest.raises(NodeSilent, match=r"no node has run here.*health\.port"):
+        ask_health_of(tmp_path, "idmz", HOST, 0)
+    with serving(lambda: healthy) as port:
+        note_port(tmp_path, port)
+        assert ask_health_of(tmp_path, "idmz", HOST, 0)["zone"] == "idmz"
+        with pytest.raises(NodeSilent, match="the node of zone 'idmz' answers, not that of 'plant-a'"):
+            ask_health_of(tmp_path, "plant-a", HOST, 0)
 
 
 def test_only_get_and_only_these_paths(healthy: NodeSnapshot) -> None:

@@ -152,20 +152,26 @@ def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: floa
 
 
 @pytest.mark.parametrize(
-    "hours, age_s, expected",
+    "hours, age_s, used, expected",
     [
-        (200.0, 90.0, None),
-        (50.0, 90.0, (Level.FULL, False)),
-        (5.0, 90.0, (Level.FULL, True)),
-        (5.0, 30.0, None),
-        (None, 90.0, None),
+        (200.0, 90.0, 10.0, None),
+        (50.0, 90.0, 10.0, (Level.FULL, False)),
+        (50.0, 90.0, 4.0, None),
+        (23.0, 90.0, 0.1, None),
+        (23.0, 90.0, 5.0, (Level.FULL, True)),
+        (7.0, 90.0, 0.1, (Level.FULL, True)),
+        (7.0, 30.0, 10.0, None),
+        (None, 90.0, 10.0, None),
     ],
 )
 def test_hours_until_full(
-    healthy: NodeSnapshot, hours: float | None, age_s: float, expected: tuple[Level, bool] | None
+    healthy: NodeSnapshot, hours: float | None, age_s: float, used: float, expected: tuple[Level, bool] | None
 ) -> None:
-    """A reason only while a consumer is behind: a small store that is read in time is in no danger."""
-    filling = spoilt(healthy, "streams", hours_until_full=hours, inflow_bytes_per_s=12_000.0)
+    """A reason only while a consumer is behind: a small store that is read in time is in no danger. On a store of which
+    next to nothing is used, only the last shift counts: "full in 23 h" a minute into an outage made people look at an
+    empty disk."""
+    filling = spoilt(replace(healthy, store_fill_percent=used), "streams", hours_until_full=hours)
+    filling = spoilt(filling, "streams", inflow_bytes_per_s=12_000.0)
     behind = spoilt(filling, "consumers", behind_facts=5, oldest_unconfirmed_age_s=age_s)
     found = [(reason.level, reason.alert) for reason in assess(behind).reasons if reason.subject == "store"]
     assert found == ([expected] if expected else [])

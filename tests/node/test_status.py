@@ -2,14 +2,16 @@
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from agent import local_socket
-from agent.config import IdentitySettings, NodeSettings, digest_of
+from agent.config import ConfigFile, IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
@@ -18,7 +20,10 @@ from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, 
 from agent.health.verdict import assess
 from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
+from agent.node.exchange import Exchange
+from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
+from agent.replication.mqtt.link import LinkStatistics
 from agent.replication.protocol.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
@@ -31,11 +36,15 @@ STREAM = "facts.operational"
 
 
 def collector_of(
-    store: FactStore, folder: Path, is_config_changed: Callable[[], bool] = lambda: False
+    store: FactStore, folder: Path, file: ConfigFile | None = None, clock_s: Callable[[], float] = time.monotonic
 ) -> StatusCollector:
     """The collector of a node without peers and sources."""
     settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
-    return StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), is_config_changed=is_config_changed)
+    return StatusCollector(store, {}, ingest, Telemetry(), Reloader(settings, file, not_carried_out), clock_s)
+
+
+async def not_carried_out(*_: object) -> None:
+    """Nothing is reloaded here."""
 
 
 def with_a_consumer_behind(folder: Path) -> FactStore:
@@ -67,9 +76,7 @@ def test_the_read_rate_of_a_consumer(tmp_path: Path) -> None:
     """From one refresh to the next, by the node's clock."""
     now_s = 100.0
     with with_a_consumer_behind(tmp_path) as store:
-        settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
-        ingest = Ingest("plant-a", (), {}, store.appends, ())
-        collector = StatusCollector(settings, store, {}, (), (), ingest, Telemetry(), clock_s=lambda: now_s)
+        collector = collector_of(store, tmp_path, clock_s=lambda: now_s)
         collector._sample_consumers()
         messages = [
             Message(Envelope(f"m{n}", "plant-a", "*", 1), Fact("batch:B-1", "done", b"1")) for n in range(2, 12)
@@ -252,11 +259,19 @@ class Counted:
         return self._counted
 
 
+def serving_only(server: Counted) -> Exchange:
+    """An exchange of which only the server is asked here."""
+    exchange = Mock(server=server, comparers={}, pullers=[])
+    exchange.broker.name, exchange.link.statistics.return_value = "site", LinkStatistics(False, 0, 0, 0, None)
+    return exchange
+
+
 def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None:
     """Fetches, facts and refusals of a node with two brokers are sums; other requests are not fetches."""
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
-        collector._servers = (Counted(5, FetchFacts=3, GetBounds=7), Counted(2, FetchFacts=4))  # type: ignore[assignment]
+        counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
+        collector._exchanges = {name: serving_only(one) for name, one in counted.items()}
         snapshot = collector.snapshot()
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
@@ -273,9 +288,10 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
     as it was."""
     file = tmp_path / "node.toml"
     file.write_text('[node]\nzone = "plant-a"\n')
-    read = digest_of(file)
+    config = ConfigFile(file)
+    config.load()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        collector = collector_of(store, tmp_path, lambda: digest_of(file) != read)
+        collector = collector_of(store, tmp_path, config)
 
         async def reasons() -> list[tuple[str, bool]]:
             refreshing = asyncio.create_task(collector.run())

@@ -35,7 +35,7 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
         PeerSettings("plant-c", "site", pulls=(TELEMETRY,)),
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        (server,) = made(tmp_path, store, *peers)._servers
+        server = made(tmp_path, store, *peers)._exchanges["site"].server
         exports = dict(server._context.exports)
         assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
         assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
@@ -48,7 +48,10 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
         PeerSettings("relay", "site", pulls=(TELEMETRY,), relays=("plant-b",)),
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        pulls = {pull._settings.peer_zone: pull._settings for pull in made(tmp_path, store, *peers)._pullers}
+        pulls = {
+            pull._settings.peer_zone: pull._settings
+            for pull in made(tmp_path, store, *peers)._exchanges["site"].pullers
+        }
         assert {zone: one.origins for zone, one in pulls.items()} == {
             "plant-a": frozenset({"plant-a"}),
             "relay": frozenset({"relay", "plant-b"}),
@@ -71,7 +74,8 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
     async def scenario(store: FactStore) -> None:
         node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
-        node._links = {name: Reached(name) for name in node._links}  # type: ignore[misc]
+        for name, exchange in node._exchanges.items():
+            exchange.link = Reached(name)  # type: ignore[assignment]
         node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
         await node._report_ready()
 

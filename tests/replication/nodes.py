@@ -173,7 +173,7 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:
                 async with asyncio.timeout(20):
-                    await node._links["site"].wait_up()
+                    await node._exchanges["site"].link.wait_up()
                 yield file
             finally:
                 stop.set()

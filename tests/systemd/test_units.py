@@ -176,6 +176,13 @@ def test_every_service_has_a_score() -> None:
     assert {path.name for path in SYSTEMD.glob("*.service")} == scored
 
 
+def test_the_nodes_reload_has_a_result() -> None:
+    """It runs the command that waits for the outcome, on the file with which the node was started; a bare SIGHUP would
+    return before the file is read."""
+    service = settings(SYSTEMD / "bsfg@.service")["Service"]
+    assert service["ExecReload"] == service["ExecStart"].replace(" run ", " reload ")
+
+
 def test_the_brokers_reload_is_guarded() -> None:
     """Unit, daily check and watched folder speak of the same configuration, and nothing sends SIGHUP unlooked."""
     service = settings(SYSTEMD / "bsfg-broker@.service")["Service"]

@@ -70,10 +70,10 @@ class Housekeeping:
         holds: Mapping[str, HoldLimit],
     ) -> None:
         self._path = path
-        self._holds = holds
+        self.holds = holds
         self._connection = connection
         self._execute = connection.execute
-        self._settings = settings
+        self.settings = settings
         self._policy = policy
         self.age_ms = age_ms
         self._reclaimer = Reclaimer(connection)
@@ -139,7 +139,7 @@ class Housekeeping:
         """An append that reuses free pages still needs room in the WAL. The last bytes of the disk, such as the
         ballast's, are reserved for transactions that make room."""
         return self.space.disk_free is not None and self.space.disk_free < min(
-            WAL_BYTES, self._settings.disk_free_bytes_min
+            WAL_BYTES, self.settings.disk_free_bytes_min
         )
 
     def _limits(self, stream: StreamState) -> list[Limit]:
@@ -148,7 +148,7 @@ class Housekeeping:
         pending = self._reclaimer.pending_bytes
         used = max(0, self.space.store_used - pending)
         space = Space(used, self.space.disk_free, self.space.store_free + pending)
-        settings = self._settings
+        settings = self.settings
         return limits(
             held, self._policy(stream.name).bytes_max, space, settings.bytes_max, settings.disk_free_bytes_min
         )
@@ -159,7 +159,7 @@ class Housekeeping:
         """The writer starts. The ballast is made now, because a store that is busy until its disk is full has no idle
         moment."""
         self._measure()
-        self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
+        self._ballast.make(self.space.disk_free, self.settings.disk_free_bytes_min)
         self.alarm_ns = now_ns + LOOK_EVERY_NS
 
     def is_due(self, now_ns: int) -> bool:
@@ -184,7 +184,7 @@ class Housekeeping:
         rows_max = ROWS_WHEN_IDLE if is_idle else ROWS_WITH_COMMIT + 2 * transaction.batches_added
         left = self._reclaimer.delete(transaction, rows_max)
         if is_idle and not left:
-            self._ballast.make(self.space.disk_free, self._settings.disk_free_bytes_min)
+            self._ballast.make(self.space.disk_free, self.settings.disk_free_bytes_min)
             left = self._has_free_pages
             if left:
                 self._reclaimer.vacuum()
@@ -206,7 +206,7 @@ class Housekeeping:
             return
         self._measured_ns = now_ns
         self._measure()
-        shared = limits(0, 0, self.space, self._settings.bytes_max, self._settings.disk_free_bytes_min)
+        shared = limits(0, 0, self.space, self.settings.bytes_max, self.settings.disk_free_bytes_min)
         self._is_little_left = self._has_no_room_for_wal() or any(
             limit.is_near or limit.limit - limit.used < LITTLE_BYTES for limit in shared
         )
@@ -339,7 +339,7 @@ class Housekeeping:
         if not frontiers:
             return 0
         lowest = dict(frontiers)
-        for zone in frontiers.keys() & self._holds.keys():
+        for zone in frontiers.keys() & self.holds.keys():
             lowest[zone] = max(lowest[zone], self._forfeited_by(catalog, stream, zone, before))
         if full is not None:
             zones = {zone: self._backlog(stream, frontier) for zone, frontier in lowest.items()}
@@ -351,7 +351,7 @@ class Housekeeping:
 
     def _forfeited_by(self, catalog: Catalog, stream: StreamState, zone: str, before: Callable[[float], int]) -> int:
         """The offset up to which a zone has held back the stream for too long, or too much of it."""
-        limit, until = self._holds[zone], 0
+        limit, until = self.holds[zone], 0
         frontier = self._frontiers_of_zones(catalog, stream.name)[zone]
         hold_ms = limit.hours_max * HOUR_MS
         if hold_ms and before(hold_ms + hold_ms / TTL_PIECES) > max(frontier, stream.released_offset):

@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ class Writer:
         self.catalog = catalog
         self._signer = signer
         self._index = index
-        self._policies = dict(policies)
+        self.policies = dict(policies)
         self.failure: StoreError | None = None
         self.ended: Future[None] = Future()
         self.meter = Meter()
@@ -181,10 +182,20 @@ class Writer:
 
     def policy(self, stream: str) -> StreamSettings:
         """What is promised of a stream's facts."""
-        found = self._policies.get(stream)
+        policies = self.policies
+        found = policies.get(stream)
         if found is None:
-            found = self._policies[stream] = StreamSettings(stream)
+            found = policies[stream] = StreamSettings(stream)
         return found
+
+    def set_limits(
+        self, bytes_max: int, policies: Mapping[str, StreamSettings], holds: Mapping[str, HoldLimit]
+    ) -> None:
+        """Replace what is configured of the file, streams and zones. Each is one reference, so that the thread sees the
+        old or the new value of it."""
+        self.policies = dict(policies)
+        self.housekeeping.settings = replace(self.housekeeping.settings, bytes_max=bytes_max)
+        self.housekeeping.holds = holds
 
     def age_ms(self) -> int:
         """The store's own clock: milliseconds for which it has been open."""

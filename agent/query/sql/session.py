@@ -55,7 +55,7 @@ class SqlSession:
         except ImportError as error:
             raise ExtraMissing(
                 "SQL needs the package apsw, which is not installed",
-                "pip install 'bsfg-agent[sql]', or use bsfg store export and any SQLite program",
+                "pip install apsw, or use bsfg store export and any SQLite program",
             ) from error
         self.scanner = Scanner(reader)
         self._reader = reader

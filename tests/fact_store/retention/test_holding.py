@@ -106,6 +106,15 @@ def test_a_zone_that_never_confirms_loses_and_no_other_does(tmp_path: Path) -> N
         assert incident.detail.endswith("its zone held back more than it may; not confirmed by: evil.t")
 
 
+def test_a_limit_that_is_set_while_the_store_runs(tmp_path: Path) -> None:
+    """A zone that held back without limit forfeits what is beyond one that it gets later."""
+    with store_of(tmp_path, {}, keep_hours=0) as store:
+        done(store.consumers.confirm("idmz.t", fill(store, 30)))
+        assert first_offset(store) == 1
+        store.set_limits(0, [StreamSettings(TELEMETRY, keep_hours=0)], {"evil": HoldLimit(bytes_max=2_000)})
+        wait_until(lambda: first_offset(store) > 1, "the release")
+
+
 def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
     """Of two streams the one with the larger backlog loses, the other keeps all."""
     with store_of(tmp_path, {"evil": HoldLimit(bytes_max=2_000)}, keep_hours=0) as store:

@@ -210,6 +210,24 @@ def test_a_full_stream_refuses_and_recovers(tmp_path: Path) -> None:
         assert notices(store) == []
 
 
+def test_limits_are_replaced_while_the_store_runs(tmp_path: Path) -> None:
+    """A stream that refused takes facts again when its limit is raised, and drops its oldest when it may; the forecast
+    goes by the new limits, and so does the limit of the whole file."""
+    with store_of(tmp_path, bytes_max=1024 * 1024) as store:
+        rows_ = [Sample(1, n, os.urandom(30_000)) for n in range(8)]
+        while store.appends.append_samples(TELEMETRY, rows_).exception() is None:
+            pass
+        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=2 * 1024 * 1024)], {})
+        assert store.space().streams[0].bytes_max == 2 * 1024 * 1024
+        end = done(store.appends.append_samples(TELEMETRY, rows_)).last_offset
+        store.set_limits(0, [StreamSettings(TELEMETRY, bytes_max=1024 * 1024, on_full="drop_oldest")], {})
+        assert done(store.appends.append_samples(TELEMETRY, rows_)).first_offset == end + 1
+        wait_until(lambda: first_offset(store) > 1, "the oldest to go")
+        store.set_limits(8 * 1024 * 1024, [], {})
+        assert store.space().bytes_max == 8 * 1024 * 1024
+        assert store.policy(TELEMETRY) == StreamSettings(TELEMETRY)
+
+
 def test_a_full_stream_that_may_drop_drops_the_oldest(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With on_full = drop_oldest all appends are stored; the loss is recorded piece by piece without gap or overlap,
     and the stream stays about at its limit. The log reports the first loss once."""

@@ -90,12 +90,12 @@ def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
         brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
         settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
         with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-            node = Node(settings, store, {})
-            shared = node._bandwidths["plant-a"]
-            assert [puller._bandwidth for puller in node._pullers] == [shared, shared, None]
-            compared = node._comparers["plant-a"]._requester
+            exchange = Node(settings, store, {})._exchanges["site"]
+            shared = exchange.bandwidths["plant-a"]
+            assert [puller._bandwidth for puller in exchange.pullers] == [shared, shared, None]
+            compared = exchange.comparers["plant-a"]._requester
             assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
-            assert node._comparers["plant-b"]._requester._bandwidth is None
-        assert compare.bandwidths(settings)["plant-a"].bytes_per_second_max == RATE
+            assert exchange.comparers["plant-b"]._requester._bandwidth is None
+        assert compare.bandwidths(PEERS)["plant-a"].bytes_per_second_max == RATE
 
     asyncio.run(scenario())

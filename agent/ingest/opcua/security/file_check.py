@@ -31,7 +31,7 @@ class FileFinding:
 
 def check_source_files(sources: Iterable[SourceSettings], now: datetime) -> list[FileFinding]:
     """What is wrong, or will be soon, with the certificates, keys and trust folders of these sources; each once."""
-    found = [finding for source in sources if _is_secured(source) for finding in _findings(source, now)]
+    found = [finding for source in sources if _is_secured(source) for finding in _findings_of(source, now)]
     return list(dict.fromkeys(found))
 
 
@@ -49,6 +49,15 @@ def certificate_days_left(source: SourceSettings, now: datetime) -> float | None
 
 def _is_secured(source: SourceSettings) -> TypeGuard[OpcuaSourceSettings]:
     return not isinstance(source, ModbusSourceSettings) and source.security_policy != "None"
+
+
+def _findings_of(source: OpcuaSourceSettings, now: datetime) -> list[FileFinding]:
+    """As `_findings`; a folder that this user may not enter is a finding, too."""
+    try:
+        return list(_findings(source, now))
+    except OSError as error:
+        hint = "let the node's user enter its folder, and read it"
+        return [FileFinding(f"{error.filename}: {error.strerror}; {hint}", is_problem=True)]
 
 
 def _findings(source: OpcuaSourceSettings, now: datetime) -> Iterator[FileFinding]:

@@ -1,5 +1,9 @@
 """What `bsfg check` and a node's health know of certificates before a source connects."""
 
+import os
+import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -87,3 +91,17 @@ def test_each_file_that_cannot_be_used_is_named(source: OpcuaSourceSettings, tmp
     ]
     source.private_key_file.chmod(0o644)
     assert "may be read by everybody" in texts(source)[0][1]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up its rights")
+def test_a_folder_that_may_not_be_entered(source: OpcuaSourceSettings, tmp_path: Path) -> None:
+    """Looking whether a certificate exists in a folder of another user is refused by the system: that is a finding."""
+    tmp_path.chmod(0o700)
+    program = (
+        "import os, sys, pickle; from datetime import UTC, datetime\n"
+        "from agent.ingest.opcua.security.file_check import check_source_files\n"
+        "source = pickle.load(sys.stdin.buffer); os.setuid(65534)\n"
+        "print(check_source_files([source], datetime.now(UTC))[0].text)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], input=pickle.dumps(source), capture_output=True, check=True)
+    assert done.stdout.decode().startswith(f"{source.certificate_file}: Permission denied; let the node's user")

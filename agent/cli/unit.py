@@ -1,0 +1,114 @@
+"""What the shipped unit (systemd/bsfg@.service) lets a node do, for the commands that prepare or check one.
+
+A node.toml directly in /etc/bsfg is that of a unit: bsfg@NAME reads /etc/bsfg/NAME.toml, runs as user bsfg and writes to
+/var/lib/bsfg/NAME, and to nothing else. A test holds these values equal to the unit.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agent.config import Sections
+from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+
+CONFIG_FOLDER = Path("/etc/bsfg")
+STATE_FOLDER = Path("/var/lib/bsfg")
+USER = "bsfg"
+DROP_INS = ("/etc/systemd/system/bsfg@.service.d", "/etc/systemd/system/bsfg@{}.service.d")
+HIDDEN = (Path("/home"), Path("/root"), Path("/run/user"), Path("/tmp"), Path("/var/tmp"))  # noqa: S108 named, not used
+
+
+def is_of_unit(config_file: Path) -> bool:
+    """Whether this is the file of a node that systemd runs."""
+    return config_file.absolute().parent == CONFIG_FOLDER
+
+
+def state_dir_of(config_file: Path) -> Path:
+    """The only folder that the unit of this file may write."""
+    return STATE_FOLDER / config_file.stem
+
+
+def become_node_user() -> bool:
+    """Give up root for the node's user, for good, so that everything is seen with its rights. False without such a
+    user, or where this process is not root."""
+    if os.geteuid() != 0:
+        return False
+    try:
+        user = pwd.getpwnam(USER)
+    except KeyError:
+        return False
+    os.initgroups(USER, user.pw_gid)
+    os.setgid(user.pw_gid)
+    os.setuid(user.pw_uid)
+    return True
+
+
+def refusals_of(sections: Sections) -> Iterator[str]:
+    """What the unit of this file would refuse to the node although file modes allow it, each with what to do."""
+    state_dir, stem = state_dir_of(sections.file), sections.file.stem
+    node = sections.node
+    if node is not None and not node.state_dir.is_relative_to(state_dir):
+        why = f"bsfg@{stem} may write only in {state_dir}"
+        yield f'state_dir: {node.state_dir} is read-only for the node: {why}; set state_dir = "{state_dir}"'
+    for name, file in _files(sections):
+        if any(file.is_relative_to(folder) for folder in HIDDEN):
+            yield f"{name}: {file} is hidden from bsfg@{stem}; move it to {CONFIG_FOLDER}"
+    for name, made in _made_at_first_use(sections):
+        if not made.is_relative_to(state_dir) and not os.access(made, os.F_OK):
+            hint = f"remove the line (it is then made in {state_dir}), or make it with bsfg opcua certificate"
+            yield f"{name}: {made} does not exist, and the node cannot make it there; {hint}"
+    drop_ins = _drop_ins(stem)
+    for source in sections.sources:
+        yield from _of_device(source, stem, drop_ins)
+
+
+def _of_device(source: SourceSettings, stem: str, drop_ins: str) -> Iterator[str]:
+    """A serial port, or an address outside of private networks, that no drop-in opens."""
+    if isinstance(source, ModbusSourceSettings) and source.transport == "rtu":
+        if "DeviceAllow=" not in drop_ins:
+            hint = f"put serial.conf with this port into {DROP_INS[1].format(stem)}"
+            yield f"{source.name}: serial_port: bsfg@{stem} sees no device; {hint}"
+        return
+    host = source.host if isinstance(source, ModbusSourceSettings) else urlsplit(source.url).hostname or ""
+    try:
+        is_public = ipaddress.ip_address(host).is_global
+    except ValueError:  # a name
+        return
+    if is_public and "IPAddressAllow=" not in drop_ins:
+        hint = f"put conduit.conf with this address into {DROP_INS[1].format(stem)}"
+        yield f"{source.name}: bsfg@{stem} reaches private networks only, not {host}; {hint}"
+
+
+def _made_at_first_use(sections: Sections) -> Iterator[tuple[str, Path]]:
+    """The files that the node makes where they do not exist."""
+    for source in sections.opcua:
+        for name in ("certificate_file", "private_key_file"):
+            if source.security_policy != "None" and (file := getattr(source, name)) is not None:
+                yield f"{source.name}: {name}", file
+
+
+def _files(sections: Sections) -> Iterator[tuple[str, Path]]:
+    """Every file that the node reads, with what names it."""
+    for broker in sections.broker:
+        for name in ("ca_file", "cert_file", "key_file"):
+            yield f"broker {broker.name}: {name}", getattr(broker, name)
+    for source in sections.sources:
+        yield f"{source.name}: tags_file", source.tags_file
+        if isinstance(source, OpcuaSourceSettings):
+            for name in ("server_certificate_file", "password_file", "user_certificate_file", "trust_folder"):
+                if (file := getattr(source, name)) is not None:
+                    yield f"{source.name}: {name}", file
+    if sections.signing is not None and sections.signing.key_file is not None:
+        yield "signing: key_file", sections.signing.key_file
+
+
+def _drop_ins(stem: str) -> str:
+    """The lines of this node's drop-ins, comments left out."""
+    found = [path for folder in DROP_INS for path in sorted(Path(folder.format(stem)).glob("*.conf"))]
+    lines = [line for path in found for line in path.read_text("utf-8", "replace").splitlines()]
+    return "\n".join(line for line in lines if not line.lstrip().startswith(("#", ";")))

@@ -1,0 +1,108 @@
+"""Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
+
+`reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and the
+reason goes to the log, to the status, and to whoever asked. The same holds for tag files and for the certificates of a
+broker that would begin anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from agent.config import ConfigFile, NodeSettings
+from agent.errors import BsfgError
+from agent.ingest import TagMap, load_tag_maps
+from agent.node.reload_plan import ReloadPlan, plan_reload
+from agent.replication.pki import check_identity
+
+log = logging.getLogger(__name__)
+
+
+class ReloadRefused(BsfgError):
+    """The file, or a file that it names, cannot be used; the node goes on with the settings before."""
+
+    hint = "the settings before stay in force; bsfg check lists every problem"
+
+
+CarryOut = Callable[[ReloadPlan, Mapping[str, TagMap]], Awaitable[None]]
+
+
+class Reloader:
+    """The settings in force, and what became of the last change of the file."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        file: ConfigFile | None,
+        carry_out: CarryOut,
+        is_asked: asyncio.Event | None = None,
+    ) -> None:
+        self.settings = settings
+        self.needs_restart: tuple[str, ...] = ()
+        self.refused = ""
+        self._file = file
+        self._carry_out = carry_out
+        self._is_asked = is_asked or asyncio.Event()  # set by SIGHUP
+        self._waiting: list[asyncio.Future[ReloadPlan]] = []  # bounded by the places of the local socket
+
+    @property
+    def is_file_changed(self) -> bool:
+        """Whether the file holds something that was not taken over. Reads the file."""
+        return self._file is not None and self._file.is_changed()
+
+    async def reload(self) -> ReloadPlan:
+        """Reload, and return what was carried out. Raises ReloadRefused."""
+        outcome: asyncio.Future[ReloadPlan] = asyncio.get_running_loop().create_future()
+        self._waiting.append(outcome)
+        self._is_asked.set()
+        return await outcome
+
+    async def run(self) -> None:
+        """Reload whenever asked, until cancelled."""
+        while True:
+            await self._is_asked.wait()
+            self._is_asked.clear()
+            waiting, self._waiting = self._waiting, []
+            try:
+                plan, tag_maps = await self._planned()
+            except BsfgError as error:
+                self._refuse(ReloadRefused(str(error)), waiting)
+                continue
+            await self._carry_out(plan, tag_maps)
+            self.settings, self.needs_restart, self.refused = plan.settings, plan.needs_restart, ""
+            log.info("reloaded", extra={"applied": list(plan.applied), "needs_restart": list(plan.needs_restart)})
+            for outcome in waiting:
+                if not outcome.done():
+                    outcome.set_result(plan)
+
+    def _refuse(self, error: ReloadRefused, waiting: list[asyncio.Future[ReloadPlan]]) -> None:
+        self.refused = str(error)
+        log.error("reload_refused", extra={"why": str(error), "hint": error.hint})
+        for outcome in waiting:
+            if not outcome.done():
+                outcome.set_exception(error)
+
+    async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagMap]]:
+        """What the file means now, and the tag maps to go with it. Raises BsfgError."""
+        if self._file is None:
+            raise ReloadRefused("this node was started without a node.toml")
+        plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
+        if plan.refused:
+            what = ", ".join(plan.refused)
+            raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
+        tag_maps = await asyncio.to_thread(load_tag_maps, plan.settings.sources)
+        await asyncio.to_thread(self._check_identities, plan)
+        return plan, tag_maps
+
+    def _check_identities(self, plan: ReloadPlan) -> None:
+        """A link that works is not ended for one that cannot. Raises ReloadRefused."""
+        problems = [
+            str(problem)
+            for broker in plan.settings.broker
+            if broker.name in plan.exchanges
+            for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, plan.settings.node.zone)
+        ]
+        if problems:
+            raise ReloadRefused("\n  ".join([f"{len(problems)} problems of certificates", *problems]))

@@ -1,0 +1,154 @@
+"""Decides, without IO, what a changed node.toml means for a running node.
+
+Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes over
+one broker, is ended and begun anew, and nothing else is touched. RESTART: the value of the start stays in force. REFUSE:
+the whole file is refused, because it describes another node. A field without a class fails here, and in a test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from typing import Any
+
+from agent.config import BrokerSettings, HealthSettings, IdentitySettings, NodeSettings, PeerSettings
+from agent.fact_store import StoreSettings, StreamSettings
+from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings
+from agent.signing.settings import OriginSettings, SigningSettings
+
+
+class Reach(Enum):
+    """How far a change of a setting reaches without a restart."""
+
+    APPLY = "apply"
+    RESTART = "restart"
+    REFUSE = "refuse"
+
+
+REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
+    IdentitySettings: {"zone": Reach.REFUSE, "state_dir": Reach.RESTART},
+    StoreSettings: {
+        "bytes_max": Reach.APPLY,
+        # The writer's queue and pace, the ballast and the limits of artifacts are made with the store.
+        "commit_interval_ms": Reach.RESTART,
+        "batch_facts_target": Reach.RESTART,
+        "queue_facts_max": Reach.RESTART,
+        "queue_bytes_max": Reach.RESTART,
+        "disk_free_bytes_min": Reach.RESTART,
+        "ballast_bytes": Reach.RESTART,
+        "artifact_bytes_max": Reach.RESTART,
+        "artifacts_total_bytes_max": Reach.RESTART,
+        "artifact_disk_spare_bytes": Reach.RESTART,
+        "artifact_unreferenced_bytes_max": Reach.RESTART,
+        "artifact_orphan_hours": Reach.RESTART,
+        "artifact_released_hours": Reach.RESTART,
+    },
+    # These are replaced as a whole, so that a new field of theirs is taken over without a line here.
+    StreamSettings: Reach.APPLY,
+    BrokerSettings: Reach.APPLY,
+    PeerSettings: Reach.APPLY,
+    OpcuaSourceSettings: Reach.APPLY,
+    ModbusSourceSettings: Reach.APPLY,
+    # Keys are loaded with the store, and every pull shares one judgement of signatures.
+    SigningSettings: Reach.RESTART,
+    OriginSettings: Reach.RESTART,
+    HealthSettings: Reach.RESTART,
+}
+
+_KEYS = {"stream": "name", "broker": "name", "peer": "zone", "origin": "zone", "opcua": "name", "modbus": "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class ReloadPlan:
+    """What to do about new settings. The names are those that an operator reads: `peer plant-a`, `store.bytes_max`."""
+
+    settings: NodeSettings
+    """In force when the plan is carried out."""
+    applied: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    """If not empty, nothing is done."""
+    exchanges: frozenset[str] = frozenset()
+    """Brokers over which everything ends, and begins anew where they are still configured."""
+    sources: frozenset[str] = frozenset()
+    """Sources that end, and begin anew where they are still configured."""
+    has_new_limits: bool = False
+    """Settings of streams, of the store's file, or of what peers may hold back are others."""
+
+
+def reach_of(section: type, name: str) -> Reach:
+    """The class of one field of a section."""
+    found = REACH[section]
+    return found if isinstance(found, Reach) else found[name]
+
+
+def plan_reload(old: NodeSettings, new: NodeSettings) -> ReloadPlan:
+    """Compare the settings in force with those of the file; both are free of problems."""
+    by_reach: dict[Reach, list[str]] = {reach: [] for reach in Reach}
+    in_force: dict[str, Any] = {}
+    for one in fields(NodeSettings):
+        before, after = getattr(old, one.name), getattr(new, one.name)
+        merge = _merged_list if isinstance(after, tuple) else _merged_section
+        in_force[one.name] = merge(one.name, before, after, by_reach)
+    if by_reach[Reach.REFUSE]:
+        return ReloadPlan(old, refused=tuple(by_reach[Reach.REFUSE]))
+    settings = NodeSettings(**in_force)
+    return ReloadPlan(
+        settings,
+        applied=tuple(by_reach[Reach.APPLY]),
+        needs_restart=tuple(by_reach[Reach.RESTART]),
+        exchanges=frozenset(_changed(_exchanges(old), _exchanges(settings))),
+        sources=frozenset(_changed(_named(old.sources, "name"), _named(settings.sources, "name"))),
+        has_new_limits=_limits(old) != _limits(settings),
+    )
+
+
+def _merged_section(section: str, before: Any, after: Any, by_reach: dict[Reach, list[str]]) -> Any:
+    """The section as it will be in force; notes each field that differs."""
+    applied: dict[str, Any] = {}
+    for one in fields(after):
+        if getattr(before, one.name) == getattr(after, one.name):
+            continue
+        reach = reach_of(type(after), one.name)
+        by_reach[reach].append(f"{section}.{one.name}")
+        if reach is Reach.APPLY:
+            applied[one.name] = getattr(after, one.name)
+    return replace(before, **applied)
+
+
+def _merged_list(
+    section: str, before: tuple[Any, ...], after: tuple[Any, ...], by_reach: dict[Reach, list[str]]
+) -> Any:
+    """The list as it will be in force; notes each entry that was added, removed or changed."""
+    if before == after:
+        return after
+    reach = REACH[type((*before, *after)[0])]
+    assert isinstance(reach, Reach), "entries of a list are replaced as a whole"
+    key = _KEYS[section]
+    by_reach[reach] += [f"{section} {name}" for name in _changed(_named(before, key), _named(after, key))]
+    return after if reach is Reach.APPLY else before
+
+
+def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
+    return {getattr(one, key): one for one in entries}
+
+
+def _exchanges(settings: NodeSettings) -> dict[str, object]:
+    """By broker, all that decides what goes over it."""
+    return {
+        broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "zone"))
+        for broker in settings.broker
+    }
+
+
+def _limits(settings: NodeSettings) -> object:
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+    return settings.store, _named(settings.stream, "name"), holds
+
+
+def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> Iterator[str]:
+    """Names in one of them, or in both with other values, in the order of the file."""
+    for name in dict.fromkeys([*before, *after]):
+        if before.get(name) != after.get(name):
+            yield name

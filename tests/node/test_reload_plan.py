@@ -1,0 +1,175 @@
+"""What a changed node.toml means: every field in one class, and a plan that names each change once."""
+
+import typing
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.config import BrokerSettings, IdentitySettings, NodeSettings, PeerSettings, read
+from agent.fact_store import StreamSettings
+from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings
+from agent.node.reload_plan import REACH, Reach, plan_reload, reach_of
+from agent.signing.settings import OriginSettings
+
+FILE = Path("/etc/bsfg/plant-a.toml")
+FILES = {"ca_file": Path("/ca"), "cert_file": Path("/cert"), "key_file": Path("/key")}
+
+
+def broker(name: str, port: int = 8883) -> BrokerSettings:
+    """A broker by name."""
+    return BrokerSettings(name, "host", port=port, **FILES)
+
+
+def modbus(name: str, unit_id: int = 1) -> ModbusSourceSettings:
+    """A Modbus source by name."""
+    return ModbusSourceSettings(name, Path("/tags"), 0, host="device", unit_id=unit_id)
+
+
+FULL = NodeSettings(
+    IdentitySettings("plant-a", Path("/state")),
+    stream=(StreamSettings("facts.telemetry"),),
+    broker=(broker("b1"), broker("b2")),
+    peer=(PeerSettings("idmz", "b1", exports=("facts.telemetry",)), PeerSettings("lab", "b2", asks=True)),
+    origin=(OriginSettings("plant-b"),),
+    opcua=(OpcuaSourceSettings("plc", "opc.tcp://plc:4840", Path("/tags")),),
+    modbus=(modbus("meter"),),
+)
+"""One entry of every section."""
+
+
+def leaves() -> list[tuple[str, type, str, int | None]]:
+    """Every setting there is: the section's name, its type, the field, and the entry's index in a list."""
+    found: list[tuple[str, type, str, int | None]] = []
+    for section, kind in typing.get_type_hints(NodeSettings).items():
+        entry = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+        assert is_dataclass(entry), f"{section}: a section is a dataclass, or a tuple of them"
+        index = 0 if entry is not kind else None
+        found += [(section, typing.cast(type, entry), one.name, index) for one in fields(entry)]
+    return found
+
+
+def other(value: Any) -> Any:
+    """A different value of the same type. Only compared, never used, so that it need not make sense."""
+    match value:
+        case bool():
+            return not value
+        case int() | float():
+            return value + 1
+        case str():
+            return value + "x"
+        case Path():
+            return value / "x"
+        case tuple():
+            return (*value, "x")
+        case None:
+            return Path("/x")
+    raise AssertionError(f"no other value of {value!r}")
+
+
+def changed(section: str, field: str, index: int | None) -> NodeSettings:
+    """FULL with one field changed."""
+    before = getattr(FULL, section)
+    if index is None:
+        return replace(FULL, **{section: replace(before, **{field: other(getattr(before, field))})})
+    entry = replace(before[index], **{field: other(getattr(before[index], field))})
+    return replace(FULL, **{section: (entry, *before[1:])})
+
+
+def test_every_setting_is_in_exactly_one_class() -> None:
+    """A new section, or a new field of a section that is not replaced as a whole, needs a class; and no class is of
+    something that does not exist."""
+    of_type: dict[type, set[str]] = {}
+    for _, kind, field, _ in leaves():
+        assert isinstance(reach_of(kind, field), Reach)
+        of_type.setdefault(kind, set()).add(field)
+    assert REACH.keys() == of_type.keys()
+    for kind, classes in REACH.items():
+        assert isinstance(classes, Reach) or classes.keys() == of_type[kind]
+
+
+@pytest.mark.parametrize("section, kind, field, index", leaves())
+def test_each_setting_alone(section: str, kind: type, field: str, index: int | None) -> None:
+    """A change of one field is named once, under its class, and only what is of class APPLY is in force afterwards."""
+    new = changed(section, field, index)
+    plan = plan_reload(FULL, new)
+    named = {Reach.APPLY: plan.applied, Reach.RESTART: plan.needs_restart, Reach.REFUSE: plan.refused}
+    reach = reach_of(kind, field)
+    assert {one for one, names in named.items() if names} == {reach}
+    assert all(name.startswith(section) for name in named[reach])
+    assert plan.settings == (new if reach is Reach.APPLY else FULL)
+    if reach is not Reach.APPLY:
+        assert (plan.exchanges, plan.sources, plan.has_new_limits) == (frozenset(), frozenset(), False)
+
+
+def test_a_changed_part_takes_no_other_with_it() -> None:
+    """A peer's limit moves only what goes over its broker, a source only itself, a stream's limit nothing at all; a peer
+    that moves to another broker concerns both."""
+    limited = replace(FULL.peer[1], bytes_per_second_max=100_000)
+    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).exchanges == {"b2"}
+    moved = replace(FULL.peer[1], broker="b1")
+    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], moved))).exchanges == {"b1", "b2"}
+    plan = plan_reload(FULL, replace(FULL, modbus=(modbus("meter", 2), modbus("new"))))
+    assert (plan.sources, plan.exchanges) == ({"meter", "new"}, frozenset())
+    plan = plan_reload(FULL, replace(FULL, stream=(StreamSettings("facts.telemetry", keep_hours=1.0),)))
+    assert (plan.sources, plan.exchanges, plan.has_new_limits) == (frozenset(), frozenset(), True)
+    plan = plan_reload(FULL, replace(FULL, peer=(), broker=FULL.broker[:1], modbus=()))
+    assert (plan.exchanges, plan.sources) == ({"b1", "b2"}, {"meter"})
+
+
+def test_another_zone_refuses_the_whole_file() -> None:
+    """Nothing of a file that describes another node is taken over."""
+    plan = plan_reload(FULL, replace(FULL, node=IdentitySettings("plant-b", Path("/state")), modbus=()))
+    assert (plan.refused, plan.settings, plan.applied, plan.sources) == (("node.zone",), FULL, (), frozenset())
+
+
+def test_the_order_of_entries_does_not_count() -> None:
+    """An operator who sorts the file changes nothing."""
+    assert plan_reload(FULL, replace(FULL, broker=FULL.broker[::-1], peer=FULL.peer[::-1])).applied == ()
+
+
+def settings() -> st.SearchStrategy[NodeSettings]:
+    """Files of one zone with a few entries each, free of problems."""
+    tables = st.fixed_dictionaries(
+        {
+            "node": st.fixed_dictionaries({"zone": st.just("plant-a"), "state_dir": st.sampled_from(["a", "b"])}),
+            "store": st.fixed_dictionaries({"bytes_max": st.sampled_from([0, 2**20, 2**21])}),
+            "health": st.fixed_dictionaries({"listen_port": st.sampled_from([0, 1])}),
+            "broker": st.lists(st.sampled_from(["b1", "b2"]), unique=True).map(
+                lambda names: [
+                    {"name": n, "host": "h", **{k: str(v) for k, v in FILES.items()}} for n in ["b0", *names]
+                ]
+            ),
+            "peer": st.lists(
+                st.fixed_dictionaries({"zone": st.sampled_from(["x", "y", "z"]), "consumers_max": st.integers(0, 2)}),
+                unique_by=lambda one: one["zone"],
+            ).map(lambda some: [{**one, "broker": "b0", "asks": True} for one in some]),
+            "stream": st.lists(
+                st.fixed_dictionaries({"name": st.sampled_from(["s", "t"]), "keep_hours": st.sampled_from([1, 2])}),
+                unique_by=lambda one: one["name"],
+            ),
+            "modbus": st.lists(
+                st.fixed_dictionaries({"name": st.sampled_from(["m", "n"]), "unit_id": st.integers(1, 2)}),
+                unique_by=lambda one: one["name"],
+            ).map(lambda some: [{**one, "host": "h", "tags_file": "t", "address_base": 0} for one in some]),
+            "origin": st.lists(st.sampled_from(["p", "q"]), unique=True).map(lambda some: [{"zone": z} for z in some]),
+        }
+    )
+    return tables.map(lambda table: read(table, FILE))
+
+
+@given(settings(), settings())
+def test_any_two_files(old: NodeSettings, new: NodeSettings) -> None:
+    """A plan that was carried out leaves only what needs a restart; a restart leaves nothing; the settings in force are
+    free of problems; and going back restores what was."""
+    plan = plan_reload(old, new)
+    assert not list(plan.settings.problems())
+    again = plan_reload(plan.settings, new)
+    assert (again.applied, again.needs_restart, again.settings) == ((), plan.needs_restart, plan.settings)
+    assert plan_reload(new, new) == type(plan)(new)
+    back = plan_reload(plan.settings, old)
+    assert (back.exchanges, back.sources, back.needs_restart) == (plan.exchanges, plan.sources, ())
+    assert back.settings == old
