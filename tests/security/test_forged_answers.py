@@ -84,8 +84,8 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
 
 def test_a_key_is_withdrawn_while_the_node_runs(site: Site) -> None:
     """idmz's key is in other hands: an operator writes it into the list at the enterprise. The running node takes the list
-    over, and what idmz signs from then on is declined by name, with idmz's own key or the attacker's copy of it. The last test of
-    the file: the enterprise takes nothing of idmz any more."""
+    over, and what idmz signs from then on is declined by name. The last test of the file: the enterprise takes nothing of
+    idmz any more."""
     site.wait_fact(site.append(IDMZ))
     key_id = pki.read_signer(site.folder / "signers" / f"{IDMZ}.pem").key_id.hex()
     listed = f'[[compromised]]\nkey_id = "{key_id}"\nsince = 2026-01-01T00:00:00Z\n'
