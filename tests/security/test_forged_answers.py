@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.replication import pki
-from tests.security.site import ENTERPRISE, IDMZ, STREAM, Site, running_site
+from tests.security.site import ENTERPRISE, EVIL, IDMZ, STREAM, Site, running_site
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """idmz and the enterprise are honest, and the attacker has the certificates of both."""
+    """idmz and the enterprise are honest; the attacker has the certificate of idmz at the enterprise's broker, and evil's."""
     folder = tmp_path_factory.mktemp("site")
     files, _ = pki.create_signer(folder, IDMZ, datetime.now(UTC))
     pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
@@ -29,7 +29,7 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         IDMZ: f'[signing]\nkey_file = "{files.key_file}"\ncertificate_file = "{files.cert_file}"\n',
         ENTERPRISE: f'[[origin]]\nzone = "{IDMZ}"\nsignatures = "required"\npinned = ["{pin}"]\n',
     }
-    with running_site(folder, honest=(IDMZ, ENTERPRISE), taken=(IDMZ, ENTERPRISE), more=more) as site:
+    with running_site(folder, honest=(IDMZ, ENTERPRISE), taken=(IDMZ, EVIL), more=more) as site:
         yield site
 
 
@@ -71,7 +71,7 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
 
     def signed_by(operation: str, **fields: object) -> object:
         found = site.attacker.command(
-            "ask", zone=ENTERPRISE, serving=IDMZ, operation=operation, fields={"stream": STREAM, **fields}
+            "ask", zone=EVIL, serving=IDMZ, operation=operation, fields={"stream": STREAM, **fields}
         )
         return found["signed_by"]
 
@@ -80,3 +80,18 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
     assert signed_by("GetBounds", stream="unknown") == IDMZ
     assert signed_by("FetchRange", **whole | {"first_offset": site.end(IDMZ) + 1}) == IDMZ
     assert signed_by("FetchRange", **whole) is None
+
+
+def test_a_key_is_withdrawn_while_the_node_runs(site: Site) -> None:
+    """idmz's key is in other hands: an operator writes it into the list at the enterprise. The running node takes the list
+    over, and what idmz signs from then on is declined by name. The last test of the file: the enterprise takes nothing of
+    idmz any more."""
+    site.wait_fact(site.append(IDMZ))
+    key_id = pki.read_signer(site.folder / "signers" / f"{IDMZ}.pem").key_id.hex()
+    listed = f'[[compromised]]\nkey_id = "{key_id}"\nsince = 2026-01-01T00:00:00Z\n'
+    (site.folder / ENTERPRISE / "compromised.toml").write_text(listed)
+    wait_until(lambda: "signers_taken_over" in site.log(ENTERPRISE), "the list to be taken over")
+    late = site.append(IDMZ)
+    wait_until(lambda: any("declined" in one for one in site.incidents(ENTERPRISE)), "the fact to be declined")
+    assert late not in site.ids(ENTERPRISE)
+    assert site.nodes[ENTERPRISE].running
