@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.init import node_toml
+from agent.cli.prepare.init import node_toml
 from agent.config import (
     BrokerSettings,
     ConfigError,

@@ -100,7 +100,7 @@ OPEN = {
     "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
-    *("agent.cli.pki", "agent.cli.tags"),
+    *("agent.cli.pki", "agent.cli.prepare", "agent.cli.tags"),
     *("bench.common", "bench.store", "bench.replication"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(

@@ -27,9 +27,9 @@ EXTRAS = ("rich", "pyspark", "pyarrow")
 """Packages of commands that a gateway does not need, and therefore does not have."""
 
 _COMMANDS = {
-    "init": "agent.cli.init:init",
-    "check": "agent.cli.check:check",
-    "setup": "agent.cli.setup:setup",
+    "init": "agent.cli.prepare.init:init",
+    "check": "agent.cli.prepare.check:check",
+    "setup": "agent.cli.prepare.setup:setup",
     "run": "agent.cli.run:run",
     "reload": "agent.cli.run:reload",
     "status": "agent.cli.status:status",

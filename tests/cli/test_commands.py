@@ -273,6 +273,15 @@ def test_sql_answers_as_a_table_csv_and_json(node: Bsfg, tmp_path: Path) -> None
     assert node("sql", "select * from facts where 0").stdout.startswith("stream")
 
 
+def test_sql_and_statistics_have_the_same_figures(node: Bsfg) -> None:
+    """A stream's facts and bytes are those of `store stats`, whichever command is asked."""
+    for number in range(3):
+        assert node("append", f"batch:{number}", "done", "{}").returncode == 0
+    (of_sql,) = [json.loads(line) for line in node("sql", "--json", "select * from streams").stdout.splitlines()]
+    (of_stats,) = json.loads(node("store", "stats", "--json").stdout)["streams"]
+    assert of_sql == {name: of_stats[name] for name in of_sql}
+
+
 def test_wrong_sql_exits_with_status_1_and_no_traceback(node: Bsfg) -> None:
     """Wrong SQL, writing and a missing store end with status 1 and no traceback."""
     assert "does not exist" in node("sql", "select 1").stderr

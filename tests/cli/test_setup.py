@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agent.cli import setup as command_module
+from agent.cli.prepare import setup as command_module
 from agent.replication import pki
 from tests.ingest.fakes import Program, running
 from tests.support import command

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import unit
+from agent.cli.prepare import unit
 from agent.config import load
 from tests.cli.test_commands import Bsfg
 from tests.support import command

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from agent.cli import unit
+from agent.cli.prepare import unit
 from agent.config import ConfigError, load_sections
 from agent.errors import BsfgError
 from agent.health.client import NodeSilent, ask_health_of

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import click
 
-from agent.cli import DEFAULT_CONFIG, unit
+from agent.cli import DEFAULT_CONFIG
+from agent.cli.prepare import unit
 from agent.message import ZONE
 
 TEMPLATE = "node.toml"

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agent.cli import config_option, json_option, unit
+from agent.cli import config_option, json_option
+from agent.cli.prepare import unit
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
