@@ -57,7 +57,7 @@ class Conversation:
                 asyncio.run_coroutine_threadsafe(_ended(self._loop), self._loop).result(CLOSE_S_MAX)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(CLOSE_S_MAX)
-        if not self._thread.is_alive():
+        if not self._loop.is_running():
             self._loop.close()
 
     async def _converse(self) -> None:
