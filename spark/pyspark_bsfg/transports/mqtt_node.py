@@ -94,6 +94,10 @@ class MqttNodeSource:
     def name(self) -> str:
         return f"{self._at.peer} at {self._at.host}:{self._at.port}"
 
+    @property
+    def zone(self) -> str:
+        return self._at.peer
+
     def bounds(self, stream: str) -> Bounds:
         answer = self._ask(GetBounds(stream=stream)).answer
         assert isinstance(answer, BoundsAnswer), answer
