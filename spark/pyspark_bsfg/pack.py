@@ -18,8 +18,8 @@ import agent
 import pyspark_bsfg
 
 SUFFIXES = (".py", ".sql")
-# The last three only where facts are read over MQTT.
-LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "cryptography", "cffi")
+# The last four only where facts are read over MQTT.
+LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "watchdog", "cryptography", "cffi")
 LEFT_OUT = ("include", "tests")  # of pyarrow: half of its files, for who compiles against it
 QUICK = 1  # of deflate: a shared library of a hundred megabytes takes seconds instead of half a minute
 

@@ -1,8 +1,8 @@
 """Shell: requests to one node from a thread that may block, as Spark's is, answered one after another.
 
 The connection has a thread and an event loop of its own, so that keep-alives are sent and the next page arrives while
-Spark's thread decodes. It is made with the first request and made again after a loss; a request without an answer is
-sent again, so only requests that may be carried out twice belong here.
+Spark's thread decodes. It is made when something is asked, made again after a loss, and closed when nothing was asked
+for a while. A request without an answer is sent again, so only requests that may be carried out twice belong here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from agent.replication.protocol.messages import Request
 
 REQUESTS_WAITING_MAX = 4  # a page is fetched ahead of the one that is decoded
 CLOSE_S_MAX = 10.0
+IDLE_S_MAX = 20.0  # longer than between two micro-batches; then the connection is another reader's
 
 
 class _Asked(NamedTuple):
@@ -39,6 +40,11 @@ class Conversation:
         self._thread = threading.Thread(target=self._run, name="bsfg-mqtt", daemon=True)
         self._thread.start()
         self._is_ready.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers requests."""
+        return self._thread.is_alive()
 
     def ask(self, request: Request) -> Future[Reply]:
         """Send a request when those before it are answered. The future raises PeerRefused, MalformedMessage or
@@ -85,7 +91,11 @@ class Conversation:
     async def _answer_all(self, requester: Requester, progress: Callable[[], None]) -> None:
         while True:
             if self._now is None:
-                self._now = await self._waiting.get()
+                try:
+                    async with asyncio.timeout(IDLE_S_MAX):
+                        self._now = await self._waiting.get()
+                except TimeoutError:
+                    return
             try:
                 reply = await requester.ask(self._now.request, self._timeout_s)
             except (PeerRefused, MalformedMessage) as error:
