@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
+from bench.common.testbed import open_testbed
 from bench.spark import spark as benchmark
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import rollup_minute
@@ -203,9 +204,11 @@ def test_read_stream_is_refused_in_words(spark: SparkSession, tmp_path: Path) ->
 
 def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are quotients."""
-    found = benchmark.measure(spark, tmp_path, {}, 5000, 1, 1).to_dict()
+    with open_testbed(tmp_path) as testbed:
+        found = benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
     for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
         assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
+        assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
         assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
     assert found["limit"]["what"]
 
