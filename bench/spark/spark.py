@@ -28,11 +28,12 @@ from bench.common.measuring import Report, files_bytes, machine, median, results
 from bench.common.testbed import scratch_folder
 from bench.spark.prebuilt import PrebuiltSource
 from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
-from pyspark_bsfg import FACTS, store
+from pyspark_bsfg import FACTS
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema, projection
 from pyspark_bsfg.session import facts as facts_of
 from pyspark_bsfg.session import session
+from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
 
 TASKS = 2
 NARROW = "tag ts value"
@@ -122,8 +123,10 @@ def _fill(folder: Path, facts: int, seed: int) -> Files:
         pa.OSFile(str(files.arrow), "wb") as sink,
         pa.ipc.new_file(sink, schema) as arrow,
         pq.ParquetWriter(files.parquet, schema) as parquet,
+        StoreFile(str(files.store)).opened() as source,
     ):
-        for one in store.record_batches(files.store, STREAM, OffsetRange(1, facts), schema):
+        asked = Asked(STREAM, OffsetRange(1, facts))
+        for one in record_batches(source, asked, schema, HoleLog(source.name, STREAM)):
             arrow.write(one)
             parquet.write_batch(one, row_group_size=max(facts // TASKS, 1))
     return files

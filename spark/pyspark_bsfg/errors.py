@@ -6,6 +6,7 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
         OptionError             an option of the data source, or a requested schema, is wrong
         StreamUnknown           the store has no stream of that name
         FactsGone               facts of the requested range are no longer, or not yet, in the store
+        ConsumerRefused         a consumer cannot be registered or confirmed this way
         StoreUnreadable         the file cannot be read from here, or its content is inconsistent
         JobRefused              the result of a job would be wrong
 """
@@ -34,6 +35,10 @@ class StreamUnknown(SparkError):
 
 class FactsGone(SparkError):
     """Facts of the range asked for are no longer, or not yet, in the store."""
+
+
+class ConsumerRefused(SparkError):
+    """A consumer cannot be registered, or its cursor not moved, this way."""
 
 
 class StoreUnreadable(SparkError):

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from agent.message import STREAM
 from pyspark_bsfg.errors import OptionError
 
-TRANSPORTS = ("sqlite",)  # a store file on the same host; the pull over MQTT joins here
+TRANSPORTS = ("file",)  # a store file on the same host
 TELEMETRY = "facts.telemetry"
 WhenReleased = Literal["skip", "fail"]  # facts that retention releases between planning and reading
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
@@ -48,7 +48,7 @@ class Options:
         if strangers := texts.keys() - _NAMES.keys():
             known = ", ".join(sorted(_NAMES.values()))
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
-        if (transport := texts.get("transport", "sqlite")) not in TRANSPORTS:
+        if (transport := texts.get("transport", "file")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
         if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
             raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")

@@ -10,25 +10,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from pyspark_bsfg import store
+from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.options import Options
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, resolve, split, task_count
 from pyspark_bsfg.schema import arrow_schema
+from pyspark_bsfg.transports import Asked, HoleLog, Place, places, record_batches
 
 
 @dataclass(frozen=True)
 class Offsets(InputPartition):
     """What one task reads; also what Spark shows of it in its plans."""
 
-    path: str
+    place: Place
+    epoch: str
     first: int
     last: int
 
@@ -45,42 +46,40 @@ class BsfgReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:  # Spark takes no other sequence than a list
         """Offset ranges, one a task. Raises SparkError for what cannot be read."""
         options = self.options
-        paths = store.files(options.paths)
-        if len(paths) > 1 and (options.start_offset, options.end_offset) != (None, None):
-            raise OptionError(f"startOffset or endOffset for {len(paths)} stores", "each has its own; read one")
-        parts = {path: self._parts(path) for path in paths}
-        facts = {path: sum(part.facts for part in found) for path, found in parts.items()}
-        total = sum(facts.values())
+        stores = places(options)
+        if len(stores) > 1 and (options.start_offset, options.end_offset) != (None, None):
+            raise OptionError(f"startOffset or endOffset for {len(stores)} stores", "each has its own; read one")
+        parts = [self._parts(place) for place in stores]
+        facts = [sum(span.facts for span in found) for _, found in parts]
+        total = sum(facts)
         tasks = task_count(total, len(os.sched_getaffinity(0)), options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
-            Offsets(str(path), *one)
-            for path in paths
+            Offsets(place, epoch, *one)
+            for place, (epoch, spans), share in zip(stores, parts, facts, strict=True)
             # Each store gets its share of the tasks, rounded up.
-            for one in split(parts[path], -(-tasks * facts[path] // total) if total else 0)
+            for one in split(spans, -(-tasks * share // total) if total else 0)
         ]
         # Spark turns an empty list into one partition of its own kind; an empty range is clearer.
-        return found or [Offsets(str(paths[0]), 1, 0)]
+        return found or [Offsets(stores[0], "", 1, 0)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one task."""
         assert isinstance(partition, Offsets), partition
-        asked = OffsetRange(partition.first, partition.last)
-        return store.record_batches(
-            Path(partition.path),
-            self.options.stream,
-            asked,
-            arrow_schema(self.schema),
-            self.pruning,
-            is_expired_refused=self.options.when_released == "fail",
-        )
+        stream = self.options.stream
+        asked = Asked(stream, OffsetRange(partition.first, partition.last), partition.epoch)
+        with partition.place.opened() as source:
+            missing = HoleLog(source.name, stream, is_expired_refused=self.options.when_released == "fail")
+            yield from record_batches(source, asked, arrow_schema(self.schema), missing, self.pruning)
+        missing.sum_up()
 
-    def _parts(self, path: Path) -> list[OffsetRange]:
-        """The ranges of one store that are to be read."""
+    def _parts(self, place: Place) -> tuple[str, list[OffsetRange]]:
+        """The epoch of one store, and the ranges that are to be read."""
         options = self.options
-        with store.opened(path) as reader:
-            held = store.held(reader, options.stream)
-            whole = resolve(held, options.start_offset, options.end_offset)
-            return store.matching(reader, options.stream, whole, self.pruning)
+        with place.opened() as source:
+            held = source.bounds(options.stream)
+            whole = resolve(held.offsets, options.start_offset, options.end_offset)
+            asked = Asked(options.stream, whole, held.epoch)
+            return held.epoch, list(source.matching(asked, self.pruning, Dictionary(self.pruning.wants)))
 
 
 class PruningReader(BsfgReader):

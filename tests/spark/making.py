@@ -6,7 +6,7 @@ The oracle looks at one fact at a time, in plain Python, and shares no code with
 import base64
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,6 +16,10 @@ from agent.batch import _FIXED, DIGEST_BYTES, Batch, Definitions, Link, Origin, 
 from agent.fact_store import FactStore, StoreSettings
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.pages import PeerPosition, ReceivedDefinition
+from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import FACTS, arrow_schema
+from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
 
 AT_ONCE = StoreSettings(commit_interval_ms=0)
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
@@ -130,6 +134,13 @@ def same(found: Sequence[dict[str, Any]], expected: Sequence[dict[str, Any]]) ->
         assert {k: repr(v) if isinstance(v, float) else v for k, v in one.items()} == {
             k: repr(v) if isinstance(v, float) else v for k, v in other.items()
         }
+
+
+def batches_of(path: Path, offsets: OffsetRange | None = None, pruning: Pruning | None = None) -> Iterator[Any]:
+    """Record batches of a store's file, all columns; its holes are logged."""
+    with StoreFile(str(path)).opened() as source:
+        asked = Asked(TELEMETRY, offsets or source.bounds(TELEMETRY).offsets)
+        yield from record_batches(source, asked, arrow_schema(FACTS), HoleLog(source.name, TELEMETRY), pruning)
 
 
 def release(path: Path, offset: int) -> None:

@@ -37,7 +37,7 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         ({}, "path is missing"),
         ({"path": ""}, "path is missing"),
         ({"path": "a", "endofset": "5"}, "unknown option endofset.*endOffset"),
-        ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*sqlite"),
+        ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*file"),
         ({"path": "a", "stream": "Facts!"}, "stream 'Facts!'"),
         ({"path": "a", "startoffset": "0"}, "startOffset '0'.*from 1"),
         ({"path": "a", "startoffset": "-1"}, "startOffset '-1'"),

@@ -29,12 +29,13 @@ from pyspark.sql.datasource import (
 from agent.batch import Batch, Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
-from pyspark_bsfg import FACTS, columns, store
+from pyspark_bsfg import FACTS, columns
+from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.reader import PruningReader
-from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.source import BsfgDataSource
+from pyspark_bsfg.transports import Asked, StoreFile
 from tests.spark import making
 from tests.spark.making import BAD, DEFINITIONS, NOON_NS, TELEMETRY
 
@@ -72,9 +73,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def read(path: Path, *filters: Filter) -> list[dict[str, Any]]:
     """The rows that a filtered read hands to Spark."""
     pruning = Pruning.of(filters)
-    with store.opened(path) as reader:
-        held = store.held(reader, TELEMETRY)
-    made = store.record_batches(path, TELEMETRY, held, arrow_schema(FACTS), pruning)
+    made = making.batches_of(path, pruning=pruning)
     return [row | {"ts": row["ts"].astimezone(UTC)} for one in made for row in one.to_pylist()]
 
 
@@ -213,6 +212,7 @@ def test_a_lost_row_is_reported_by_a_filtered_read_too(tmp_path: Path, caplog: p
     making.lose(copy, 3)
     assert [row["offset"] for row in read(copy, GreaterThan(("ts",), moment(NOON_NS)))] == [2, 4]
     assert ["facts 3 to 3" in record.getMessage() for record in caplog.records] == [True]
-    with store.opened(copy) as reader:
+    with StoreFile(str(copy)).opened() as source:
         pruning = Pruning.of([GreaterThan(("ts",), moment(NOON_NS + 2 * HOUR_NS))])
-        assert store.matching(reader, TELEMETRY, OffsetRange(1, 4), pruning) == [OffsetRange(3, 4)]
+        asked = Asked(TELEMETRY, OffsetRange(1, 4))
+        assert list(source.matching(asked, pruning, Dictionary(pruning.wants))) == [OffsetRange(3, 4)]

@@ -20,9 +20,11 @@ from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
 from agent.signing.keys import SigningKey, ZoneSigner
-from pyspark_bsfg import FACTS, BsfgDataSource, store
+from pyspark_bsfg import FACTS, BsfgDataSource
 from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema
+from pyspark_bsfg.transports import StoreFile, reading
 from tests.spark import making
 from tests.spark.making import NOON_NS, OPERATIONAL, TELEMETRY, VALUES
 
@@ -60,8 +62,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_fact_is_read_once_whatever_the_number_of_tasks(path: Path, tasks: int) -> None:
     """Tasks begin and end inside batches; together they give the rows the oracle expects, in order."""
     samples = [*RUN, *(Sample(1, NOON_NS + n, float(n)) for n in range(500))]
-    with store.opened(path) as reader:
-        origin = reader.origin
+    with StoreFile(str(path)).opened() as source:
+        origin = source.reader.origin
     expected = [making.row(one, n, origin, n) for n, one in enumerate(samples, 1)]
     found = [row | {"ts": row["ts"].astimezone(expected[0]["ts"].tzinfo)} for row in read(path, numPartitions=tasks)]
     making.same(found, expected)
@@ -144,8 +146,8 @@ def test_reading_does_not_keep_the_writers_log_from_being_reused(tmp_path: Path)
         for _ in range(4):
             run = [Sample(1, NOON_NS + n, float(n)) for n in range(16_384)]
             opened.appends.append_samples(TELEMETRY, run).result()
-        asked = store.OffsetRange(1, 4 * 16_384)
-        record_batches = store.record_batches(path, TELEMETRY, asked, arrow_schema(FACTS))
+        asked = OffsetRange(1, 4 * 16_384)
+        record_batches = making.batches_of(path, asked)
         facts = next(record_batches).num_rows
         opened.appends.append_samples(TELEMETRY, RUN).result()
         checker = sqlite3.connect(path, isolation_level=None)
@@ -221,7 +223,7 @@ def test_many_holes_are_summed_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A failing disk does not fill the log: beyond some lines the sum is said."""
-    monkeypatch.setattr(store, "HOLES_LOGGED_MAX", 2)
+    monkeypatch.setattr(reading, "HOLES_LOGGED_MAX", 2)
     path = tmp_path / "facts.db"
     making.store(path, [[one] for one in RUN[:8]])
     for first_offset in (2, 4, 6, 8):
@@ -241,7 +243,7 @@ def test_a_missing_definition_is_named(tmp_path: Path) -> None:
     connection.execute("DELETE FROM definition WHERE number = 3")
     connection.close()
     with pytest.raises(StoreUnreadable, match=r"has 2 tag definitions, a batch needs 3"):
-        next(store.record_batches(path, TELEMETRY, store.OffsetRange(1, 1), arrow_schema(FACTS)))
+        next(making.batches_of(path, OffsetRange(1, 1)))
 
 
 def test_an_unreadable_store_has_a_clear_error(tmp_path: Path, path: Path) -> None:

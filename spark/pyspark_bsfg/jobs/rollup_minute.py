@@ -39,11 +39,11 @@ from pyspark.sql import functions as F  # noqa: N812  the name every Spark progr
 
 from agent.batch import Origin
 from agent.errors import BsfgError
-from pyspark_bsfg import store
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.options import TELEMETRY
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.session import check, session
+from pyspark_bsfg.transports import StoreFile
 
 JOB = "rollup_minute"
 COLUMNS = "offset long, zone string, tag string, predicate string, source_time_ns long, value double, quality long, unit string"
@@ -167,8 +167,8 @@ def run(
     started_ns = time.monotonic_ns()
     days = days or Days()
     check(spark)
-    with store.opened(store_path) as reader:
-        held, origin = store.held(reader, stream), reader.origin
+    with StoreFile(str(store_path)).opened() as source:
+        held, origin = source.bounds(stream).offsets, source.reader.origin
     _check_whole(held, days)
     _claim(out, origin, stream)
     read = Observation("read")
@@ -313,8 +313,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     try:
-        with store.opened(asked.store) as reader:  # before Spark takes its seconds to start
-            store.held(reader, asked.stream)
+        with StoreFile(str(asked.store)).opened() as source:  # before Spark takes its seconds to start
+            source.bounds(asked.stream)
         spark = session(f"bsfg {JOB}")
         try:
             summary = run(

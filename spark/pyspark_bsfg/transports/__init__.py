@@ -1,0 +1,28 @@
+"""Where facts are read: a store's file on this host. Each is a `Place`; its `opened` gives a `FactSource`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark_bsfg.options import Options
+from pyspark_bsfg.transports.ports import Asked, Bounds, FactSource, OnHole, Page, Place
+from pyspark_bsfg.transports.reading import HoleLog, record_batches
+from pyspark_bsfg.transports.store_file import StoreFile, files
+
+__all__ = [
+    "Asked",
+    "Bounds",
+    "FactSource",
+    "HoleLog",
+    "OnHole",
+    "Page",
+    "Place",
+    "StoreFile",
+    "places",
+    "record_batches",
+]
+
+
+def places(options: Options) -> Sequence[Place]:
+    """The stores that some options name, at least one. Raises StoreUnreadable for a pattern without a file."""
+    return files(options.paths)

@@ -1,0 +1,77 @@
+"""From pages of batches to Arrow record batches, whichever way the pages came. Core: no IO but its log.
+
+Every fact of the requested range that the store still has, and that a query's filters do not exclude, is returned once,
+in order. Each missing range is given to `on_hole`; `HoleLog` makes it a warning in the log of the task, or an exception
+where the caller wants one. Of batches that the filters exclude unread nothing is reported either.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from agent.batch import parse
+from agent.columns import BatchError
+from agent.pages import Hole
+from pyspark_bsfg.columns import Columns
+from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.errors import FactsGone, StoreUnreadable
+from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole
+
+HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
+
+log = logging.getLogger(__name__)
+
+
+def record_batches(
+    source: FactSource, asked: Asked, schema: Any, on_hole: OnHole, pruning: Pruning | None = None
+) -> Iterator[Any]:
+    """The facts of a range as Arrow record batches of `schema`. Raises SparkError."""
+    pruning = pruning or Pruning()
+    dictionary = Dictionary(pruning.wants)
+    columns = Columns(schema, asked.stream, dictionary, pruning)
+    for span in source.matching(asked, pruning, dictionary):
+        part = Asked(asked.stream, span, asked.epoch)
+        for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
+            for hole in page.holes:
+                on_hole(hole)
+            for stored, verified in zip(page.batches, page.verified, strict=True):
+                if columns.needs_tags:
+                    source.define(dictionary, stored.origin, stored.definition_count)
+                start = max(span.first - stored.first_offset, 0)
+                stop = min(span.last, stored.last_offset) - stored.first_offset + 1
+                try:
+                    yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop, verified)
+                except BatchError as error:
+                    where = f"{source.name}: facts {stored.first_offset} to {stored.last_offset} of {asked.stream}"
+                    raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
+    yield from columns.flush()
+
+
+class HoleLog:
+    """Logs the facts of a task's range that the store does not have; call it with each hole, and `sum_up` at the end."""
+
+    def __init__(self, name: str, stream: str, *, is_expired_refused: bool = False) -> None:
+        self._name = name
+        self._stream = stream
+        self._is_expired_refused = is_expired_refused
+        self._holes = 0
+        self._facts = 0
+
+    def __call__(self, hole: Hole) -> None:
+        """Log one. Raises FactsGone for what retention has released, if that is refused."""
+        where = f"{self._name}: facts {hole.first_offset} to {hole.last_offset} of {self._stream}"
+        if hole.reason == "expired" and self._is_expired_refused:
+            raise FactsGone(f"{where} were released while this was reading", "read again, from a later one")
+        self._holes += 1
+        self._facts += hole.last_offset - hole.first_offset + 1
+        if self._holes <= HOLES_LOGGED_MAX:
+            hint = "" if hole.reason == "expired" else "; run bsfg store verify on the node"
+            log.warning("%s are missing: %s%s", where, hole.reason, hint)
+
+    def sum_up(self) -> None:
+        """Log the sum, where holes were too many to log each."""
+        if self._holes > HOLES_LOGGED_MAX:
+            log.warning("%s: %s facts of %s are missing in this task", self._name, self._facts, self._stream)

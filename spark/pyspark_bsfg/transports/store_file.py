@@ -1,0 +1,167 @@
+"""Shell: reads a store's file on this host, read-only, in pages, each with a short statement of its own.
+
+Between pages no statement or transaction is open, so the node that owns the store can reuse its write-ahead log while a
+long job reads. The file is opened read-only, so a consumer is neither registered nor confirmed through it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence
+from agent.fact_store import BatchSummary, Start, StoreDamaged, StoreReader, Verified
+from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.ranges import OffsetRange, joined
+from pyspark_bsfg.transports.ports import Asked, Bounds, Page
+
+PAGE_FACTS = 200_000
+PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
+SUMMARIES_PAGE = 4096  # some milliseconds for each statement
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A store's file, facts.db in a node's state_dir, on the host where it is opened."""
+
+    path: str
+
+    @contextmanager
+    def opened(self) -> Iterator[StoreFileSource]:
+        """Raises StoreUnreadable, or the store's own error, when it cannot be read from here."""
+        _check_access(Path(self.path))
+        with closing(StoreReader(Path(self.path))) as reader:
+            yield StoreFileSource(reader)
+
+
+def files(patterns: Sequence[str]) -> list[StoreFile]:
+    """The stores' files that these paths name, where * ? and [...] match names. Raises StoreUnreadable for a pattern
+    without a file."""
+    found: list[str] = []
+    for pattern in patterns:
+        if not glob.has_magic(pattern) or Path(pattern).exists():
+            found.append(str(Path(pattern)))
+        elif matches := sorted(glob.glob(pattern)):  # noqa: PTH207  Path.glob takes no absolute pattern
+            found += matches
+        else:
+            raise StoreUnreadable(f"{pattern} matches no file on this host", "name the store's file, facts.db")
+    return [StoreFile(path) for path in dict.fromkeys(found)]
+
+
+class StoreFileSource:
+    """The facts of a store's file; see `FactSource`."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self.reader = reader
+
+    @property
+    def name(self) -> str:
+        return str(self.reader.path)
+
+    def bounds(self, stream: str) -> Bounds:
+        streams = {one.name: one for one in self.reader.streams()}
+        if stream not in streams:
+            names = ", ".join(sorted(streams)) or "none yet"
+            raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
+        found = streams[stream]
+        return Bounds(self.reader.origin.epoch.hex(), found.first_offset, found.end_offset)
+
+    def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
+        """By the summaries of batches; no batch is read. Spans that touch are one."""
+        first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])
+        if not pruning.skips_batches or first > last:
+            yield from [OffsetRange(first, last)] * (first <= last)
+            return
+
+        def may_hold(summary: BatchSummary) -> bool:
+            if not pruning.may_hold(summary):
+                return False
+            if summary.kind != Kind.SAMPLES or not pruning.names_tags:
+                return True
+            self.define(dictionary, summary.origin, summary.definition_count)
+            return dictionary.wants_some(summary.origin, summary.definition_count)
+
+        def kept() -> Iterator[OffsetRange]:
+            at = first
+            while at <= last:
+                try:
+                    summaries = self.reader.summaries(asked.stream, at, last, SUMMARIES_PAGE)
+                except StoreDamaged:
+                    summaries = []  # a page is read around the damage, and names it
+                if not summaries:
+                    yield OffsetRange(at, last)
+                    return
+                for summary in summaries:
+                    if summary.first_offset > at:  # rows are lost: to be read, so that the hole is reported
+                        yield OffsetRange(at, summary.first_offset - 1)
+                    if may_hold(summary):
+                        yield OffsetRange(max(at, summary.first_offset), min(summary.last_offset, last))
+                    at = summary.last_offset + 1
+
+        yield from joined(kept())
+
+    def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
+        """Signatures are not verified again: the store has kept what its node found."""
+        epoch = self.reader.origin.epoch.hex()
+        if asked.epoch not in {"", epoch}:
+            raise FactsGone(f"{self.name} has begun epoch {epoch}, planned was {asked.epoch}", "read again")
+        after, last = asked.offsets.first - 1, asked.offsets.last
+        while after < last:
+            page = self.reader.read(asked.stream, after, PAGE_FACTS, PAGE_BYTES, until_offset=last)
+            verified: list[Verified] = ["no"] * len(page.batches)
+            if needs_proofs:
+                places = [(one.origin, first_sequence(one.sealed)) for one in page.batches]
+                verified = self.reader.verified(asked.stream, places)
+            yield Page(page.batches, verified, page.holes)
+            reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
+            if reached == after:  # the range was held when this was planned: it is another file now
+                raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
+            after = reached
+
+    def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
+        """All of an origin, once."""
+        if dictionary.known(origin) >= count:
+            return
+        dictionary.put(origin, self.reader.definitions(origin, 0, DEFINITIONS_MAX))
+        if (known := dictionary.known(origin)) < count:
+            raise StoreUnreadable(
+                f"{self.name}: {origin} has {known} tag definitions, a batch needs {count}",
+                "run bsfg store verify on the node",
+            )
+
+    def cursor(self, consumer: str) -> int | None:
+        return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)
+
+    def register(self, consumer: str, stream: str, start: Start) -> int:
+        raise ConsumerRefused(f"consumer {consumer} of {stream}: {self.name} is read only", f"start at {start}")
+
+    def confirm(self, consumer: str, offset: int, epoch: str) -> None:
+        raise ConsumerRefused(f"consumer {consumer} at {offset} ({epoch}): {self.name} is read only", "use the node")
+
+
+def _check_access(path: Path) -> None:
+    """Raise a clear error before SQLite raises its own."""
+    if not path.exists():
+        raise StoreUnreadable(
+            f"{path} does not exist on this host",
+            "a store's file is read where the task runs: run on the store's host (master local[*])",
+        )
+    if not path.is_file():
+        raise StoreUnreadable(f"{path} is no file", "name the store's file itself, facts.db in the node's state_dir")
+    if not os.access(path, os.R_OK):
+        raise StoreUnreadable(f"{path} cannot be read by this user", "add the user to the group that owns it")
+    shared = path.with_name(path.name + "-shm")
+    if shared.exists() and not os.access(shared, os.R_OK):
+        raise StoreUnreadable(f"{shared} cannot be read by this user", "add the user to the group that owns it")
+    if not shared.exists() and not os.access(path.parent, os.W_OK):
+        # SQLite must make this file to read a store that was closed cleanly (it shares locks through it).
+        raise StoreUnreadable(
+            f"{shared} does not exist and this user may not create it",
+            "start the node, which creates it, or read a copy of the store in a folder of your own",
+        )
