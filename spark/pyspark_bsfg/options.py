@@ -45,8 +45,8 @@ class Options:
     def of(cls, given: Mapping[str, str]) -> Options:
         """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
         texts = {key.lower(): value for key, value in given.items()}
-        if strangers := texts.keys() - _NAMES.keys():
-            known = ", ".join(sorted(_NAMES.values()))
+        if strangers := texts.keys() - NAMES.keys():
+            known = ", ".join(sorted(NAMES.values()))
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
         if (transport := texts.get("transport", "file")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
@@ -72,7 +72,7 @@ class Options:
         return options
 
 
-_NAMES = {
+NAMES = {
     name.lower(): name
     for name in (
         "path",
@@ -120,5 +120,5 @@ def _number(texts: Mapping[str, str], key: str, most: int) -> int | None:
     least = 0 if key == "endoffset" else 1  # an end of 0 is the honest "nothing yet" of an empty stream
     text = texts[key].strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise OptionError(f"{_NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
+        raise OptionError(f"{NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
     return int(text)

@@ -20,8 +20,8 @@ from pyspark_bsfg.transports.ports import Bounds
 
 OnNewEpoch = Literal["fail", "reread"]
 Start = Literal["earliest", "latest", "cursor"] | int
-"""Where a query with a new checkpoint starts; a number is the first offset to be read. `cursor`: after what the consumer
-has confirmed."""
+"""Where a query with a new checkpoint starts; a number is the first offset to be read. `cursor`: after what the
+consumer has confirmed."""
 
 
 class StreamOffset(NamedTuple):
@@ -73,8 +73,8 @@ def next_step(
     if start.epoch != held.epoch:
         if on_new_epoch == "fail":
             raise FactsGone(
-                f"the store has epoch {held.epoch}, the checkpoint {start.epoch}: the store was restored from an older copy,"
-                " or is another one",
+                f"the store has epoch {held.epoch}, the checkpoint {start.epoch}: the store was restored from an older"
+                " copy, or is another one",
                 "onNewEpoch=reread reads again what it holds; drop rows whose (zone, epoch, sequence) you have",
             )
         return Step(StreamOffset(held.epoch, held.first_offset - 1))

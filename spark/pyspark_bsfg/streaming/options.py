@@ -145,5 +145,7 @@ def _local_folder(text: str) -> str:
     """A checkpoint as a folder of the driver's host. Raises OptionError for an address of another kind."""
     path = text.removeprefix("file://") if text.startswith("file:///") else text
     if "://" in path:
-        raise OptionError(f"checkpointLocation {text}", "with a consumer it is a folder that the driver's host has mounted")
+        raise OptionError(
+            f"checkpointLocation {text}", "for readStream it is a folder that the driver's host has mounted"
+        )
     return path
