@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.landing.identities import Identities
@@ -35,26 +36,51 @@ def file_schema(facts: StructType) -> Any:
     return pa.schema([one.with_nullable(True) for one in columns if one.name not in PARTITIONS])
 
 
-@dataclass(frozen=True)
-class FileWriter:
-    """What a task is told: where to write, what the table has up to which offset, and which facts it has anyway."""
+@dataclass
+class Lines(WriterCommitMessage):
+    """What one task reports."""
 
-    root: str
-    schema: StructType
-    after: int
-    known: Identities = field(default_factory=Identities)
+    lines: list[str]
 
-    def __call__(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """For `mapInArrow`: facts in, lines of a manifest out."""
+
+class FilesSink(DataSource):
+    """`format("bsfg_files")`, for the land job only: `mapInArrow` would do, but in PySpark 4.3 it needs pandas."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bsfg_files"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002, FBT001  Spark's
+        asked = self.options
+        known = Identities.of(asked["known"])
+        return FileWriter(asked["root"], asked["manifest"], schema, int(asked["after"]), known)
+
+
+class FileWriter(DataSourceArrowWriter):
+    """Where to write, where to report, up to which offset the table has the facts, and which it has anyway."""
+
+    def __init__(self, root: str, manifest: str, schema: StructType, after: int, known: Identities) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.schema = schema
+        self.after = after
+        self.known = known
+
+    def write(self, iterator: Iterator[Any]) -> Lines:
+        """In a task: facts in, lines of a manifest out."""
         done, files = Manifest(), _Files(Path(self.root), file_schema(self.schema))
         try:
-            for batch in batches:
+            for batch in iterator:
                 self._take(batch, done, files)
             done.files = files.close()
         finally:
             files.abandon()
-        lines = pa.array(done.lines(), pa.string())
-        yield pa.RecordBatch.from_arrays([lines], ["entry"])
+        return Lines(done.lines())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In a process of the driver's host, after all tasks."""
+        lines = [line for one in messages if isinstance(one, Lines) for line in one.lines]
+        Path(self.manifest).write_text("\n".join(lines), "utf-8")
 
     def _take(self, batch: Any, done: Manifest, files: _Files) -> None:
         facts = pa.table(batch)
@@ -65,10 +91,8 @@ class FileWriter:
         if not facts.num_rows:
             return
         first, last = offsets[0].as_py(), offsets[-1].as_py()
-        if last - first + 1 == facts.num_rows:
-            found = [OffsetRange(first, last)]
-        else:
-            found = runs(offsets.to_pylist())
+        is_dense = last - first + 1 == facts.num_rows
+        found = [OffsetRange(first, last)] if is_dense else runs(offsets.to_pylist())
         if done.seen and done.seen[-1].last + 1 == found[0].first:
             found[0] = OffsetRange(done.seen.pop().first, found[0].last)
         done.seen += found
@@ -152,10 +176,9 @@ class _Files:
         """Every file is durable, and so are its name and the names of its folders."""
         while self._open:
             self._close(next(iter(self._open)))
-        for folder in {self._root, *(self._root / one.path for one in self._done)}:
-            for each in (folder, *folder.parents)[:4] if folder != self._root else (folder,):
-                if each.is_dir() and (each == self._root or self._root in each.parents):
-                    sync_folder(each)
+        written = [(self._root / one.path).parent for one in self._done]
+        for folder in {self._root, *written, *(one.parent for one in written)}:
+            sync_folder(folder)
         return self._done
 
     def abandon(self) -> None:

@@ -6,6 +6,7 @@ and a store that was restored and is read once more.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
@@ -45,6 +46,18 @@ class Identities:
     def has(self, zones: Sequence[str], epochs: Sequence[str], sequences: Sequence[int]) -> list[bool]:
         """Of each fact, whether it is here."""
         return [self._has(*one) for one in zip(zones, epochs, sequences, strict=True)]
+
+    def to_json(self) -> str:
+        """As an option of a write."""
+        return json.dumps([[*origin, spans] for origin, spans in self._spans.items()])
+
+    @classmethod
+    def of(cls, text: str) -> Identities:
+        """From `to_json`."""
+        found = cls()
+        for zone, epoch, spans in json.loads(text):
+            found._spans[zone, epoch] = [(first, last) for first, last in spans]
+        return found
 
     def _has(self, zone: str, epoch: str, sequence: int) -> bool:
         spans = self._spans.get((zone, epoch), [])

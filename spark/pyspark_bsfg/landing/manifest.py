@@ -92,7 +92,10 @@ class Manifest:
         for kind, body in map(json.loads, lines):
             match kind:
                 case "file":
-                    found.files.append(File(**{k: tuple(v) if isinstance(v, list) else v for k, v in body.items()}))
+                    spans: dict[str, Any] = {
+                        name: tuple(body.pop(name)) for name in ("offsets", "sequences", "times_us")
+                    }
+                    found.files.append(File(**body, **spans))
                 case "seen":
                     found.seen.append(OffsetRange(*body))
                 case "declared":
