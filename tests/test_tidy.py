@@ -334,6 +334,8 @@ CORES: tuple[str, ...] = (
             "ranges",
             "schema",
             "transports/ports",
+            "transports/proofs",
+            "transports/range_pages",
             "transports/reading",
             "values",
         )

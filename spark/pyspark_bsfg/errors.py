@@ -7,6 +7,7 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
         StreamUnknown           the store has no stream of that name
         FactsGone               facts of the requested range are no longer, or not yet, in the store
         ConsumerRefused         a consumer cannot be registered or confirmed this way
+        NodeUnavailable         a node cannot be asked over MQTT: certificate, rights, connection, or the node itself
         StoreUnreadable         the file cannot be read from here, or its content is inconsistent
         JobRefused              the result of a job would be wrong
 """
@@ -38,7 +39,16 @@ class FactsGone(SparkError):
 
 
 class ConsumerRefused(SparkError):
-    """A consumer cannot be registered, or its cursor not moved, this way."""
+    """A consumer cannot be registered, or its cursor not moved, this way. `code` is that of the protocol, if a node has
+    answered."""
+
+    def __init__(self, why: str, hint: str = "", code: str = "") -> None:
+        super().__init__(why, hint)
+        self.code = code
+
+
+class NodeUnavailable(SparkError):
+    """A node cannot be asked over MQTT: certificate, rights, connection, or the node itself."""
 
 
 class StoreUnreadable(SparkError):

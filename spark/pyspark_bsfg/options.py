@@ -15,9 +15,10 @@ from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 from agent.message import STREAM
+from agent.replication.protocol.topics import is_zone
 from pyspark_bsfg.errors import OptionError
 
-TRANSPORTS = ("file",)  # a store file on the same host
+TRANSPORTS = ("file", "mqtt")  # a store file on the same host; a node, at a broker
 TELEMETRY = "facts.telemetry"
 WhenReleased = Literal["skip", "fail"]  # facts that retention releases between planning and reading
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
@@ -25,12 +26,35 @@ PARTITION_FACTS_MAX = 2_000_000
 OFFSET_MAX = 2**63 - 2
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
+# Each task has a connection, and a broker lets a zone have six (agent/replication/broker/limits.py).
+NODE_PARTITIONS = 4
+PORT = 8883
+REQUEST_TIMEOUT_S, REQUEST_TIMEOUT_S_MAX = 10, 600
+# With pauses up to 2 s: a node that restarts is back by then.
+ATTEMPTS, ATTEMPTS_MAX = 10, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """The node of a zone (`peer`) at a broker, and the files of the certificate with which to connect there; files are
+    paths, or `spark-files:NAME`. `facts_ca_file` empty: nothing is verified."""
+
+    host: str
+    peer: str
+    ca_file: str
+    cert_file: str
+    key_file: str
+    port: int = PORT
+    request_timeout_s: int = REQUEST_TIMEOUT_S
+    attempts: int = ATTEMPTS
+    facts_ca_file: str = ""
+    compromised_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read. Offsets are included at both ends; None means as far as the store goes. `paths` may hold
-    patterns."""
+    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends; None means as
+    far as the store goes."""
 
     paths: tuple[str, ...]
     stream: str = TELEMETRY
@@ -40,6 +64,7 @@ class Options:
     partition_facts_max: int = PARTITION_FACTS_MAX
     when_released: WhenReleased = "skip"
     push_filters: bool = False
+    node: NodeOptions | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> Options:
@@ -50,6 +75,10 @@ class Options:
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
         if (transport := texts.get("transport", "file")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
+        if misplaced := [name for name in texts if name in (_OF_NODE if transport == "file" else _OF_FILE)]:
+            raise OptionError(
+                f"option {NAMES[misplaced[0]]} is not of transport {transport}", "set transport to mqtt or file"
+            )
         if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
             raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")
         if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
@@ -57,7 +86,7 @@ class Options:
         if (when_released := texts.get("whenreleased", "skip")) not in get_args(WhenReleased):
             raise OptionError(f"whenReleased {when_released!r}", f"known are {', '.join(get_args(WhenReleased))}")
         options = cls(
-            paths=_paths(texts),
+            paths=_paths(texts) if transport == "file" else (),
             stream=texts.get("stream", TELEMETRY),
             start_offset=_number(texts, "startoffset", OFFSET_MAX),
             end_offset=_number(texts, "endoffset", OFFSET_MAX),
@@ -65,6 +94,7 @@ class Options:
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
             when_released="fail" if when_released == "fail" else "skip",
             push_filters=push_filters == "true",
+            node=_node(texts) if transport == "mqtt" else None,
         )
         start, end = options.start_offset, options.end_offset
         if start is not None and end is not None and end < start - 1:
@@ -72,21 +102,39 @@ class Options:
         return options
 
 
-NAMES = {
+_OF_FILE = {name.lower(): name for name in ("path", "paths")}
+_OF_NODE = {
     name.lower(): name
     for name in (
-        "path",
-        "paths",
-        "transport",
-        "stream",
-        "startOffset",
-        "endOffset",
-        "numPartitions",
-        "maxFactsPerPartition",
-        "whenReleased",
-        "pushFilters",
+        "host",
+        "port",
+        "peer",
+        "caFile",
+        "certFile",
+        "keyFile",
+        "factsCaFile",
+        "compromisedFile",
+        "requestTimeout",
+        "attempts",
     )
 }
+NAMES = (
+    _OF_FILE
+    | _OF_NODE
+    | {
+        name.lower(): name
+        for name in (
+            "transport",
+            "stream",
+            "startOffset",
+            "endOffset",
+            "numPartitions",
+            "maxFactsPerPartition",
+            "whenReleased",
+            "pushFilters",
+        )
+    }
+)
 
 
 def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
@@ -102,6 +150,24 @@ def _paths(texts: Mapping[str, str]) -> tuple[str, ...]:
         in_sql = "" if texts else "; in SQL: CREATE TEMPORARY VIEW facts USING bsfg OPTIONS (path '...')"
         raise OptionError("path is missing", f'name the store file: .load("/var/lib/bsfg/enterprise/facts.db"){in_sql}')
     return tuple(map(_local, given))
+
+
+def _node(texts: Mapping[str, str]) -> NodeOptions:
+    """Raises OptionError for what is missing."""
+    needed = ("host", "peer", "caFile", "certFile", "keyFile")
+    if missing := [name for name in needed if not texts.get(name.lower(), "").strip()]:
+        raise OptionError(f"transport mqtt without {', '.join(missing)}", f"it needs {', '.join(needed)}")
+    host, peer, ca_file, cert_file, key_file = (texts[name.lower()].strip() for name in needed)
+    if not is_zone(peer):
+        raise OptionError(f"peer {peer!r}", "the zone to read from, such as enterprise")
+    return NodeOptions(
+        *(host, peer, ca_file, cert_file, key_file),
+        port=_number(texts, "port", 65535) or PORT,
+        request_timeout_s=_number(texts, "requesttimeout", REQUEST_TIMEOUT_S_MAX) or REQUEST_TIMEOUT_S,
+        attempts=_number(texts, "attempts", ATTEMPTS_MAX) or ATTEMPTS,
+        facts_ca_file=texts.get("factscafile", ""),
+        compromised_file=texts.get("compromisedfile", ""),
+    )
 
 
 def _local(path: str) -> str:

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.options import Options
+from pyspark_bsfg.options import NODE_PARTITIONS, Options
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, resolve, split, task_count
 from pyspark_bsfg.schema import arrow_schema
@@ -52,7 +52,8 @@ class BsfgReader(DataSourceReader):
         parts = [self._parts(place) for place in stores]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
-        tasks = task_count(total, len(os.sched_getaffinity(0)), options.partitions, options.partition_facts_max)
+        cores = len(os.sched_getaffinity(0)) if options.node is None else NODE_PARTITIONS
+        tasks = task_count(total, cores, options.partitions, options.partition_facts_max)
         found: list[InputPartition] = [
             Offsets(place, epoch, *one)
             for place, (epoch, spans), share in zip(stores, parts, facts, strict=True)

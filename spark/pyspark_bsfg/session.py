@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_bsfg import register
 from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.options import NODE_PARTITIONS
 from pyspark_bsfg.schema import projection
 
 # Without these the same facts give other days, or files that other readers misread (INT96).
@@ -69,8 +70,9 @@ def session(name: str, master: str | None = None, settings: Mapping[str, str] | 
 
 
 def facts(spark: SparkSession, *paths: str | Path, columns: str = "", **options: str | int) -> DataFrame:
-    """Facts of some stores, read as fast as this session allows: filters are pushed down if its settings permit that,
-    and there is a task for each core of the cluster. What was chosen is logged.
+    """Facts of some stores' files, or of a node by options (`transport="mqtt"`), read as fast as this session allows:
+    filters are pushed down if its settings permit that, and there is a task for each core of the cluster, at most
+    NODE_PARTITIONS for a node. What was chosen is logged.
 
     `columns` are the columns to be made, separated by commas or blanks; all by default. `facts(spark, path,
     columns="offset").count()` opens no batch.
@@ -78,13 +80,16 @@ def facts(spark: SparkSession, *paths: str | Path, columns: str = "", **options:
     register(spark)
     is_pushing = spark.conf.get(PUSH_DOWN, "false") == "true"
     chosen: dict[str, str | int] = {"pushFilters": str(is_pushing).lower()}
-    chosen |= {"numPartitions": spark.sparkContext.defaultParallelism} | options
+    tasks = spark.sparkContext.defaultParallelism
+    if options.get("transport") == "mqtt":
+        tasks = min(tasks, NODE_PARTITIONS)
+    chosen |= {"numPartitions": tasks} | options
     reading = spark.read.format("bsfg").options(**chosen)
     if columns:
         reading = reading.schema(projection(columns.replace(",", " ").split()))
     hint = "" if is_pushing else f"; no filter is pushed down until {PUSH_DOWN}=true"
     log.info("facts are read with %s%s", " ".join(f"{key}={value}" for key, value in chosen.items()), hint)
-    return reading.load([str(path) for path in paths])
+    return reading.load([str(path) for path in paths]) if paths else reading.load()
 
 
 def check(spark: SparkSession) -> None:

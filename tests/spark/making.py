@@ -48,7 +48,7 @@ def message(number: int, subject: str = "order:4711") -> Message:
 
 def store(path: Path, runs: Iterable[Sequence[Sample]], stream: str = TELEMETRY, zone: str = "enterprise") -> Origin:
     """A store that recorded these samples itself, a batch for each run; closed again."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with FactStore.open(path, zone, settings=AT_ONCE) as opened:
         opened.appends.define(DEFINITIONS).result()
         for run in runs:

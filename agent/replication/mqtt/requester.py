@@ -127,8 +127,9 @@ async def converse(
     peer_zone: str,
     conversation: Callable[[Requester, Callable[[], None]], Awaitable[_T]],
     chance: Callable[[], float] = random.random,
+    attempts: int = ATTEMPTS,
 ) -> _T:
-    """Connect, carry out the conversation, disconnect; again after a retryable error, until ATTEMPTS fail in a row
+    """Connect, carry out the conversation, disconnect; again after a retryable error, until `attempts` fail in a row
     without progress, which the conversation reports by calling its second argument.
 
     Raises the last error: PeerRefused, MalformedMessage or TransportError. Only for requests that may be carried out
@@ -145,7 +146,7 @@ async def converse(
                 return await conversation(requester, progress)
         except (PeerRefused, TransportError) as error:
             failures += 1
-            if not error.retryable or failures == ATTEMPTS:
+            if not error.retryable or failures == attempts:
                 raise
         await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)
 

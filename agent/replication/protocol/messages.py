@@ -195,7 +195,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
 
 
 class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operation"):
-    """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting."""
+    """A page of facts `first_offset` to `last_offset` of a stream, without a consumer and without waiting; with
+    `whole_runs` of whole batches, beyond both ends of the range if need be."""
 
     stream: Name
     first_offset: Position
@@ -204,6 +205,8 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
     bytes_max: int = BYTES_MAX_DEFAULT
     epoch: Epoch | None = None
     definitions_known: dict[OriginName, Offset] = {}
+    whole_runs: bool = False
+    signers_known: SignersKnown = []
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchRange")

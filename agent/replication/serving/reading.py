@@ -113,8 +113,18 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
     asked_for = plan.stream, origin, first, last, plan.limit, plan.bytes_max
-    page = store.read_sequences(*asked_for, whole_runs=plan.whole_runs)
-    limit, after = plan.limit, plan.after_offset
+    return _select_whole(store, asked, store.read_sequences(*asked_for, whole_runs=plan.whole_runs))
+
+
+def read_whole_runs(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
+    """As `read_page`, but the first batch is sent whole too: only a whole batch can be proven."""
+    plan = asked.plan
+    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, whole_runs=True)
+    return _select_whole(store, asked, page)
+
+
+def _select_whole(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Refuse:
+    plan, limit, after = asked.plan, asked.plan.limit, asked.plan.after_offset
     if page.batches:
         start = page.batches[0]
         limit, after = max(limit, start.last_offset - start.first_offset + 1), min(after, start.first_offset - 1)

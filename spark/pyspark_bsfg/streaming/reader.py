@@ -24,18 +24,27 @@ from pyspark.sql.types import StructType
 from agent.errors import BsfgError
 from agent.fact_store import StoreError
 from agent.pages import Hole
-from pyspark_bsfg.errors import ConsumerRefused, FactsGone, OptionError, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.errors import (
+    ConsumerRefused,
+    FactsGone,
+    NodeUnavailable,
+    OptionError,
+    StoreUnreadable,
+    StreamUnknown,
+)
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.streaming.checkpoint import bind, read_binding, write_binding
+from pyspark_bsfg.streaming.contact import Contact
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
 from pyspark_bsfg.streaming.options import StreamOptions
-from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, places, record_batches
+from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, StoreFile, places, record_batches
 
 # Spark asks 100 times a second while there is nothing; a stop waits for the answer.
 IDLE_WAIT_S = 0.5
 POLL_S = 0.05
-UNREACHABLE = (StoreUnreadable, StoreError, StreamUnknown, OSError)
+POLL_NODE_S = 0.2  # a request each
+UNREACHABLE = (StoreUnreadable, NodeUnavailable, StoreError, StreamUnknown, OSError)
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +70,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         self.place = stores[0]
+        self._contact = Contact(self.place)
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
@@ -69,7 +79,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
         """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash. Raises
         SparkError: a query whose store was never reached does not wait."""
-        with self.place.opened() as source:
+        with self._contact.opened() as source:
             held = source.bounds(self.options.read.stream)
             start = self._bound(source, held) or first_offset(self.options.start, held)
         return start.to_json()
@@ -97,11 +107,11 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return step.end.to_json()
             if self._target is not None or time.monotonic() >= deadline:
                 return after.to_json()
-            time.sleep(POLL_S)
+            time.sleep(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query ends at what is there now. Raises SparkError: a run that reached nothing is no success."""
-        with self.place.opened() as source:
+        with self._contact.opened() as source:
             held = source.bounds(self.options.read.stream)
         self._target = StreamOffset(held.epoch, held.end_offset)
 
@@ -148,7 +158,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             done = StreamOffset.of(end)
-            with self.place.opened() as source:
+            with self._contact.opened() as source:
                 source.confirm(self.options.consumer, done.offset, done.epoch)
         except (BsfgError, OSError) as error:
             log.warning("consumer %s is not confirmed up to %s: %s", self.options.consumer, end, error)
@@ -163,7 +173,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _reached(self) -> Bounds | None:
         """What the store holds; None where it is out of reach, which is logged once, as is its return."""
         try:
-            with self.place.opened() as source:
+            with self._contact.opened() as source:
                 held = source.bounds(self.options.read.stream)
                 if not self._is_bound:
                     self._bound(source, held)

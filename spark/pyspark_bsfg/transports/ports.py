@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from agent.batch import Origin
+from agent.batch import Batch, Origin
 from agent.fact_store import Start, Verified
-from agent.pages import Hole, StoredBatch
+from agent.pages import Hole
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
@@ -47,13 +47,25 @@ class Asked:
     epoch: str = ""
 
 
+class PlacedBatch(NamedTuple):
+    """A batch, where it begins in the stream, and whether a signature proves it."""
+
+    first_offset: int
+    batch: Batch
+    verified: Verified = "no"
+
+    @property
+    def last_offset(self) -> int:
+        """Where it ends."""
+        return self.first_offset + self.batch.header.count - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Batches in order, whether each is proven by a signature, and the holes between them. Pages of a range together
-    cover each of its offsets once, or more of the first and the last batch."""
+    """Batches in order, and the holes between them. Pages of a range together cover each of its offsets once; the first
+    batch may begin before the range, the last one end behind it."""
 
-    batches: Sequence[StoredBatch]
-    verified: Sequence[Verified]
+    batches: Sequence[PlacedBatch]
     holes: Sequence[Hole] = ()
 
 

@@ -11,14 +11,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from agent.batch import parse
 from agent.columns import BatchError
+from agent.fact_store import BatchSummary
 from agent.pages import Hole
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import FactsGone, StoreUnreadable
 from pyspark_bsfg.pruning import Pruning
-from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole
+from pyspark_bsfg.transports.ports import Asked, FactSource, OnHole, PlacedBatch
 
 HOLES_LOGGED_MAX = 20  # lines of one task; a failing disk has more, and their sum is enough
 
@@ -37,17 +37,29 @@ def record_batches(
         for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
             for hole in page.holes:
                 on_hole(hole)
-            for stored, verified in zip(page.batches, page.verified, strict=True):
+            for placed in page.batches:
+                first, batch, verified = placed
+                header = batch.header
+                if pruning.skips_batches and not pruning.may_hold(_summary(placed)):
+                    continue  # a transport without summaries has sent it
                 if columns.needs_tags:
-                    source.define(dictionary, stored.origin, stored.definition_count)
-                start = max(span.first - stored.first_offset, 0)
-                stop = min(span.last, stored.last_offset) - stored.first_offset + 1
+                    source.define(dictionary, header.origin, header.definitions.count)
+                start, stop = max(span.first - first, 0), min(span.last, placed.last_offset) - first + 1
                 try:
-                    yield from columns.add(parse(stored.sealed), stored.first_offset, start, stop, verified)
+                    yield from columns.add(batch, first, start, stop, verified)
                 except BatchError as error:
-                    where = f"{source.name}: facts {stored.first_offset} to {stored.last_offset} of {asked.stream}"
+                    where = f"{source.name}: facts {first} to {placed.last_offset} of {asked.stream}"
                     raise StoreUnreadable(f"{where}: {error}", "run bsfg store verify on the node") from error
     yield from columns.flush()
+
+
+def _summary(placed: PlacedBatch) -> BatchSummary:
+    """A batch as a store's table shows it."""
+    header = placed.batch.header
+    return BatchSummary(
+        *(placed.first_offset, placed.last_offset, header.origin, header.first_sequence),
+        *(header.time_min_ns, header.time_max_ns, header.kind, header.definitions.count, len(placed.batch.sealed)),
+    )
 
 
 class HoleLog:

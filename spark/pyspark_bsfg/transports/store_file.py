@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence
+from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse
 from agent.fact_store import BatchSummary, Start, StoreDamaged, StoreReader, Verified
+from agent.pages import StoredBatch
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, joined
-from pyspark_bsfg.transports.ports import Asked, Bounds, Page
+from pyspark_bsfg.transports.ports import Asked, Bounds, Page, PlacedBatch
 
 PAGE_FACTS = 200_000
 PAGE_BYTES = 4 * 1024 * 1024  # some milliseconds of reading; a page of larger ones was no faster
@@ -122,7 +123,7 @@ class StoreFileSource:
             if needs_proofs:
                 places = [(one.origin, first_sequence(one.sealed)) for one in page.batches]
                 verified = self.reader.verified(asked.stream, places)
-            yield Page(page.batches, verified, page.holes)
+            yield Page([_placed(one, how) for one, how in zip(page.batches, verified, strict=True)], page.holes)
             reached = max([after, *(one.last_offset for one in page.batches), *(one.last_offset for one in page.holes)])
             if reached == after:  # the range was held when this was planned: it is another file now
                 raise StoreUnreadable(f"{self.name}: {asked.stream} ends at {after}, not at {last}", "read again")
@@ -169,6 +170,10 @@ class StoreFileSource:
         if isinstance(answer, Refused):
             raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint)
         return answer
+
+
+def _placed(stored: StoredBatch, verified: Verified) -> PlacedBatch:
+    return PlacedBatch(stored.first_offset, parse(stored.sealed), verified)
 
 
 def _check_access(path: Path) -> None:

@@ -1,0 +1,211 @@
+"""Shell: reads a node's facts over MQTT with mutual TLS, as one more zone to which the node exports streams.
+
+Nothing is registered or confirmed by reading: each page is a FetchRange of its own, so any number of tasks read side by
+side. While a page becomes columns, the next one is fetched. Each `opened` has one connection, with a client id of its
+own. The files of certificates are named by path, or as `spark-files:NAME` where `--files` has brought them.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from pyspark import SparkFiles
+
+from agent.batch import Origin
+from agent.fact_store import Start
+from agent.replication.mqtt import Access, Reply
+from agent.replication.pki import PkiError, client_context, describe, load_certificates
+from agent.replication.protocol.errors import PeerRefused, ReplicationError, advice
+from agent.replication.protocol.messages import (
+    BYTES_MAX_MIN,
+    BoundsAnswer,
+    ConfirmReceipt,
+    CursorAnswer,
+    FetchAnswer,
+    FetchFacts,
+    GetBounds,
+    GetCursor,
+    ListStreams,
+    Request,
+    StreamsAnswer,
+)
+from agent.signing.certificates import SignerTrust
+from agent.signing.errors import SigningError
+from agent.signing.files import load_trust
+from agent.signing.settings import SigningSettings
+from pyspark_bsfg.dictionary import Dictionary
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, SparkError, StoreUnreadable, StreamUnknown
+from pyspark_bsfg.options import NodeOptions
+from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.transports.conversation import Conversation
+from pyspark_bsfg.transports.ports import Asked, Bounds, Page
+from pyspark_bsfg.transports.proofs import Signers
+from pyspark_bsfg.transports.range_pages import Definitions, RangePages
+
+SPARK_FILES = "spark-files:"
+
+
+@dataclass(frozen=True, slots=True)
+class MqttNode:
+    """A zone's node, at a broker."""
+
+    at: NodeOptions
+
+    @contextmanager
+    def opened(self) -> Iterator[MqttNodeSource]:
+        """Connects when something is asked first. Raises NodeUnavailable for files that cannot be used."""
+        at = self.at
+        try:
+            files = _local(at.ca_file), _local(at.cert_file), _private(_local(at.key_file))
+            zone = _zone_of(files[1])
+            client_context(*files)
+            trust = _trust(at)
+        except (PkiError, SigningError) as error:
+            raise NodeUnavailable(str(error), error.hint) from error
+        access = Access("spark", zone, at.host, at.port, partial(client_context, *files))
+        conversation = Conversation(access, at.peer, at.request_timeout_s, at.attempts)
+        try:
+            yield MqttNodeSource(self, conversation, zone, trust)
+        finally:
+            conversation.close()
+
+
+class MqttNodeSource:
+    """The facts that a node exports to the zone of our certificate; see `FactSource`."""
+
+    def __init__(self, node: MqttNode, conversation: Conversation, zone: str, trust: SignerTrust | None) -> None:
+        self._at = node.at
+        self._conversation = conversation
+        self._zone = zone
+        self._trust = trust
+        self._definitions: Definitions = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self._at.peer} at {self._at.host}:{self._at.port}"
+
+    def bounds(self, stream: str) -> Bounds:
+        answer = self._ask(GetBounds(stream=stream)).answer
+        assert isinstance(answer, BoundsAnswer), answer
+        return Bounds(answer.epoch, answer.first_offset, answer.end_offset, self._at.peer)
+
+    def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:  # noqa: ARG002
+        """By offset only: the protocol has no summaries. What a filter excludes is skipped unopened when it is here."""
+        first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])
+        yield from [OffsetRange(first, last)] * (first <= last)
+
+    def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:  # noqa: ARG002
+        """Facts are verified if the reader was given the certificate of a facts authority."""
+        signers = None
+        if needs_proofs and self._trust is not None:
+            signers = Signers(self._trust, time.time_ns() // 1_000_000)
+        pages = RangePages(self.name, self._at.peer, asked, self._definitions, signers)
+        fetched = None if pages.is_done else self._conversation.ask(pages.request())
+        while fetched is not None:
+            reply = self._answer_of(fetched)
+            page = pages.take(reply.answer, reply.batches)
+            fetched = None if pages.is_done else self._conversation.ask(pages.request())  # while this one is decoded
+            yield page
+
+    def define(self, dictionary: Dictionary, origin: Origin, count: int) -> None:
+        """From what came with the pages, whole: a dictionary takes no additions."""
+        if dictionary.known(origin) < count:
+            bodies = self._definitions.get(origin, [])
+            if len(bodies) < count:
+                raise StoreUnreadable(
+                    f"{self.name}: {origin} has {len(bodies)} tag definitions, a batch needs {count}",
+                    "run bsfg store verify on the node",
+                )
+            dictionary.put(origin, bodies)
+
+    def cursor(self, consumer: str) -> int | None:
+        try:
+            answer = self._ask(GetCursor(consumer_name=consumer)).answer
+        except ConsumerRefused as error:
+            if error.code == "unknown_consumer":
+                return None
+            raise
+        assert isinstance(answer, CursorAnswer), answer
+        return answer.frontier
+
+    def register(self, consumer: str, stream: str, start: Start) -> int:
+        """By a first fetch, whose page is dropped: the protocol has no other way."""
+        fetch = FetchFacts(consumer_name=consumer, stream=stream, start=start, limit=1, bytes_max=BYTES_MAX_MIN)
+        answer = self._ask(fetch).answer
+        assert isinstance(answer, FetchAnswer), answer
+        return answer.frontier
+
+    def confirm(self, consumer: str, offset: int, epoch: str) -> None:
+        if offset > 0:
+            self._ask(ConfirmReceipt(consumer_name=consumer, offset=offset, epoch=epoch or None))
+
+    def _ask(self, request: Request) -> Reply:
+        return self._answer_of(self._conversation.ask(request))
+
+    def _answer_of(self, asked: Future[Reply]) -> Reply:
+        """Raises SparkError."""
+        try:
+            return asked.result()
+        except PeerRefused as error:
+            raise self._refused(error) from error
+        except ReplicationError as error:
+            tried = f"{self.name}, as zone {self._zone}, {self._at.attempts} times"
+            raise NodeUnavailable(f"no answer from {tried}: {error}") from error
+
+    def _refused(self, error: PeerRefused) -> SparkError:
+        """An error of the node as one of ours; for a stream with the names of those that are exported."""
+        what = f"{self.name}: {error.message.rstrip('. ')}"
+        match error.code:
+            case "stream_not_exported":
+                answer = self._ask(ListStreams()).answer
+                assert isinstance(answer, StreamsAnswer), answer
+                names = ", ".join(one.name for one in answer.streams) or "nothing"
+                return StreamUnknown(f"{what}; exported to {self._zone}: {names}", error.hint)
+            case "epoch_changed" | "offset_beyond_log":
+                return FactsGone(what, "plan the read again: the store began another epoch, or lost its end")
+            case code if "consumer" in code or code in {"confirm_beyond_log", "fenced", "lease_unknown"}:
+                return ConsumerRefused(what, error.hint, code)
+        return NodeUnavailable(advice(f"{what} ({error.code})", error.hint))
+
+
+def _local(file: str) -> Path:
+    """The path of a file on this host."""
+    name = file.removeprefix(SPARK_FILES)
+    return Path(file) if name == file else Path(SparkFiles.get(name))
+
+
+def _private(key_file: Path) -> Path:
+    """A key that others cannot use. What `--files` brings has a mode with which others may enter, though not read."""
+    try:
+        mode = key_file.stat()
+        if stat.S_IMODE(mode.st_mode) & 0o077 == 0o011 and mode.st_uid == os.geteuid():
+            key_file.chmod(0o600)
+    except OSError as error:
+        raise PkiError(f"{key_file}: {error.strerror}", "name the file by keyFile, or bring it with --files") from error
+    return key_file
+
+
+def _zone_of(cert_file: Path) -> str:
+    """The zone that a certificate names, as which the broker knows us."""
+    zone = describe(load_certificates(cert_file)[0], datetime.now(UTC)).zone
+    if not zone:
+        raise PkiError(f"{cert_file} names no zone", "use a certificate made by bsfg pki issue ZONE")
+    return zone
+
+
+def _trust(at: NodeOptions) -> SignerTrust | None:
+    """Whose signatures the reader believes; None where it was told of nobody."""
+    if not at.facts_ca_file:
+        return None
+    compromised = _local(at.compromised_file) if at.compromised_file else Path(os.devnull)
+    return load_trust(SigningSettings(facts_ca_file=_local(at.facts_ca_file), compromised_file=compromised), ())

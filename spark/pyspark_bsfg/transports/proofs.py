@@ -1,0 +1,70 @@
+"""Which batches of a page that came over the network a trusted signature proves. Core: no IO.
+
+A head proves its batch and the chain before it, as far as the batches are here and follow one another by sequence and
+digest. Heads are verified from the end, so that of a chain one is enough. A slice proves nothing, for no head is of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from agent.batch import Batch
+from agent.fact_store import Verified
+from agent.signing.certificates import Refusal, Signer, SignerTrust, describe_signer, signer_of
+from agent.signing.heads import key_id_in
+from agent.signing.runs import ChainEnd, Proof, check_head
+
+
+class Signers:
+    """Whom a reader believes, and the certificates that pages have brought."""
+
+    def __init__(self, trust: SignerTrust, now_ms: int) -> None:
+        # A key that counts as compromised still names its zone: what it signed is suspect, and not unproven.
+        self._trust = replace(trust, compromised_since_ms={})
+        self._compromised: Mapping[bytes, int] = trust.compromised_since_ms
+        self._now_ms = now_ms
+        self._believed: dict[tuple[str, bytes], Signer] = {}
+        self._came: set[bytes] = set()
+
+    def add(self, certificates: Sequence[bytes]) -> None:
+        """Take the certificates of a page (DER)."""
+        for one in certificates:
+            named = describe_signer(one)
+            if isinstance(named, Signer):
+                self._came.add(named.key_id)
+                found = signer_of(one, self._trust, self._now_ms)
+                if isinstance(found, Signer):
+                    self._believed[found.zone, found.key_id] = found
+
+    def known(self) -> list[str]:
+        """Key ids whose certificates need not be sent again."""
+        return sorted(key_id.hex() for key_id in self._came)
+
+    def verified(self, batches: Sequence[Batch], heads: Sequence[bytes]) -> list[Verified]:
+        """What is proven of each batch of a page; `heads` is empty for one without."""
+        found: list[Verified] = []
+        after: Batch | None = None
+        for batch, head in zip(reversed(batches), reversed(heads), strict=True):
+            proven: Verified = found[-1] if after is not None and _follows(batch, after) else "no"
+            if head and proven != "yes" and not batch.header.is_slice:
+                proven = self._proven(batch, head) or proven
+            found.append(proven)
+            after = batch
+        return found[::-1]
+
+    def _proven(self, batch: Batch, head: bytes) -> Verified | None:
+        if check_head(head, ChainEnd.of(batch), self._resolve)[0] is not Proof.VERIFIED:
+            return None
+        since_ms = self._compromised.get(key_id_in(head))
+        return "suspect" if since_ms is not None and self._now_ms >= since_ms else "yes"
+
+    def _resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+        return self._believed.get((zone, key_id))
+
+
+def _follows(before: Batch, after: Batch) -> bool:
+    """Whether a batch is the successor of another in one chain."""
+    left, right = before.header, after.header
+    is_next = left.origin == right.origin and left.last_sequence + 1 == right.first_sequence
+    return is_next and right.previous_digest == before.digest and not left.is_slice

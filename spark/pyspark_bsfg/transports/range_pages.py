@@ -1,0 +1,121 @@
+"""One range of a stream, asked of a node page by page: the next request, and what an answer gives. Core: no IO.
+
+An answer is believed as far as it can be checked: it is of the zone, stream and range that were asked for, without a
+gap, each batch has its digest and its header says what the page says of it. Tag definitions come with the first page
+whose batches need them, and are kept for the whole task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent.batch import Batch, Origin, parse
+from agent.columns import BatchError
+from agent.pages import Hole
+from agent.replication.protocol.messages import (
+    LIMIT_MAX,
+    SIGNERS_KNOWN_MAX,
+    Answer,
+    DefinitionEntry,
+    FetchRange,
+    RangeAnswer,
+)
+from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
+from pyspark_bsfg.transports.ports import Asked, Page, PlacedBatch
+from pyspark_bsfg.transports.proofs import Signers
+
+PAGE_BYTES = 1_000_000  # what our brokers let through with its header; smaller ones cost both sides more a fact
+
+Definitions = dict[Origin, list[bytes]]
+
+
+class RangePages:
+    """The pages of one range of a zone's store. `signers` where heads are to be verified: then whole batches and their
+    heads are asked for, to the end of a run."""
+
+    def __init__(self, name: str, zone: str, asked: Asked, definitions: Definitions, signers: Signers | None) -> None:
+        self._name, self._zone, self._asked = name, zone, asked
+        self._definitions, self._signers = definitions, signers
+        self._next = asked.offsets.first
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the range was taken whole."""
+        return self._next > self._asked.offsets.last
+
+    def request(self) -> FetchRange:
+        """What to ask next."""
+        assert not self.is_done
+        return FetchRange(
+            stream=self._asked.stream,
+            first_offset=self._next,
+            last_offset=self._asked.offsets.last,
+            limit=LIMIT_MAX,
+            bytes_max=PAGE_BYTES,
+            epoch=self._asked.epoch or None,
+            definitions_known={str(origin): len(bodies) for origin, bodies in self._definitions.items()},
+            whole_runs=self._signers is not None,
+            signers_known=[] if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
+        )
+
+    def take(self, answer: Answer, attachment: Sequence[bytes]) -> Page:
+        """The page of an answer; it may be empty, where only definitions came. Raises SparkError."""
+        asked = self._asked
+        if not isinstance(answer, RangeAnswer) or (answer.store_zone, answer.stream) != (self._zone, asked.stream):
+            raise StoreUnreadable(f"{self._name} gave an answer to something else", "read again")
+        if answer.omitted:
+            raise OptionError(
+                f"{self._name} leaves out what the zone of this certificate has recorded itself",
+                "read with a certificate of a zone that records nothing, such as analytics",
+            )
+        self._define(answer.definitions)
+        covered = answer.covered()
+        if covered is None:
+            if answer.definitions:
+                return Page([])
+            ends = f"{self._name}: {asked.stream} ends at {answer.end_offset}, not at {asked.offsets.last}"
+            raise FactsGone(ends, "read again")
+        is_whole = self._signers is not None and self._next == asked.offsets.first
+        if not (covered[0] == self._next or (is_whole and covered[0] < self._next)) or covered[1] < self._next:
+            raise self._wrong(f"facts {covered[0]} to {covered[1]} came, asked was from {self._next} on")
+        page = self._page(answer, attachment)
+        self._next = covered[1] + 1
+        return page
+
+    def _page(self, answer: RangeAnswer, attachment: Sequence[bytes]) -> Page:
+        asked = self._asked.offsets
+        sealed, heads = answer.split(attachment)
+        batches = [self._parsed(entry, one) for entry, one in zip(answer.batches, sealed, strict=True)]
+        placed = [PlacedBatch(first, batch) for (first, _, _), batch in zip(answer.batches, batches, strict=True)]
+        if self._signers is not None:
+            self._signers.add(answer.signers)
+            proven = self._signers.verified(batches, heads)
+            placed = [one._replace(verified=how) for one, how in zip(placed, proven, strict=True)]
+        spans = [(max(first, asked.first), min(last, asked.last), why) for first, last, why in answer.holes]
+        holes = [
+            Hole(first, last, "expired" if why == "expired" else "damaged")
+            for first, last, why in spans
+            if first <= last
+        ]
+        # The rest of a run proves what is in the range, and is another task's.
+        return Page([one for one in placed if one.first_offset <= asked.last], holes)
+
+    def _parsed(self, entry: tuple[int, int, int], sealed: bytes) -> Batch:
+        first, last, _ = entry
+        try:
+            batch = parse(sealed)
+        except BatchError as error:
+            raise self._wrong(f"the batch at offset {first}: {error}") from error
+        if (batch.header.stream, batch.header.count) != (self._asked.stream, last - first + 1):
+            raise self._wrong(f"the batch at offset {first} is another than the page says")
+        return batch
+
+    def _define(self, entries: Sequence[DefinitionEntry]) -> None:
+        for entry in entries:
+            bodies = self._definitions.setdefault(Origin(entry.zone, bytes.fromhex(entry.epoch)), [])
+            if entry.number != len(bodies) + 1:
+                raise self._wrong(f"definition {entry.number} of {entry.zone} came after number {len(bodies)}")
+            bodies.append(bytes(entry.definition))
+
+    def _wrong(self, why: str) -> StoreUnreadable:
+        return StoreUnreadable(f"{self._name}: {why}", "update the older of both programs, or report this")
