@@ -190,16 +190,13 @@ class _Folders:
     def commit(self, key: str, span: OffsetRange, files: Sequence[File]) -> None:
         aside = self._folder / _ASIDE / f"{key}.{span.first}"
         listed = {aside / one.path for one in files}
+        if self.landed(key) >= span.first or not all(path.exists() for path in listed):
+            raise JobRefused(f"{self._folder}: another writer lands facts of {key}", "one land job for each checkpoint")
         for path in aside.rglob("*.parquet"):
             if path not in listed:  # of a task that ran twice
                 path.unlink()
         sync_folder(aside)
-        target = self._folder / f"batch={key}.{span.first:019}-{span.last:019}"
-        if self.landed(key) >= span.first or target.exists():
-            raise JobRefused(
-                f"{self._folder}: another writer landed facts of {key}", "one land job for each checkpoint"
-            )
-        aside.rename(target)
+        aside.rename(self._folder / f"batch={key}.{span.first:019}-{span.last:019}")
         sync_folder(self._folder)
 
     def paths(self) -> list[str]:

@@ -8,6 +8,7 @@ the query has ended.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,6 +41,7 @@ class Receipts(StreamingQueryListener):
         self.consumer = consumer
         self.checkpoint = checkpoint
         self.confirmed: StreamOffset | None = None
+        self._lock = threading.Lock()  # events come in a thread of Spark's
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  the names are Spark's
         """Nothing is finished yet."""
@@ -59,17 +61,18 @@ class Receipts(StreamingQueryListener):
 
     def confirm(self) -> bool:
         """Confirm all batches that have a commit entry; whether that succeeded, or there was nothing new."""
-        try:
-            done = last_committed(self.checkpoint)
-            if done is None or done == self.confirmed or not done.offset:
-                return True
-            with self._contact.opened() as source:
-                source.confirm(self.consumer, done.offset, done.epoch)
-        except (BsfgError, OSError) as error:
-            log.warning("consumer %s is not confirmed: %s", self.consumer, error)
-            return False
-        self.confirmed = done
-        return True
+        with self._lock:
+            try:
+                done = last_committed(self.checkpoint)
+                if done is None or done == self.confirmed or not done.offset:
+                    return True
+                with self._contact.opened() as source:
+                    source.confirm(self.consumer, done.offset, done.epoch)
+            except (BsfgError, OSError) as error:
+                log.warning("consumer %s is not confirmed: %s", self.consumer, error)
+                return False
+            self.confirmed = done
+            return True
 
     def close(self) -> None:
         """Confirm what is left, and disconnect."""

@@ -1,0 +1,215 @@
+"""The land job on a real Spark: each fact once, through crashes at the worst moments, losses and restored stores.
+
+A crash is an exception here, which leaves on disk what a kill leaves; `test_kills.py` kills for real.
+"""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from agent.fact_store import FactStore, StoreReader
+from agent.message import Sample
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.jobs import land
+from pyspark_bsfg.jobs.land import Order
+from pyspark_bsfg.landing import tables
+from pyspark_bsfg.landing.lander import Totals, incidents_of
+from pyspark_bsfg.landing.tables import Format, paths
+from pyspark_bsfg.streaming.receipts import Receipts
+from tests.spark import making
+from tests.spark.making import NOON_NS, TELEMETRY
+from tests.spark.streaming.feeding import append
+from tests.spark.streaming.rows import landed_rows, landed_until
+from tests.spark.streaming.test_stream_reader import CONSUMER, node
+
+pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+
+FACTS = 1200  # with one declared gap
+FORMATS = pytest.mark.parametrize("kind", ["delta", "parquet"])
+
+
+class Crash(JobRefused):
+    """The job ends here, as if it were killed: no repetition, nothing tidied up."""
+
+
+def order(folder: Path, kind: Format = "delta", checkpoint: str = "checkpoint", **options: object) -> Order:
+    """Land what is there, in batches of 500."""
+    texts = {"path": folder / "facts.db", "maxOffsetsPerTrigger": 500, **options}
+    given = {name: str(value) for name, value in texts.items()}
+    return Order(given, folder / "lake" / "facts", folder / checkpoint, kind, is_available_now=True)
+
+
+def run(spark: SparkSession, asked: Order) -> Totals:
+    """The job."""
+    return land.run(spark, asked, threading.Event())[0]
+
+
+def identities(folder: Path) -> list[tuple[Any, ...]]:
+    """Every fact in the table."""
+    columns = ("zone", "stream", "epoch", "sequence", "offset", "value")
+    return landed_rows(paths(folder / "lake" / "facts"), columns)
+
+
+def recorded(folder: Path, facts: int = FACTS) -> list[tuple[Any, ...]]:
+    """Every fact that the feeder has recorded."""
+    with closing(StoreReader(folder / "facts.db")) as reader:
+        epoch = reader.origin.epoch.hex()
+    numbers = range(1, facts + 1)
+    return [("enterprise", TELEMETRY, epoch, n, n, float(n) if n % 1000 else None) for n in numbers]
+
+
+def crashing(step: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
+    """As `step` the first time, then a crash before or after it."""
+    calls = 0
+
+    def wrapped(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2 and is_before:
+            raise Crash("killed")
+        answer = step(*arguments)
+        if calls == 2:
+            raise Crash("killed")
+        return answer
+
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    "kind, step",
+    [("delta", "before_sink"), ("delta", "after_sink"), ("delta", "before_confirm"), ("parquet", "after_sink")],
+)
+def test_each_fact_lands_once_through_a_crash(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format, step: str
+) -> None:
+    """The job dies at its second batch: before the table has it, after that and before Spark's checkpoint, and after that
+    and before the node is told. The cursor is then not beyond the table. A second run lands the rest: each fact once, the
+    gap once, all confirmed; although the store releases at once what is confirmed."""
+    asked = order(tmp_path, kind, consumer=CONSUMER, startingOffsets="cursor")
+    with node(tmp_path) as store:
+        store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
+        append(store, 1, FACTS)
+        with monkeypatch.context() as broken:
+            if step == "before_confirm":
+                broken.setattr(Receipts, "confirm", lambda _: False)
+                broken.setattr("pyspark_bsfg.streaming.reader.BsfgStreamReader.commit", lambda *_: None)
+                run(spark, asked)
+            else:
+                sink = tables._Delta if kind == "delta" else tables._Folders
+                # Of the first batch only the facts, of the second the facts too: gaps come with the second.
+                broken.setattr(sink, "commit", crashing(sink.commit, is_before=step == "before_sink"))
+                with pytest.raises(JobRefused):
+                    run(spark, asked)
+        state = store.consumers.get(CONSUMER)
+        assert state is not None
+        assert state.frontier <= landed_until(tmp_path / "lake" / "facts")
+        totals = run(spark, asked)
+        state = store.consumers.get(CONSUMER)
+        assert state is not None
+        assert (state.frontier, totals.facts_missing, totals.facts_known) == (FACTS, 0, 0)
+    assert identities(tmp_path) == recorded(tmp_path)
+    assert landed_rows(paths(incidents_of(asked.folder)), ("what", "offset")) == [("samples_lost", 1000)]
+
+
+@FORMATS
+def test_what_cannot_be_read_has_a_row(spark: SparkSession, tmp_path: Path, kind: Format) -> None:
+    """Damaged and released facts do not stop the job; each range is a row of the incidents with its reason."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n))] * 50 for n in range(20)])
+    asked = order(tmp_path, kind)
+    making.damage(path, 601)
+    totals = run(spark, order(tmp_path, kind, startingOffsets=1))
+    assert (totals.facts_landed, totals.facts_missing, totals.end_offset) == (950, 50, 1000)
+    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
+    assert rows == [("facts_unread", 650, '{"reason": "damaged", "count": 50}', 601)]
+    with FactStore.open(path, "enterprise") as store:
+        append(store, 1001, 1100)
+        store.end_offset(TELEMETRY)
+    making.release(path, 1040)
+    run(spark, asked)
+    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
+    assert ("facts_unread", 1040, '{"reason": "expired", "count": 40}', 1001) in rows
+    assert landed_rows(paths(asked.folder), ("offset",))[-1] == (1100,)
+
+
+def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """After the store has begun a new epoch the job reads it again and adds only what is new; so does a job with a new
+    checkpoint on the same table. A checkpoint with another table is refused."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(600)]])
+    assert run(spark, order(tmp_path)).facts_landed == 600
+    with FactStore.open(path, "enterprise") as store:
+        store.begin_epoch("restored").result()
+        append(store, 601, 700)
+    totals = run(spark, order(tmp_path))
+    assert (totals.facts_landed, totals.facts_known, totals.facts_missing) == (100, 600, 0)
+    totals = run(spark, order(tmp_path, checkpoint="another"))
+    assert (totals.facts_landed, totals.facts_known) == (0, 700)
+    assert len(set(identities(tmp_path))) == 700
+    elsewhere = Order(order(tmp_path).options, tmp_path / "elsewhere", tmp_path / "checkpoint", is_available_now=True)
+    with pytest.raises(JobRefused, match=r"belongs to table .*lake/facts"):
+        run(spark, elsewhere)
+
+
+def test_a_query_that_fails_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that may pass is repeated after a pause and counted; a wrong option is told at once."""
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, float(n)) for n in range(100)]])
+    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
+    commit, failures = tables._Delta.commit, iter([OSError("no space left on device")])
+
+    def flaky(self: Any, *arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return commit(self, *arguments)
+
+    monkeypatch.setattr(tables._Delta, "commit", flaky)
+    totals, restarts = land.run(spark, order(tmp_path), threading.Event())
+    assert (totals.facts_landed, restarts) == (100, 1)
+    with pytest.raises(Exception, match="did you mean startingOffsets"):
+        run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
+
+
+def test_any_query_may_confirm_what_it_has_finished(spark: SparkSession, tmp_path: Path) -> None:
+    """A query of one's own, with Spark's own sink: inside `confirming` the node is told of each finished batch, the last
+    one included."""
+    from pyspark_bsfg.streaming.receipts import confirming
+
+    with node(tmp_path) as store:
+        store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
+        append(store, 1, 900)
+        checkpoint = str(tmp_path / "checkpoint")
+        options = {"path": str(tmp_path / "facts.db"), "consumer": CONSUMER, "startingOffsets": "cursor"}
+        options |= {"checkpointLocation": checkpoint, "maxOffsetsPerTrigger": "400"}
+        with confirming(spark, options):
+            facts = spark.readStream.format("bsfg").options(**options).load()
+            writing = facts.writeStream.format("memory").queryName("facts").option("checkpointLocation", checkpoint)
+            writing.trigger(availableNow=True).start().awaitTermination()
+        state = store.consumers.get(CONSUMER)
+        assert state is not None
+        assert state.frontier == 900
+    assert spark.table("facts").count() == 900
+
+
+def test_the_last_line_is_json(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The program prints what it did; a store that does not exist is exit status 1 and a sentence."""
+    monkeypatch.setattr(land, "session", lambda _: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)] * 10])
+    where = ["--table", str(tmp_path / "t"), "--checkpoint", str(tmp_path / "c"), "--available-now"]
+    assert land.main(["--store", str(tmp_path / "facts.db"), *where]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["facts_landed"], found["facts_missing"], found["restarts"], found["format"]) == (10, 0, 0, "delta")
+    where = ["--table", str(tmp_path / "t2"), "--checkpoint", str(tmp_path / "c2"), "--available-now"]
+    assert land.main(["--store", str(tmp_path / "absent.db"), *where]) == 1
+    assert "absent.db does not exist on this host" in capsys.readouterr().err
