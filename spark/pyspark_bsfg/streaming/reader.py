@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -92,7 +93,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises FactsGone where facts are lost and the options do not allow that."""
         after = StreamOffset.of(start)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        deadline = time.monotonic() + IDLE_WAIT_S
+        deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
         while True:
             held = self._reached()
             if held is not None:
@@ -107,7 +108,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return step.end.to_json()
             if self._target is not None or time.monotonic() >= deadline:
                 return after.to_json()
-            time.sleep(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
+            pause.wait(POLL_S if isinstance(self.place, StoreFile) else POLL_NODE_S)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query ends at what is there now. Raises SparkError: a run that reached nothing is no success."""

@@ -7,6 +7,7 @@ facts for good. A killed process is started again on the same folder and goes on
 """
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
@@ -51,7 +52,9 @@ async def main(folder: Path, total: int, pace: int) -> None:
             group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
             while (end := store.end_offset(TELEMETRY)) < total:
                 await asyncio.to_thread(append, store, end + 1, min(end + pace, total))
-                await asyncio.sleep(STEP_S)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STEP_S):
+                        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
