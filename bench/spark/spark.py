@@ -1,10 +1,10 @@
-"""`spark`: facts of a store file in Spark, beside the same rows in Parquet and prebuilt in Arrow.
+"""`spark`: facts of a store file and of a node over MQTT in Spark, beside the same rows in Parquet and prebuilt in Arrow.
 
 A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow file.
 Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is kept: 17
 columns, 3 columns, a count, and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is
 the Arrow file, read by a Python data source that has nothing to decode (`prebuilt.py`): what is above it is the cost of
-batches. Included is everything from planning to the last row, with the processes of Python that Spark starts for each
+batches. The node serves the same file in a process of its own, through a broker with TLS. Included is everything from planning to the last row, with the processes of Python that Spark starts for each
 query. A first round of each warms the JVM and is not counted.
 """
 
@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812  the name every Spark progr
 
 from bench.common.data_sets import SCAN_NS, START_NS, TAGS, runs
 from bench.common.measuring import Report, files_bytes, machine, median, results, rounded
-from bench.common.testbed import scratch_folder
+from bench.common.testbed import ASKING, SERVING, Testbed, open_testbed
 from bench.spark.prebuilt import PrebuiltSource
 from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
 from pyspark_bsfg import FACTS
@@ -52,22 +52,24 @@ class Files:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then read it `repeats` times each way."""
-    with scratch_folder(below) as folder, _words_aside(folder / "spark.log"):
+    with open_testbed(below) as testbed, _words_aside((folder := testbed.folder) / "spark.log"):
         described = machine(folder)
         spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
         try:
-            return measure(spark, folder, described, facts, repeats, seed)
+            return measure(spark, testbed, described, facts, repeats, seed)
         finally:
             spark.stop()
 
 
 def measure(
-    spark: SparkSession, folder: Path, described: Mapping[str, Any], facts: int, repeats: int, seed: int
+    spark: SparkSession, testbed: Testbed, described: Mapping[str, Any], facts: int, repeats: int, seed: int
 ) -> Report:
     """The benchmark in a session that runs already."""
+    folder = testbed.folder
     files = _fill(folder, facts, seed)
     spark.dataSource.register(PrebuiltSource)
-    seconds = _in_turns(_readings(spark, files, facts), repeats)
+    with testbed.worker("serve", "serve", SERVING, file=files.store, asking=ASKING, until=0):
+        seconds = _in_turns(_readings(spark, files, _node(testbed), facts), repeats)
     at_rest = files_bytes(folder / "store") / facts
     found = {name: _compared(facts, by_source) for name, by_source in seconds.items()}
     columns = f"{len(FACTS.fieldNames())} columns"
@@ -85,7 +87,7 @@ def measure(
     }
     lines = [
         f"{'spark' if name == 'all' else '':10} {title:12} {one['facts_per_s']:12,} facts/s; ratio {one['ratio']} to prebuilt Arrow, "
-        f"{one['ratio_to_parquet']} to Parquet"
+        f"{one['ratio_to_parquet']} to Parquet; over MQTT {one['ratio_mqtt_to_file']} of the file"
         for name, title in (("all", columns), ("three", "3 columns"), ("count", "count"), ("part", "by time"))
         for one in [found[name]]
     ]
@@ -132,7 +134,16 @@ def _fill(folder: Path, facts: int, seed: int) -> Files:
     return files
 
 
-def _readings(spark: SparkSession, files: Files, facts: int) -> Mapping[str, Mapping[str, Callable[[], None]]]:
+def _node(testbed: Testbed) -> dict[str, str]:
+    """The options that read the same store over MQTT."""
+    at = testbed.access(ASKING)
+    files = {"caFile": at.ca_file, "certFile": at.cert_file, "keyFile": at.key_file}
+    return {"transport": "mqtt", "host": at.host, "port": str(at.port), "peer": SERVING, **files}
+
+
+def _readings(
+    spark: SparkSession, files: Files, node: Mapping[str, str], facts: int
+) -> Mapping[str, Mapping[str, Callable[[], None]]]:
     """What is measured, by question and source."""
 
     def sources(columns: str) -> dict[str, DataFrame]:
@@ -140,6 +151,7 @@ def _readings(spark: SparkSession, files: Files, facts: int) -> Mapping[str, Map
         prebuilt = spark.read.format("prebuilt").option("tasks", TASKS).schema(projection(names))
         return {
             "bsfg": facts_of(spark, files.store, columns=columns, numPartitions=TASKS),
+            "mqtt": facts_of(spark, columns=columns, numPartitions=TASKS, **node),
             "arrow": prebuilt.load(str(files.arrow)),
             "parquet": spark.read.parquet(str(files.parquet)).select(*names),
         }
@@ -183,11 +195,13 @@ def _in_turns(
 
 def _compared(facts: int, seconds: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """A source of ours beside the limit and Parquet, as facts of the whole store a second."""
-    rate, limit, parquet = (round(facts / median(seconds[name])) for name in ("bsfg", "arrow", "parquet"))
+    rate, mqtt, limit, parquet = (round(facts / median(seconds[name])) for name in ("bsfg", "mqtt", "arrow", "parquet"))
     return {
         "facts_per_s": rate,
         "limit": {"facts_per_s": limit},
         "ratio": rounded(rate / limit),
         "parquet_facts_per_s": parquet,
         "ratio_to_parquet": rounded(rate / parquet),
+        "mqtt_facts_per_s": mqtt,
+        "ratio_mqtt_to_file": rounded(mqtt / rate),
     }

@@ -1,14 +1,16 @@
 """Program: `python -m pyspark_bsfg.pack bsfg.zip` packs this package and what it needs of the agent for `--py-files`.
 
-Only Python and SQL are packed. The executors' Python must have pyarrow, msgspec, rfc8785 and zstandard, whose compiled
-parts cannot be imported from a zip.
+Only Python and SQL are packed. The executors' Python must have LIBRARIES, whose compiled parts cannot be imported from
+a zip. With `--libraries` they are packed too, for `--archives`, which Spark unpacks: then the executors need nothing but
+a Python of the same version on the same kind of machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
@@ -16,30 +18,51 @@ import agent
 import pyspark_bsfg
 
 SUFFIXES = (".py", ".sql")
+# The last four only where facts are read over MQTT.
+LIBRARIES = ("pyarrow", "msgspec", "rfc8785", "zstandard", "paho-mqtt", "watchdog", "cryptography", "cffi")
+LEFT_OUT = ("include", "tests")  # of pyarrow: half of its files, for who compiles against it
+QUICK = 1  # of deflate: a shared library of a hundred megabytes takes seconds instead of half a minute
 
 
-def pack(target: Path) -> int:
-    """Write the zip; how many files it has."""
-    with ZipFile(target, "w", ZIP_DEFLATED) as packed:
+def pack(target: Path, libraries: Sequence[str] = ()) -> int:
+    """Write the zip; how many files it has. Raises PackageNotFoundError for a library that is not installed."""
+    with ZipFile(target, "w", ZIP_DEFLATED, compresslevel=QUICK if libraries else None) as packed:
         for package in (agent, pyspark_bsfg):
             folder = Path(package.__path__[0])
             for file in sorted(folder.rglob("*")):
                 if file.suffix in SUFFIXES:
                     packed.write(file, file.relative_to(folder.parent))
+        for library in libraries:
+            for file, name in _files(library):
+                packed.write(file, name)
         return len(packed.namelist())
+
+
+def _files(library: str) -> Iterator[tuple[Path, str]]:
+    """What a library has installed beside others, but no programs and nothing that Python makes itself."""
+    for file in distribution(library).files or ():
+        is_beside = not file.is_absolute() and ".." not in file.parts
+        if is_beside and file.suffix != ".pyc" and not set(LEFT_OUT) & set(file.parts[1:2]):
+            yield Path(str(file.locate())), str(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The program; its exit status."""
-    parser = argparse.ArgumentParser(prog="pyspark_bsfg.pack", description="Pack what spark-submit --py-files needs.")
+    parser = argparse.ArgumentParser(
+        prog="pyspark_bsfg.pack", description="Pack what spark-submit --py-files or --archives needs."
+    )
     parser.add_argument("target", type=Path, help="the zip to write; overwritten")
-    target = parser.parse_args(arguments).target
+    parser.add_argument("--libraries", action="store_true", help=f"also {', '.join(LIBRARIES)}, for --archives")
+    asked = parser.parse_args(arguments)
     try:
-        files = pack(target)
-    except OSError as error:
-        print(f"{target} cannot be written: {error}", file=sys.stderr)
+        files = pack(asked.target, LIBRARIES if asked.libraries else ())
+    except PackageNotFoundError as error:
+        print(f"{error.name} is not installed here; pip install 'bsfg-agent[spark]'", file=sys.stderr)
         return 1
-    print(f"{target}: {files} files")
+    except OSError as error:
+        print(f"{asked.target} cannot be written: {error}", file=sys.stderr)
+        return 1
+    print(f"{asked.target}: {files} files, {asked.target.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

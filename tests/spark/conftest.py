@@ -11,6 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 JAVA_MAJOR_MIN = 17
+# A cluster of its own, some minutes: `make spark-cluster-test`.
+collect_ignore = [] if os.environ.get("SPARK_CLUSTER") else ["test_cluster.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

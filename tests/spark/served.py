@@ -39,7 +39,7 @@ def store_path(folder: Path) -> Path:
 @contextmanager
 def served(folder: Path, more: str = "", zones: Sequence[str] = (READER,)) -> Iterator[Served]:
     """Start broker and node on the store in `store_path(folder)`; `more` is appended to node.toml."""
-    links = [f"{ENTERPRISE}:{zone}" for zone in (READER,)]
+    links = [f"{ENTERPRISE}:{READER}"]
     with Mosquitto.started(folder / "mosquitto", (ENTERPRISE, *zones), links) as broker:
         peer = f'zone = "{READER}"\nexports = ["{TELEMETRY}"]\n{more}'
         file = write_node_toml(folder / "node", broker, ENTERPRISE, peer)

@@ -182,6 +182,18 @@ def test_a_wrong_way_has_an_error_that_names_it(enterprise: Served, tmp_path: Pa
         read_node(enterprise.options(host=""))
 
 
+def test_a_process_keeps_one_connection(enterprise: Served) -> None:
+    """Three reads of three tasks each are one new connection at most: more in a minute would stop at the firewall."""
+
+    def connections() -> int:
+        return enterprise.broker.log_text().count("u'analytics'")
+
+    options, before = enterprise.options(endOffset=2000, numPartitions=3, requestTimeout=9), connections()
+    for _ in range(3):
+        assert len(read_node(options, NARROW)) == 2000
+    assert connections() == before + 1
+
+
 def test_a_key_that_spark_has_brought_is_closed_to_others(enterprise: Served, tmp_path: Path) -> None:
     """`--files` leaves a key with mode 0711, which others cannot read; it is used, and then has mode 0600."""
     key = tmp_path / "brought.key"

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
+from bench.common.testbed import open_testbed
 from bench.spark import spark as benchmark
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import rollup_minute
@@ -203,9 +204,11 @@ def test_read_stream_is_refused_in_words(spark: SparkSession, tmp_path: Path) ->
 
 def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are quotients."""
-    found = benchmark.measure(spark, tmp_path, {}, 5000, 1, 1).to_dict()
+    with open_testbed(tmp_path) as testbed:
+        found = benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
     for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
         assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
+        assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
         assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
     assert found["limit"]["what"]
 
@@ -217,14 +220,14 @@ def test_the_rollup_equals_plain_python(spark: SparkSession, tmp_path: Path) -> 
     path, out = tmp_path / "facts.db", tmp_path / "out"
     told = fresh(path, random.Random(seed))
     expected = expected_rollup(told)
-    summary = run(spark, path, out)
+    summary = run(spark, {"path": str(path)}, out)
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (len(told), len(told), len(expected))
     assert summary.bad_quality == sum(one.quality == BAD for _, one in told)
     assert json.loads(json.dumps(summary.sample, allow_nan=False))
     assert written(spark, out) == expected
     assert sorted(one.name for one in out.glob("date=*/zone=*")) == ["zone=plant-a"] * 2 + ["zone=plant-b"] * 2
     files = {one.parent for one in out.rglob("*.parquet")}
-    assert run(spark, path, out).facts_rolled_up == len(told)
+    assert run(spark, {"path": str(path)}, out).facts_rolled_up == len(told)
     assert written(spark, out) == expected
     assert {one.parent for one in out.rglob("*.parquet")} == files
 
@@ -233,13 +236,13 @@ def test_a_late_fact_corrects_its_day_and_no_other(spark: SparkSession, tmp_path
     """A second run with one more fact of yesterday changes that date; restricted to today it would not have."""
     path, out = tmp_path / "facts.db", tmp_path / "out"
     making.store(path, [[Sample(1, EVENING_NS, 1.0), Sample(1, EVENING_NS + 120 * SECOND_NS, 2.0)]])
-    run(spark, path, out)
+    run(spark, {"path": str(path)}, out)
     making.store(path, [[Sample(1, EVENING_NS + SECOND_NS, 3.0)]])
     today = date(2026, 1, 2)
-    only = run(spark, path, out, days=Days(first=today))
+    only = run(spark, {"path": str(path)}, out, days=Days(first=today))
     assert (only.facts_read, only.facts_rolled_up, only.rows) == (1, 1, 1)
     assert sorted(row["last"] for row in written(spark, out).values()) == [1.0, 2.0]
-    assert run(spark, path, out).facts_read == 3
+    assert run(spark, {"path": str(path)}, out).facts_read == 3
     assert sorted(row["last"] for row in written(spark, out).values()) == [2.0, 3.0]
 
 
@@ -260,7 +263,7 @@ def test_a_session_in_another_time_zone_is_refused(spark: SparkSession, tmp_path
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
     try:
         with pytest.raises(JobRefused, match=r"spark.sql.session.timeZone=UTC"):
-            run(spark, path, tmp_path / "out")
+            run(spark, {"path": str(path)}, tmp_path / "out")
     finally:
         spark.conf.set("spark.sql.session.timeZone", "UTC")
 
@@ -270,14 +273,14 @@ def test_a_rollup_leaves_foreign_folders_alone(spark: SparkSession, tmp_path: Pa
     first, second = tmp_path / "first.db", tmp_path / "second.db"
     making.store(first, [RUN])
     making.store(second, [RUN])
-    run(spark, first, tmp_path / "out")
+    run(spark, {"path": str(first)}, tmp_path / "out")
     with pytest.raises(JobRefused, match=r"holds the rollup of .*name another folder"):
-        run(spark, second, tmp_path / "out")
+        run(spark, {"path": str(second)}, tmp_path / "out")
     other = tmp_path / "holidays"
     other.mkdir()
     (other / "beach.jpg").touch()
     with pytest.raises(JobRefused, match=r"is not empty"):
-        run(spark, first, other)
+        run(spark, {"path": str(first)}, other)
     assert [one.name for one in other.iterdir()] == ["beach.jpg"]
 
 
@@ -286,7 +289,7 @@ def test_messages_are_rolled_up_too(spark: SparkSession, tmp_path: Path) -> None
     path, out = tmp_path / "facts.db", tmp_path / "out"
     with FactStore.open(path, "enterprise") as opened:
         opened.appends.append_messages(making.OPERATIONAL, [making.message(n) for n in range(10)]).result()
-    summary = run(spark, path, out, stream=making.OPERATIONAL)
+    summary = run(spark, {"path": str(path), "stream": making.OPERATIONAL}, out)
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (10, 10, 1)
     [figures] = written(spark, out).values()
     assert {name for name, figure in figures.items() if figure} == {"count"}
@@ -297,7 +300,7 @@ def test_an_empty_range_rolls_up_to_nothing(spark: SparkSession, tmp_path: Path)
     """Days without facts give a summary of zeros, not an error."""
     path = tmp_path / "facts.db"
     making.store(path, [RUN])
-    summary = run(spark, path, tmp_path / "out", days=Days(last=date(2000, 1, 1)))
+    summary = run(spark, {"path": str(path)}, tmp_path / "out", days=Days(last=date(2000, 1, 1)))
     assert (summary.facts_read, summary.facts_rolled_up, summary.rows, summary.sample) == (0, 0, 0, [])
 
 
@@ -308,18 +311,18 @@ def test_a_damaged_batch_does_not_shrink_a_good_day(spark: SparkSession, tmp_pat
     day_ns = 24 * 3600 * SECOND_NS
     making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in (0, 10)])
     making.store(path, [[Sample(1, NOON_NS + day_ns, 1.0)]])
-    assert run(spark, path, out).kept == []
+    assert run(spark, {"path": str(path)}, out).kept == []
     good = written(spark, out)
     making.store(path, [[Sample(1, NOON_NS + day_ns, 2.0)]])
     making.damage(path, 11)
-    summary = run(spark, path, out)
+    summary = run(spark, {"path": str(path)}, out)
     assert [(one.date, one.zone, one.count, one.found) for one in summary.kept] == [
         ("2026-01-01", "enterprise", 20, 10)
     ]
     assert (summary.facts_read, summary.facts_rolled_up, summary.facts_kept_out, summary.is_equal) == (12, 2, 10, True)
     [first, second] = sorted(written(spark, out).items())
     assert (dict([first]), second[1]["count"]) == ({first[0]: good[first[0]]}, 2)
-    accepted = run(spark, path, out, is_fewer_accepted=True)
+    accepted = run(spark, {"path": str(path)}, out, is_fewer_accepted=True)
     assert (accepted.kept, accepted.facts_rolled_up, accepted.facts_missing) == ([], 12, 10)
     assert sorted(row["count"] for row in written(spark, out).values()) == [2, 10]
     assert not (out / rollup_minute._ASIDE).exists()
@@ -330,9 +333,9 @@ def test_a_damaged_batch_costs_a_rollup_its_own_facts_only(spark: SparkSession, 
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in range(0, 50, 10)])
     making.damage(path, 21)
-    summary = run(spark, path, tmp_path / "out")
+    summary = run(spark, {"path": str(path)}, tmp_path / "out")
     assert (summary.facts_read, summary.facts_rolled_up, summary.facts_missing) == (40, 40, 10)
-    elsewhere = run(spark, path, tmp_path / "out", days=Days(first=date(2030, 1, 1)))
+    elsewhere = run(spark, {"path": str(path)}, tmp_path / "out", days=Days(first=date(2030, 1, 1)))
     assert (elsewhere.facts_read, elsewhere.facts_missing) == (0, 10)
 
 

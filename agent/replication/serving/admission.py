@@ -121,7 +121,9 @@ def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], 
         return refusal
     first, last = request.first_offset, request.last_offset
     if request.whole_runs:  # to the end of the run that holds `last`
-        return ReadPlan(request.stream, first - 1, min(request.limit, last - first + 1), request.bytes_max, None, True)
+        return ReadPlan(
+            request.stream, first - 1, min(request.limit, last - first + 1), request.bytes_max, whole_runs=True
+        )
     return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
 
 

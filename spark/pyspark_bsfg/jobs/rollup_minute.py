@@ -39,11 +39,11 @@ from pyspark.sql import functions as F  # noqa: N812  the name every Spark progr
 
 from agent.batch import Origin
 from agent.errors import BsfgError
-from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.options import TELEMETRY
-from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.errors import JobRefused, OptionError
+from pyspark_bsfg.options import TELEMETRY, Options
+from pyspark_bsfg.ranges import OffsetRange, resolve
 from pyspark_bsfg.session import check, session
-from pyspark_bsfg.transports import StoreFile
+from pyspark_bsfg.transports import places
 
 JOB = "rollup_minute"
 COLUMNS = "offset long, zone string, tag string, predicate string, source_time_ns long, value double, quality long, unit string"
@@ -155,25 +155,23 @@ def arrival(offsets: OffsetRange) -> Column:
 
 def run(
     spark: SparkSession,
-    store_path: Path,
+    reading: Mapping[str, str],
     out: Path,
     *,
-    stream: str = TELEMETRY,
     days: Days | None = None,
     is_fewer_accepted: bool = False,
 ) -> Summary:
-    """Roll up what a stream holds now into `out`. Raises JobRefused, SparkError or the store's errors; see the
-    module."""
+    """Roll up what a stream holds now into `out`; `reading` are options of the data source. Raises JobRefused,
+    SparkError or the store's errors; see the module."""
     started_ns = time.monotonic_ns()
     days = days or Days()
     check(spark)
-    with StoreFile(str(store_path)).opened() as source:
-        held, origin = source.bounds(stream).offsets, source.reader.origin
+    name, stream, held, origin = look(reading)
     _check_whole(held, days)
     _claim(out, origin, stream)
     read = Observation("read")
     range_read: dict[str, str | int] = {"startOffset": held.first, "endOffset": held.last, "whenReleased": "fail"}
-    facts = spark.read.format("bsfg").schema(COLUMNS).options(stream=stream, **range_read).load(str(store_path))
+    facts = spark.read.format("bsfg").schema(COLUMNS).options(**(dict(reading) | range_read)).load()
     is_chosen = days.chosen(F.col("date"))
     found, chosen = F.count(F.lit(1)).alias("found"), F.count_if(is_chosen).alias("chosen")
     counted = with_day(facts).observe(read, found, chosen).where(is_chosen)
@@ -190,7 +188,7 @@ def run(
     summary = Summary(
         job=JOB,
         master=str(spark.sparkContext.master),
-        store=str(store_path),
+        store=name,
         stream=stream,
         out=str(out),
         first_offset=held.first,
@@ -207,6 +205,18 @@ def run(
     )
     shutil.rmtree(aside)
     return summary
+
+
+def look(reading: Mapping[str, str]) -> tuple[str, str, OffsetRange, Origin]:
+    """Name of the one store that these options name, its stream, the range to roll up, and the store's own origin."""
+    options = Options.of(reading)
+    stores = places(options)
+    if len(stores) > 1:
+        raise JobRefused(f"{len(stores)} stores are named", "roll up each into a folder of its own")
+    with stores[0].opened() as source:
+        held = source.bounds(options.stream)
+        offsets = resolve(held.offsets, options.start_offset, options.end_offset)
+        return source.name, options.stream, offsets, Origin(source.zone, bytes.fromhex(held.epoch))
 
 
 def _write(rows: DataFrame, out: Path, overwrite: str) -> None:
@@ -301,11 +311,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog=JOB, description="Roll up the facts of a store per minute and tag, to Parquet."
     )
-    parser.add_argument("--store", type=Path, required=True, help="the store's file, facts.db in the node's state_dir")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--store", type=Path, help="the store's file, facts.db in the node's state_dir")
+    where.add_argument(
+        "--option",
+        dest="options",
+        action="append",
+        metavar="NAME=VALUE",
+        help="instead, an option of the data source, such as transport=mqtt; repeatable",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, help="folder for the Parquet files, one folder for each stream"
     )
-    parser.add_argument("--stream", default=TELEMETRY, help="default: %(default)s")
+    parser.add_argument("--stream", help=f"default: {TELEMETRY}")
     parser.add_argument("--from", dest="first", type=date.fromisoformat, help="first UTC date to roll up, YYYY-MM-DD")
     parser.add_argument("--to", dest="last", type=date.fromisoformat, help="last UTC date to roll up")
     parser.add_argument(
@@ -313,15 +331,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(arguments)
     try:
-        with StoreFile(str(asked.store)).opened() as source:  # before Spark takes its seconds to start
-            source.bounds(asked.stream)
+        reading = {"path": str(asked.store.absolute())} if asked.store else _pairs(asked.options)
+        reading |= {"stream": asked.stream} if asked.stream else {}
+        if "spark-files:" not in "".join(reading.values()):  # which only Spark can find
+            look(reading)  # before Spark takes its seconds to start
         spark = session(f"bsfg {JOB}")
         try:
             summary = run(
                 spark,
-                asked.store.absolute(),
+                reading,
                 asked.out.absolute(),
-                stream=asked.stream,
                 days=Days(asked.first, asked.last),
                 is_fewer_accepted=asked.accept_fewer,
             )
@@ -335,6 +354,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stderr.flush()
     print(json.dumps(asdict(summary)), flush=True)
     return status
+
+
+def _pairs(texts: Sequence[str]) -> dict[str, str]:
+    """Options as they were typed. Raises OptionError."""
+    if wrong := [text for text in texts if "=" not in text]:
+        raise OptionError(f"--option {wrong[0]!r}", "write --option NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def _report(summary: Summary) -> int:

@@ -1,8 +1,8 @@
 """Shell: requests to one node from a thread that may block, as Spark's is, answered one after another.
 
 The connection has a thread and an event loop of its own, so that keep-alives are sent and the next page arrives while
-Spark's thread decodes. It is made with the first request and made again after a loss; a request without an answer is
-sent again, so only requests that may be carried out twice belong here.
+Spark's thread decodes. It is made when something is asked, made again after a loss, and closed when nothing was asked
+for a while. A request without an answer is sent again, so only requests that may be carried out twice belong here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading  # tidy: the event loop of MQTT stands beside the thread that Spark calls
-from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from agent.replication.mqtt import Access, Reply, Requester, converse
@@ -20,6 +20,7 @@ from agent.replication.protocol.messages import Request
 
 REQUESTS_WAITING_MAX = 4  # a page is fetched ahead of the one that is decoded
 CLOSE_S_MAX = 10.0
+IDLE_S_MAX = 20.0  # longer than between two micro-batches; then the connection is another reader's
 
 
 class _Asked(NamedTuple):
@@ -33,48 +34,68 @@ class Conversation:
 
     def __init__(self, access: Access, peer: str, timeout_s: float, attempts: int) -> None:
         self._access, self._peer, self._timeout_s, self._attempts = access, peer, timeout_s, attempts
-        self._loop = asyncio.new_event_loop()
         self._waiting: asyncio.Queue[_Asked] = asyncio.Queue(REQUESTS_WAITING_MAX)
         self._now: _Asked | None = None
-        self._task: Future[None] | None = None
-        self._thread = threading.Thread(target=self._loop.run_forever, name="bsfg-mqtt", daemon=True)
+        self._is_ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bsfg-mqtt", daemon=True)
         self._thread.start()
+        self._is_ready.wait()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it answers requests."""
+        return self._thread.is_alive()
 
     def ask(self, request: Request) -> Future[Reply]:
         """Send a request when those before it are answered. The future raises PeerRefused, MalformedMessage or
-        TransportError, which ends the conversation for all that follow."""
+        TransportError; requests that wait behind a failed connection fail with it."""
         asked = _Asked(request, Future())
-        if self._task is None or self._task.done():
-            self._task = asyncio.run_coroutine_threadsafe(self._converse(), self._loop)
-        asyncio.run_coroutine_threadsafe(self._waiting.put(asked), self._loop).result()
+        self._loop.call_soon_threadsafe(self._waiting.put_nowait, asked)
         return asked.answered
 
     def close(self) -> None:
-        """End the connection; requests that wait are dropped."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(CancelledError, ReplicationError, TimeoutError):
-                asyncio.run_coroutine_threadsafe(_ended(self._loop), self._loop).result(CLOSE_S_MAX)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        """End the connection; requests that wait are cancelled."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._main.cancel)
         self._thread.join(CLOSE_S_MAX)
-        if not self._loop.is_running():
-            self._loop.close()
 
-    async def _converse(self) -> None:
-        """Answer requests until one fails for good; that one, and those that wait, get its error."""
+    def _run(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        """Connect when something is asked, and again for what is asked after a failure."""
+        main = asyncio.current_task()
+        assert main is not None
+        self._loop, self._main = asyncio.get_running_loop(), main
+        self._is_ready.set()
         try:
-            await converse(self._access, self._peer, self._answer_all, attempts=self._attempts)
-        except ReplicationError as error:
-            if self._now is not None:
-                self._now.answered.set_exception(error)
-            while not self._waiting.empty():
-                self._waiting.get_nowait().answered.set_exception(error)
-            self._now = None
+            while True:
+                self._now = await self._waiting.get()
+                try:
+                    await converse(self._access, self._peer, self._answer_all, attempts=self._attempts)
+                except ReplicationError as error:
+                    for asked in self._unanswered():
+                        asked.answered.set_exception(error)
+        finally:
+            for asked in self._unanswered():
+                asked.answered.cancel()
+
+    def _unanswered(self) -> Iterator[_Asked]:
+        if self._now is not None:
+            asked, self._now = self._now, None
+            yield asked
+        while not self._waiting.empty():
+            yield self._waiting.get_nowait()
 
     async def _answer_all(self, requester: Requester, progress: Callable[[], None]) -> None:
         while True:
             if self._now is None:
-                self._now = await self._waiting.get()
+                try:
+                    async with asyncio.timeout(IDLE_S_MAX):
+                        self._now = await self._waiting.get()
+                except TimeoutError:
+                    return
             try:
                 reply = await requester.ask(self._now.request, self._timeout_s)
             except (PeerRefused, MalformedMessage) as error:
@@ -85,9 +106,3 @@ class Conversation:
                 self._now.answered.set_result(reply)
             progress()
             self._now = None
-
-
-async def _ended(loop: asyncio.AbstractEventLoop) -> None:
-    """Wait until what was cancelled has ended, its connection closed."""
-    others = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task()]
-    await asyncio.wait(others) if others else None

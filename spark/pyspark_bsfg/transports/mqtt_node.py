@@ -1,8 +1,9 @@
 """Shell: reads a node's facts over MQTT with mutual TLS, as one more zone to which the node exports streams.
 
 Nothing is registered or confirmed by reading: each page is a FetchRange of its own, so any number of tasks read side by
-side. While a page becomes columns, the next one is fetched. Each `opened` has one connection, with a client id of its
-own. The files of certificates are named by path, or as `spark-files:NAME` where `--files` has brought them.
+side. While a page becomes columns, the next one is fetched. A Python worker of Spark keeps its connection, with a
+client id of its own, from one task to the next, because a broker's firewall counts new connections. The files of
+certificates are named by path, or as `spark-files:NAME` where `--files` has brought them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark import SparkFiles
 
@@ -55,6 +57,16 @@ from pyspark_bsfg.transports.range_pages import Definitions, RangePages
 SPARK_FILES = "spark-files:"
 
 
+class _Known(NamedTuple):
+    """What a process keeps from one task to the next: a connection, and definitions, which never change."""
+
+    conversation: Conversation
+    definitions: Definitions
+
+
+_unused: dict[NodeOptions, _Known] = {}
+
+
 @dataclass(frozen=True, slots=True)
 class MqttNode:
     """A zone's node, at a broker."""
@@ -72,27 +84,32 @@ class MqttNode:
             trust = _trust(at)
         except (PkiError, SigningError) as error:
             raise NodeUnavailable(str(error), error.hint) from error
-        access = Access("spark", zone, at.host, at.port, partial(client_context, *files))
-        conversation = Conversation(access, at.peer, at.request_timeout_s, at.attempts)
+        if (known := _unused.pop(at, None)) is None or not known.conversation.is_alive:
+            access = Access("spark", zone, at.host, at.port, partial(client_context, *files))
+            known = _Known(Conversation(access, at.peer, at.request_timeout_s, at.attempts), {})
         try:
-            yield MqttNodeSource(self, conversation, zone, trust)
+            yield MqttNodeSource(self, known, zone, trust)
         finally:
-            conversation.close()
+            if _unused.setdefault(at, known) is not known:
+                known.conversation.close()
 
 
 class MqttNodeSource:
     """The facts that a node exports to the zone of our certificate; see `FactSource`."""
 
-    def __init__(self, node: MqttNode, conversation: Conversation, zone: str, trust: SignerTrust | None) -> None:
+    def __init__(self, node: MqttNode, known: _Known, zone: str, trust: SignerTrust | None) -> None:
         self._at = node.at
-        self._conversation = conversation
+        self._conversation, self._definitions = known
         self._zone = zone
         self._trust = trust
-        self._definitions: Definitions = {}
 
     @property
     def name(self) -> str:
         return f"{self._at.peer} at {self._at.host}:{self._at.port}"
+
+    @property
+    def zone(self) -> str:
+        return self._at.peer
 
     def bounds(self, stream: str) -> Bounds:
         answer = self._ask(GetBounds(stream=stream)).answer

@@ -77,6 +77,11 @@ class FactSource(Protocol):
         """For messages: where it is."""
         ...
 
+    @property
+    def zone(self) -> str:
+        """Whose store it is."""
+        ...
+
     def bounds(self, stream: str) -> Bounds:
         """What is held now. Raises StreamUnknown."""
         ...

@@ -68,6 +68,10 @@ class StoreFileSource:
     def name(self) -> str:
         return str(self.reader.path)
 
+    @property
+    def zone(self) -> str:
+        return self.reader.origin.zone
+
     def bounds(self, stream: str) -> Bounds:
         streams = {one.name: one for one in self.reader.streams()}
         if stream not in streams:

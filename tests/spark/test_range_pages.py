@@ -1,0 +1,115 @@
+"""What a reader takes of a node's answers: pages of the range, and of a node that errs or lies nothing."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.batch import Batch, Origin
+from agent.pages import Hole
+from agent.replication.protocol.messages import DefinitionEntry, RangeAnswer
+from agent.signing.certificates import SignerTrust
+from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.transports.ports import Asked
+from pyspark_bsfg.transports.proofs import Signers
+from pyspark_bsfg.transports.range_pages import RangePages
+from tests.signing import signers
+from tests.signing.making import chain, head_of
+
+STREAM, EPOCH = "facts.telemetry", "00" * 16
+ORIGIN = Origin("plant", bytes(range(16)))
+BATCHES = chain(6)  # of one fact each, so that a batch's place is its offset
+
+
+def pages(first: int, last: int, believed: Signers | None = None) -> RangePages:
+    """The reading of a range."""
+    return RangePages("enterprise", "enterprise", Asked(STREAM, OffsetRange(first, last), EPOCH), {}, believed)
+
+
+def answer(batches: Sequence[tuple[int, Batch]], **fields: Any) -> tuple[RangeAnswer, list[bytes]]:
+    """A page with batches at their offsets."""
+    entries = [(at, at + one.header.count - 1, len(one.sealed)) for at, one in batches]
+    page: dict[str, Any] = {"store_zone": "enterprise", "epoch": EPOCH, "stream": STREAM, "end_offset": 6}
+    return RangeAnswer(**(page | {"batches": entries} | fields)), [one.sealed for _, one in batches]
+
+
+def definition(number: int) -> DefinitionEntry:
+    """One of the plant."""
+    return DefinitionEntry(zone="plant", epoch=ORIGIN.epoch.hex(), number=number, definition=msgspec.Raw(b"{}"))
+
+
+def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
+    """Each request begins behind the page before and says which definitions are known; holes are cut to the range, and
+    a page of definitions alone is no end."""
+    reading = pages(2, 5)
+    assert reading.request().first_offset == 2
+    assert reading.take(*answer([], definitions=[definition(1), definition(2)])).batches == []
+    assert reading.request().definitions_known == {str(ORIGIN): 2}
+    assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
+    assert (reading.request().first_offset, reading.request().epoch) == (4, EPOCH)
+    assert reading.take(*answer([], holes=[(4, 6, "expired")])).holes == [Hole(4, 5, "expired")]
+    assert reading.is_done
+
+
+@pytest.mark.parametrize(
+    "batches, fields, error, said",
+    [
+        ([(2, BATCHES[1])], {"stream": "facts.other"}, StoreUnreadable, "something else"),
+        ([(2, BATCHES[1])], {"store_zone": "plant"}, StoreUnreadable, "something else"),
+        ([(3, BATCHES[2])], {}, StoreUnreadable, "facts 3 to 3 came, asked was from 2 on"),
+        ([(1, BATCHES[0]), (2, BATCHES[1])], {}, StoreUnreadable, "facts 1 to 2 came"),
+        ([(2, chain(1, stream="facts.x")[0])], {}, StoreUnreadable, "another than the page says"),
+        ([], {"definitions": [definition(2)]}, StoreUnreadable, "definition 2 of plant came after number 0"),
+        ([], {}, FactsGone, "ends at 6, not at 5"),
+        ([], {"omitted": [(2, 5)]}, OptionError, "a zone that records nothing"),
+    ],
+)
+def test_an_answer_that_cannot_be_right_is_refused(
+    batches: list[tuple[int, Batch]], fields: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    """Another stream or zone, a gap, facts before the range, a foreign batch, definitions out of order, too early an
+    end, and facts that are left out."""
+    with pytest.raises(error, match=said):
+        pages(2, 5).take(*answer(batches, **fields))
+
+
+def test_a_changed_byte_is_refused() -> None:
+    """A batch's digest is compared, whoever has changed it on the way."""
+    page, sealed = answer([(2, BATCHES[1])])
+    sealed[0] = sealed[0][:-40] + bytes([sealed[0][-40] ^ 1]) + sealed[0][-39:]
+    with pytest.raises(StoreUnreadable, match="batch at offset 2: digest"):
+        pages(2, 2).take(page, sealed)
+
+
+def test_a_head_proves_its_chain_and_nothing_else() -> None:
+    """The head of the fourth batch proves the first four of the page, not the fifth; not one of another chain that
+    stands before them; and a head made with another key proves nothing."""
+    authority = signers.make("facts", is_ca=True)
+    made = signers.make("plant", authority)
+    key = signers.signing_key(made)
+    believed = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
+    believed.add([made.der])
+    stranger = chain(1, text="other")[0]
+    batches = [stranger, *BATCHES[1:6]]
+    heads = [b""] * 3 + [head_of(key, BATCHES[3])] + [b""] * 2
+    assert believed.verified(batches, heads) == ["no", "yes", "yes", "yes", "no", "no"]
+    forged = head_of(signers.signing_key(signers.make("plant", authority)), BATCHES[5])
+    assert believed.verified(BATCHES, [*heads[:5], forged]) == ["yes"] * 4 + ["no"] * 2
+    assert believed.known() == [key.key_id.hex()]
+
+
+def test_the_rest_of_a_run_proves_and_is_not_read() -> None:
+    """With proofs, a page may begin before the range and end behind it, at the head; what is behind the range is left to
+    another task."""
+    authority = signers.make("facts", is_ca=True)
+    made = signers.make("plant", authority)
+    believed = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)
+    page, sealed = answer(list(enumerate(BATCHES, 1)), heads=[5], signers=[made.der])
+    sealed.append(head_of(signers.signing_key(made), BATCHES[5]))
+    reading = pages(2, 3, believed)
+    assert reading.request().whole_runs
+    taken = reading.take(page, sealed).batches
+    assert [(one.first_offset, one.verified) for one in taken] == [(1, "yes"), (2, "yes"), (3, "yes")]
+    assert reading.is_done
