@@ -66,13 +66,19 @@ class Order:
     every_s: float = EVERY_S
 
 
+def _asked(order: Order) -> dict[str, str]:
+    """The options of readStream. A loss does not end the job, for it has a place for it; nor does a restored store, for
+    it recognises facts that come again."""
+    fixed = {"checkpointLocation": str(order.checkpoint)}
+    return {"onNewEpoch": "reread", "failOnDataLoss": "false", **order.options, **fixed}
+
+
 def run(spark: SparkSession, order: Order, stop: threading.Event) -> tuple[Totals, int]:
     """Land until `stop` is set, or with `is_available_now` what is there; what was done, and how often the query had to
     be started again. Raises JobRefused, SparkError and PySparkException for what no repetition mends."""
     check(spark)
     spark.dataSource.register(FilesSink)
-    options = {"onNewEpoch": "reread", "failOnDataLoss": "false", **order.options}
-    options["checkpointLocation"] = str(order.checkpoint)
+    options = _asked(order)
     asked = StreamOptions.of(options)
     with ExitStack() as stack:
         if asked.consumer:
@@ -140,7 +146,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 
 def _order(arguments: Sequence[str] | None) -> Order:
     parser = argparse.ArgumentParser(prog=JOB, description="Land the facts of a stream in a table, each once.")
-    parser.add_argument("--store", help="the store's file, facts.db in the node's state_dir")
+    parser.add_argument("--store", type=Path, help="the store's file, facts.db in the node's state_dir")
     parser.add_argument("--stream", default=TELEMETRY, help="default: %(default)s")
     parser.add_argument("--consumer", help="is confirmed what is landed, so that the node keeps the rest; local.<name>")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="any option of readStream")
@@ -153,7 +159,7 @@ def _order(arguments: Sequence[str] | None) -> Order:
     if wrong := [one for one in given.option if "=" not in one]:
         raise OptionError(f"--option {wrong[0]}", "write NAME=VALUE")
     options = dict(one.split("=", 1) for one in given.option) | {"stream": given.stream}
-    options |= {"path": given.store} if given.store else {}
+    options |= {"path": str(given.store.absolute())} if given.store else {}
     options |= {"consumer": given.consumer} if given.consumer else {}
     return Order(
         options, given.table.absolute(), given.checkpoint.absolute(), given.format, given.available_now, given.every
@@ -165,6 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began_ns, stop = time.monotonic_ns(), threading.Event()
     try:
         order = _order(arguments)
+        StreamOptions.of(_asked(order))  # before Spark takes its seconds to start
         spark = session(f"bsfg {JOB}")
         try:
             with _signals(stop):

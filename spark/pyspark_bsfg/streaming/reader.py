@@ -36,7 +36,6 @@ from pyspark_bsfg.errors import (
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.streaming.checkpoint import bind, read_binding, write_binding
-from pyspark_bsfg.streaming.contact import Contact
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
 from pyspark_bsfg.streaming.options import StreamOptions
 from pyspark_bsfg.transports import Asked, Bounds, FactSource, HoleLog, Place, StoreFile, places, record_batches
@@ -71,7 +70,6 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.schema = schema
         self.place = stores[0]
-        self._contact = Contact(self.place)
         self._target: StreamOffset | None = None
         self._held: Bounds | None = None
         self._is_bound = False
@@ -80,7 +78,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
         """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash. Raises
         SparkError: a query whose store was never reached does not wait."""
-        with self._contact.opened() as source:
+        with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
             start = self._bound(source, held) or first_offset(self.options.start, held)
         return start.to_json()
@@ -112,7 +110,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """The query ends at what is there now. Raises SparkError: a run that reached nothing is no success."""
-        with self._contact.opened() as source:
+        with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
         self._target = StreamOffset(held.epoch, held.end_offset)
 
@@ -159,7 +157,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         try:
             done = StreamOffset.of(end)
-            with self._contact.opened() as source:
+            with self.place.opened() as source:
                 source.confirm(self.options.consumer, done.offset, done.epoch)
         except (BsfgError, OSError) as error:
             log.warning("consumer %s is not confirmed up to %s: %s", self.options.consumer, end, error)
@@ -174,7 +172,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _reached(self) -> Bounds | None:
         """What the store holds; None where it is out of reach, which is logged once, as is its return."""
         try:
-            with self._contact.opened() as source:
+            with self.place.opened() as source:
                 held = source.bounds(self.options.read.stream)
                 if not self._is_bound:
                     self._bound(source, held)

@@ -25,7 +25,6 @@ from pyspark.sql.streaming.listener import (
 from agent.errors import BsfgError
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.streaming.checkpoint import last_committed, query_id
-from pyspark_bsfg.streaming.contact import Contact
 from pyspark_bsfg.streaming.offsets import StreamOffset
 from pyspark_bsfg.streaming.options import StreamOptions
 from pyspark_bsfg.transports import Place, places
@@ -37,7 +36,7 @@ class Receipts(StreamingQueryListener):
     """Confirms the query of one checkpoint; events of other queries change nothing."""
 
     def __init__(self, place: Place, consumer: str, checkpoint: Path) -> None:
-        self._contact = Contact(place)
+        self._place = place
         self.consumer = consumer
         self.checkpoint = checkpoint
         self.confirmed: StreamOffset | None = None
@@ -66,18 +65,13 @@ class Receipts(StreamingQueryListener):
                 done = last_committed(self.checkpoint)
                 if done is None or done == self.confirmed or not done.offset:
                     return True
-                with self._contact.opened() as source:
+                with self._place.opened() as source:
                     source.confirm(self.consumer, done.offset, done.epoch)
             except (BsfgError, OSError) as error:
                 log.warning("consumer %s is not confirmed: %s", self.consumer, error)
                 return False
             self.confirmed = done
             return True
-
-    def close(self) -> None:
-        """Confirm what is left, and disconnect."""
-        self.confirm()
-        self._contact.close()
 
 
 @contextmanager
@@ -93,4 +87,4 @@ def confirming(spark: SparkSession, options: Mapping[str, str]) -> Iterator[Rece
         yield receipts
     finally:
         spark.streams.removeListener(receipts)
-        receipts.close()
+        receipts.confirm()
