@@ -3,7 +3,6 @@
 A crash is an exception here, which leaves on disk what a kill leaves; `test_kills.py` kills for real.
 """
 
-import json
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -22,6 +21,7 @@ from pyspark_bsfg.landing import tables
 from pyspark_bsfg.landing.lander import Totals, incidents_of
 from pyspark_bsfg.landing.tables import Format, paths
 from pyspark_bsfg.streaming.receipts import Receipts
+from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY
 from tests.spark.streaming.feeding import append
@@ -31,7 +31,8 @@ from tests.spark.streaming.test_stream_reader import CONSUMER, node
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 FACTS = 1200  # with one declared gap
-FORMATS = pytest.mark.parametrize("kind", ["delta", "parquet"])
+LONG = pytest.mark.skipif(not IS_LONG, reason="a shorter one has the same promise: make spark-stream-test")
+FORMATS = pytest.mark.parametrize("kind", ["delta", pytest.param("parquet", marks=LONG)])
 
 
 def order(folder: Path, kind: Format = "delta", checkpoint: str = "checkpoint", **options: object) -> Order:
@@ -80,7 +81,12 @@ def crashing(commit: Callable[..., Any], *, is_before: bool) -> Callable[..., An
 
 @pytest.mark.parametrize(
     "kind, step",
-    [("delta", "before_sink"), ("delta", "after_sink"), ("delta", "before_confirm"), ("parquet", "after_sink")],
+    [
+        ("delta", "after_sink"),
+        pytest.param("parquet", "after_sink", marks=LONG),
+        pytest.param("delta", "before_sink", marks=LONG),
+        pytest.param("delta", "before_confirm", marks=LONG),
+    ],
 )
 def test_each_fact_lands_once_through_a_crash(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format, step: str
@@ -174,39 +180,14 @@ def test_a_query_that_fails_is_started_again(
         run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
 
 
-def test_any_query_may_confirm_what_it_has_finished(spark: SparkSession, tmp_path: Path) -> None:
-    """A query of one's own, with Spark's own sink: inside `confirming` the node is told of each finished batch, the last
-    one included."""
-    from pyspark_bsfg.streaming.receipts import confirming
-
-    with node(tmp_path) as store:
-        store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
-        append(store, 1, 900)
-        checkpoint = str(tmp_path / "checkpoint")
-        options = {"path": str(tmp_path / "facts.db"), "consumer": CONSUMER, "startingOffsets": "cursor"}
-        options |= {"checkpointLocation": checkpoint, "maxOffsetsPerTrigger": "400"}
-        with confirming(spark, options):
-            facts = spark.readStream.format("bsfg").options(**options).load()
-            writing = facts.writeStream.format("memory").queryName("facts").option("checkpointLocation", checkpoint)
-            writing.trigger(availableNow=True).start().awaitTermination()
-        state = store.consumers.get(CONSUMER)
-        assert state is not None
-        assert state.frontier == 900
-    assert spark.table("facts").count() == 900
-
-
-def test_the_last_line_is_json(
+@LONG
+def test_a_store_that_is_not_there(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The program prints what it did; a store that does not exist is exit status 1 and a sentence."""
+    """A run that is to end tries some times, then ends with status 1 and a sentence that names the file."""
     monkeypatch.setattr(land, "session", lambda _: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setattr(land, "BACK_OFF_S", (0,))
-    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)] * 10])
-    where = ["--table", str(tmp_path / "t"), "--checkpoint", str(tmp_path / "c"), "--available-now"]
-    assert land.main(["--store", str(tmp_path / "facts.db"), *where]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (found["facts_landed"], found["facts_missing"], found["restarts"], found["format"]) == (10, 0, 0, "delta")
     where = ["--table", str(tmp_path / "t2"), "--checkpoint", str(tmp_path / "c2"), "--available-now"]
     assert land.main(["--store", str(tmp_path / "absent.db"), *where]) == 1
     assert "absent.db does not exist on this host" in capsys.readouterr().err
