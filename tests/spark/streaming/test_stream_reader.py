@@ -64,10 +64,12 @@ def append(store: FactStore, facts: int) -> None:
     ).result()
 
 
-def stream(folder: Path, *, durable: bool = False, columns: str = "offset value", **options: object) -> Any:
-    """A reader as the process has it that Spark starts for a query."""
-    own = {"consumer": CONSUMER, "checkpointLocation": folder / "checkpoint"} if durable else {}
-    texts = {name.lower(): str(value) for name, value in ({"path": folder / "facts.db"} | own | options).items()}
+def stream(folder: Path | None, *, durable: bool = False, columns: str = "offset value", **options: object) -> Any:
+    """A reader as the process has it that Spark starts for a query; of a store in `folder`, or of what options name."""
+    own = {} if folder is None else {"path": folder / "facts.db"}
+    if durable and folder is not None:
+        own |= {"consumer": CONSUMER, "checkpointLocation": folder / "checkpoint"}
+    texts = {name.lower(): str(value) for name, value in (own | options).items()}
     return BsfgDataSource(texts).streamReader(projection(columns.split()))
 
 
