@@ -20,6 +20,7 @@ from pyspark_bsfg.schema import FACTS, projection
 from pyspark_bsfg.source import BsfgDataSource
 from pyspark_bsfg.streaming import reader as module
 from pyspark_bsfg.streaming.checkpoint import read_binding
+from pyspark_bsfg.transports import StoreFile
 from tests.spark import making
 from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY
 from tests.waiting import wait_until
@@ -54,6 +55,11 @@ def node(folder: Path) -> Iterator[FactStore]:
         finally:
             loop.call_soon_threadsafe(serving.cancel)
             thread.join()
+
+
+def store_of(folder: Path) -> Any:
+    """The store as a transport has it."""
+    return StoreFile(str(folder / "facts.db")).opened()
 
 
 def append(store: FactStore, facts: int) -> None:
@@ -128,6 +134,8 @@ def test_only_what_spark_has_finished_is_confirmed(tmp_path: Path) -> None:
         assert stream(tmp_path, durable=True).initialOffset() == start
         reader.commit(end)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
+        with store_of(tmp_path) as source, pytest.raises(ConsumerRefused, match="is of epoch"):
+            source.confirm(CONSUMER, 30, "0" * 32)
         reader.commit(start)
         assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
         assert stream(tmp_path, durable=True).initialOffset() == start
