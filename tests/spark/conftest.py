@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 JAVA_MAJOR_MIN = 17
-# A cluster of its own, some minutes: `make spark-cluster-test`.
-collect_ignore = [] if os.environ.get("SPARK_CLUSTER") else ["test_cluster.py"]
+# A cluster, and sessions of their own: some minutes, `make spark-cluster-test`.
+collect_ignore = [] if os.environ.get("SPARK_CLUSTER") else ["test_cluster.py", "test_first_read.py"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,11 +1,16 @@
 """Options and columns, as they come from a person at a keyboard."""
 
+from pathlib import Path
+
 import pytest
 from pyspark.sql.types import DoubleType, StringType, StructField, StructType, TimestampNTZType
 
+from pyspark_bsfg import options
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.options import Options
 from pyspark_bsfg.schema import FACTS, arrow_schema
+
+NODE = {"transport": "mqtt", "host": "h", "peer": "p", "cafile": "a", "certfile": "b", "keyfile": "c"}
 
 
 def test_options_are_read_in_any_case() -> None:
@@ -52,6 +57,12 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
         ({"path": "s3a://bucket/facts.db"}, "path 's3a://bucket/facts.db'.*a file of the host"),
         ({"path": "file://elsewhere/facts.db"}, "path 'file://elsewhere/facts.db'"),
         ({"paths": "a, b"}, r"paths 'a, b'; use .load"),
+        ({"path": "a", "host": "x"}, "option host is not of transport file"),
+        ({"transport": "mqtt", "path": "a"}, "option path is not of transport mqtt"),
+        ({"transport": "mqtt", "host": "x"}, "mqtt without peer, caFile, certFile, keyFile"),
+        (NODE | {"peer": "Enterprise!"}, "peer 'Enterprise!'; the zone to read from"),
+        (NODE | {"port": "65536"}, "port '65536'.*65535"),
+        (NODE | {"requesttimeout": "0"}, "requestTimeout '0'"),
     ],
 )
 def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
@@ -87,3 +98,10 @@ def test_columns_are_found_in_any_case() -> None:
     """Spark finds columns in any case by default, so a schema may name them so; the Arrow schema has the name given."""
     asked = arrow_schema(StructType([StructField("TAG", StringType()), StructField("Value", DoubleType())]))
     assert asked.names == ["TAG", "Value"]
+
+
+def test_every_option_is_documented() -> None:
+    """The two tables name all that is accepted."""
+    root = Path(__file__).resolve().parents[2]
+    pages = [(root / page).read_text("utf-8") for page in ("spark/README.md", "docs/operate/spark.md")]
+    assert [name for name in options._NAMES.values() if not any(f"`{name}`" in page for page in pages)] == ["paths"]

@@ -20,7 +20,7 @@ from agent.replication.protocol.messages import Request
 
 REQUESTS_WAITING_MAX = 4  # a page is fetched ahead of the one that is decoded
 CLOSE_S_MAX = 10.0
-IDLE_S_MAX = 20.0  # longer than between two micro-batches; then the connection is another reader's
+IDLE_S_MAX = 5.0  # longer than between two micro-batches; then the connection is free for another worker
 
 
 class _Asked(NamedTuple):
