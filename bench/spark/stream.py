@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,15 @@ def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
         described = machine(folder)
         spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
         try:
-            return _measure(spark, folder, described, facts, seconds, seed)
+            return measure(spark, folder, described, facts, seconds, seed)
         finally:
             spark.stop()
 
 
-def _measure(
-    spark: SparkSession, folder: Path, described: dict[str, Any], facts: int, seconds: float, seed: int
+def measure(
+    spark: SparkSession, folder: Path, described: Mapping[str, Any], facts: int, seconds: float, seed: int
 ) -> Report:
+    """The benchmark in a session that runs already."""
     with new_store(folder / "store") as store:
         _fill(store, seed, WARM_FACTS)
         order = _order(folder, "warm")

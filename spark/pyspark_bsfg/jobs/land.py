@@ -28,6 +28,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             master = str(spark.sparkContext.master)
         finally:
             spark.stop()
-    except (BsfgError, PySparkException) as error:
+    except (BsfgError, PySparkException, Py4JError, ConnectionError) as error:  # the last two: the JVM has ended
         print(f"{JOB}: {error}", file=sys.stderr)
         return 1
     made: dict[str, Any] = {"job": JOB, "master": master, "table": str(order.folder), "format": order.kind}

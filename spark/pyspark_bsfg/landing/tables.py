@@ -110,7 +110,7 @@ class _Delta:
             one.name: str(one.type) for one in wanted.fields
         }:
             raise JobRefused(f"{folder} has other columns: {self._schema}", "name another folder")
-        self._sync()
+        self._sync(self._table.version() - 1)  # a job that died may not have come to it
 
     def landed(self, key: str) -> int:
         self._table.update_incremental()
@@ -127,7 +127,7 @@ class _Delta:
         added: list[AddAction | RemoveAction] = [
             AddAction(one.path, one.size_bytes, self._values(one), now_ms, True, self._statistics(one)) for one in files
         ]
-        done = CommitProperties(app_transactions=[Transaction(key, span.last)])
+        done, before = CommitProperties(app_transactions=[Transaction(key, span.last)]), self._table.version()
         try:
             self._table.create_write_transaction(
                 added, "append", self._schema, self._partitions or None, commit_properties=done
@@ -136,7 +136,7 @@ class _Delta:
             hint = "one land job for each checkpoint"
             raise JobRefused(f"{self._folder}: another writer landed facts of {key}: {error}", hint) from error
         self._table.update_incremental()
-        self._sync()
+        self._sync(before)
 
     def paths(self) -> list[str]:
         self._table.update_incremental()
@@ -160,13 +160,16 @@ class _Delta:
             "nullCount": dict.fromkeys(columns, 0),
         })  # fmt: skip
 
-    def _sync(self) -> None:
-        """delta-rs writes its log without fsync (seen with strace), so a power cut could take a commit back."""
+    def _sync(self, after: int) -> None:
+        """Make what came to the log after a version durable: delta-rs writes it without fsync (seen with strace), so a
+        power cut could take a commit back, or leave a torn checkpoint."""
         log = self._folder / "_delta_log"
-        newest = log / f"{self._table.version():020}.json"
-        if newest.exists():
-            with newest.open("rb") as written:
-                os.fsync(written.fileno())
+        versions = [f"{version:020}" for version in range(after + 1, self._table.version() + 1)]
+        names = [f"{version}{end}" for version in versions for end in (".json", ".checkpoint.parquet")]
+        for path in (log / name for name in [*names, "_last_checkpoint"]):
+            if path.exists():
+                with path.open("rb") as written:
+                    os.fsync(written.fileno())
         for folder in (log, self._folder):
             sync_folder(folder)
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample
+from bench.spark import stream as benchmark
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
@@ -178,6 +179,16 @@ def test_a_query_that_fails_is_started_again(
     assert (totals.facts_landed, restarts) == (100, 1)
     with pytest.raises(Exception, match="did you mean startingOffsets"):
         run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
+
+
+@LONG
+def test_the_benchmark_measures_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
+    """In small: everything is landed, and every fact that was recorded meanwhile has its time."""
+    found = benchmark.measure(spark, tmp_path, {}, 4000, 1.0, 1).to_dict()
+    assert found["facts"] == 4000 + benchmark.WARM_FACTS
+    assert found["ratio"] == pytest.approx(found["facts_per_s"] / found["limit"]["facts_per_s"], rel=0.01)
+    assert found["append_to_row"]["count"] == 10
+    assert 0 < found["append_to_row"]["p50_ms"] <= found["append_to_row"]["max_ms"]
 
 
 @LONG

@@ -110,6 +110,23 @@ def test_a_range_is_taken_once(tmp_path: Path, two_plants: Path, kind: Format) -
     assert (again.landed("k"), again.landed("other")) == (41, 0)
 
 
+def test_a_table_may_be_compacted_meanwhile(tmp_path: Path, two_plants: Path) -> None:
+    """delta-rs, or another program, merges files between two steps of the job: the job's commit succeeds, and every fact
+    is in the table once."""
+    target, batches = facts_table(tmp_path / "facts", "delta"), record_batches(two_plants)
+    cut = [batch.slice(n, 3) for batch in batches for n in range(0, batch.num_rows, 3)]
+    for number, part in enumerate(cut):
+        offsets = part.column("offset").to_pylist()
+        span = OffsetRange(offsets[0], offsets[-1])
+        assert target.landed("k") == span.first - 1
+        found = written(target.root("k", span), [part])
+        if number == 5:
+            merged = deltalake.DeltaTable(tmp_path / "facts").optimize.compact()
+            assert merged["numFilesRemoved"] > 0
+        target.commit("k", span, found.files)
+    assert [row[-1] for row in landed_rows(target.paths(), COLUMNS)] == list(range(1, 42))
+
+
 def test_a_table_is_not_written_over(tmp_path: Path, two_plants: Path) -> None:
     """A folder that holds a table of the other format, or something else, is refused, with what to do."""
     facts_table(tmp_path / "facts", "delta")
