@@ -90,11 +90,11 @@ class Lander:
         key = f"{binding.app}-{end.epoch}"
         span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
         if span.facts:
-            self._land(facts, key, span)
+            self._land(facts, key, span, end.epoch)
         self.totals.batches += 1
         self.totals.end_offset = end.offset
 
-    def _land(self, facts: DataFrame, key: str, span: OffsetRange) -> None:
+    def _land(self, facts: DataFrame, key: str, span: OffsetRange, epoch: str) -> None:
         root = self._facts.root(key, span)
         manifest = self._checkpoint / MANIFEST
         asked: dict[str, str | int] = {
@@ -108,26 +108,32 @@ class Lander:
         holes = missing(span, found.seen)
         incidents = found.declared
         if holes:
-            incidents = incidents + unread(self._stream, holes, self._first_held(), time.time_ns() // 1000)
+            incidents = incidents + self._unread(holes, epoch)
         lost = sum(hole.facts for hole in holes)
         if found.rows + found.known + lost != span.facts:
             raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
-        if incidents and self._incidents.landed(key) < span.last:
-            self._incidents.commit(key, span, [_written(self._incidents.root(key, span), incidents)])
+        # A run that died here has landed those of its batch, which need not have ended where this one does.
+        done = self._incidents.landed(key)
+        if fresh := [one for one in incidents if one.offset > done]:
+            rest = OffsetRange(max(span.first, done + 1), span.last)
+            self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
         self._facts.commit(key, span, found.files)
         self.totals.facts_landed += found.rows
         self.totals.facts_known += found.known
         self.totals.facts_missing += lost
-        self.totals.incidents += len(incidents)
+        self.totals.incidents += len(fresh)
 
-    def _first_held(self) -> int | None:
-        """Where the store begins, which tells what was released from what is damaged."""
+    def _unread(self, holes: list[OffsetRange], epoch: str) -> list[Incident]:
+        """What is missing, with its reason: released before where the store begins, damaged behind it; `epoch` if the
+        store has left that epoch, so that what it still has of it comes again."""
+        first_held, otherwise = None, "unknown"
         try:
             with self._place.opened() as source:
-                return source.bounds(self._stream).first_offset
+                held = source.bounds(self._stream)
+            first_held, otherwise = (held.first_offset, "") if held.epoch == epoch else (None, "epoch")
         except (BsfgError, OSError) as error:
             log.warning("why facts are missing is not known: %s", error)
-            return None
+        return unread(self._stream, holes, first_held, time.time_ns() // 1000, otherwise)
 
     def _claim(self) -> None:
         """The checkpoint belongs to this table. One that is new, on a table with facts, compares identities from now

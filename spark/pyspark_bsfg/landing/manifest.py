@@ -128,17 +128,17 @@ def runs(offsets: Sequence[int]) -> list[OffsetRange]:
     return found
 
 
-def unread(stream: str, holes: Iterable[OffsetRange], first_held: int | None, now_us: int) -> list[Incident]:
+def unread(
+    stream: str, holes: Iterable[OffsetRange], first_held: int | None, now_us: int, otherwise: str = "unknown"
+) -> list[Incident]:
     """Incidents for what is missing: `expired` before the first offset that the store holds, else `damaged`; where that
-    is not known, `unknown`."""
+    is not known, `otherwise`."""
     found = []
     for hole in holes:
-        parts = [("unknown", hole)]
+        parts = [(otherwise, hole)]
         if first_held is not None:
-            gone, left = (
-                OffsetRange(hole.first, min(hole.last, first_held - 1)),
-                OffsetRange(max(hole.first, first_held), hole.last),
-            )
+            gone = OffsetRange(hole.first, min(hole.last, first_held - 1))
+            left = OffsetRange(max(hole.first, first_held), hole.last)
             parts = [(reason, part) for reason, part in (("expired", gone), ("damaged", left)) if part.facts]
         for reason, part in parts:
             detail = json.dumps({"reason": reason, "count": part.facts})

@@ -32,13 +32,13 @@ class Binding:
     start: StreamOffset | None = None
 
 
-def bind(folder: Path, store: str, stream: str, consumer: str) -> tuple[Binding, bool]:
-    """The binding of a checkpoint, and whether it was made now. Raises JobRefused where it belongs to something else."""
+def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
+    """The binding of a checkpoint, made if there is none. Raises JobRefused where it belongs to something else."""
     found = read_binding(folder)
     if found is None:
         made = Binding(uuid.uuid4().hex, store, stream, consumer)
         write_binding(folder, made)
-        return made, True
+        return made
     for name, theirs, ours in (
         ("store", found.store, store),
         ("stream", found.stream, stream),
@@ -49,7 +49,7 @@ def bind(folder: Path, store: str, stream: str, consumer: str) -> tuple[Binding,
                 f"checkpoint {folder} belongs to {name} {theirs or '(none)'}, this query reads {ours or '(none)'}",
                 f"use {name} {theirs or '(none)'}, or a new checkpoint with a new consumer",
             )
-    return found, False
+    return found
 
 
 def read_binding(folder: Path) -> Binding | None:

@@ -88,7 +88,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; `start` itself if nothing arrives for a moment, or the store is out of reach.
-        Raises FactsGone where facts are lost and the options do not allow that."""
+        Raises FactsGone where facts are lost and the options do not allow that, and with AvailableNow also where the
+        store is out of reach."""
         after = StreamOffset.of(start)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         deadline, pause = time.monotonic() + IDLE_WAIT_S, threading.Event()
@@ -170,13 +171,16 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise FactsGone(f"{where} are no longer in the store: {hole.reason}", hint)
 
     def _reached(self) -> Bounds | None:
-        """What the store holds; None where it is out of reach, which is logged once, as is its return."""
+        """What the store holds; None where it is out of reach, which is logged once, as is its return. Raises with
+        AvailableNow."""
         try:
             with self.place.opened() as source:
                 held = source.bounds(self.options.read.stream)
                 if not self._is_bound:
                     self._bound(source, held)
         except UNREACHABLE as error:
+            if self._target is not None:  # a run that is to end would end here, as if all had been read
+                raise
             if not self._silent_since:
                 self._silent_since = datetime.now(UTC).isoformat(timespec="seconds")
                 log.warning("the stream waits: %s", error)
@@ -201,7 +205,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"consumer {options.consumer} exists and has confirmed up to {cursor}, and checkpoint {folder} is new",
                     "use the checkpoint it belongs to, or another consumer; startingOffsets=cursor takes it over",
                 )
-        binding, _ = bind(folder, held.zone, options.read.stream, options.consumer)
+        binding = bind(folder, held.zone, options.read.stream, options.consumer)
         cursor = self._register(source, is_new=binding.start is None) if options.consumer else 0
         if binding.start is None:
             start = first_offset(options.start, held)

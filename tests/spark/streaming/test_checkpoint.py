@@ -45,9 +45,8 @@ def test_a_log_of_other_sources_is_refused(tmp_path: Path) -> None:
 
 def test_a_binding_is_kept(tmp_path: Path) -> None:
     """The id is made once; start and names are read back; a damaged file is refused, not replaced."""
-    made, is_new = bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
-    assert is_new
-    assert bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake") == (made, False)
+    made = bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
+    assert bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake") == made
     for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
         with pytest.raises(JobRefused, match="belongs to"):
             bind(tmp_path / "new", *wrong)

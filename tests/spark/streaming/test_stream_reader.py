@@ -175,13 +175,16 @@ def test_a_query_waits_while_the_store_is_away(tmp_path: Path, caplog: pytest.Lo
     and one for returning; `commit` raises nothing. A query that never reached it is refused."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, 1.0)] * 10])
-    reader = stream(tmp_path)
+    reader, ending = stream(tmp_path), stream(tmp_path)
     at = reader.latestOffset(reader.initialOffset(), ReadMaxRows(4))
+    ending.prepareForTriggerAvailableNow()
     away = path.rename(tmp_path / "away")
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
             assert reader.latestOffset(at, ReadMaxRows(4)) == at
         assert "unreachable_since" in reader.reportLatestOffset()
+        with pytest.raises(StoreUnreadable):  # it would end, and exit as if it had read everything
+            ending.latestOffset(at, ReadMaxRows(4))
         with pytest.raises(StoreUnreadable):
             stream(tmp_path).initialOffset()
         with pytest.raises(StoreUnreadable):
