@@ -16,7 +16,7 @@ test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -26,6 +26,7 @@ help:
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, some 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
+	echo 'make spark-stream-test    the land job killed with its JVM at the worst moments, some minutes; TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
@@ -73,6 +74,10 @@ fuzz-paths: venv
 attacks: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP tests/security -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
 
+# A driver that needs minutes to start on a busy machine is no failure.
+spark-stream-test: system
+	SIM=1 $(VENV)/python -m pytest -q -rP tests/spark/streaming -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
+
 # A minute or two, and some 3 GB of memory.
 spark-cluster-test: system
 	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_first_read.py tests/spark/test_cluster.py -o timeout=0 -o faulthandler_timeout=0
@@ -87,7 +92,7 @@ format: venv
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
-	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql ingest 'ingest --source modbus' spark); do \
+	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql ingest 'ingest --source modbus' spark stream); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
 

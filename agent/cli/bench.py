@@ -142,6 +142,11 @@ _benchmark(
     "Facts of a store file in Spark, beside the same rows in Parquet and prebuilt in Arrow.",
     [_facts(2_000_000), _repeats(5), _SEED],
 )
+_benchmark(
+    "spark.stream",
+    "The land job: a backlog into a Delta table, beside Spark's own Parquet writer; then from append to row.",
+    [_facts(2_000_000), _seconds(20.0), _SEED],
+)
 
 
 @bench.command()

@@ -191,6 +191,9 @@ class RequestHandler:
                 # Another zone confirms at its own request: otherwise facts that it lacks would be released.
                 if known is not None and known.zone != store.zone:
                     raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
+                # Offsets of a former epoch may name facts that were never read.
+                if request.epoch not in {None, store.epoch.hex()}:
+                    raise LocalError(f"offset {request.offset} is of epoch {request.epoch}, not of {store.epoch.hex()}")
                 confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
                 frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
                 return messages.Confirmed(frontier)

@@ -106,11 +106,13 @@ class BackfillSource(msgspec.Struct, frozen=True, tag="BackfillSource", tag_fiel
 
 
 class ConfirmReceipt(msgspec.Struct, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
-    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer."""
+    """Facts up to `offset` (from `first_offset`, if given) are durable at the consumer. `epoch`: the one to which the
+    offsets belong, 32 hex digits; another one is refused."""
 
     consumer_name: str
     offset: int
     first_offset: int | None = None
+    epoch: str | None = None
 
 
 class PutObject(msgspec.Struct, frozen=True, tag="PutObject", tag_field="operation"):

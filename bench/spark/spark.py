@@ -52,7 +52,7 @@ class Files:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then read it `repeats` times each way."""
-    with open_testbed(below) as testbed, _words_aside((folder := testbed.folder) / "spark.log"):
+    with open_testbed(below) as testbed, words_aside((folder := testbed.folder) / "spark.log"):
         described = machine(folder)
         spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
         try:
@@ -95,7 +95,7 @@ def measure(
 
 
 @contextmanager
-def _words_aside(log: Path) -> Iterator[None]:
+def words_aside(log: Path) -> Iterator[None]:
     """What the JVM writes to standard error as it starts goes to a file, and is shown only if the block fails."""
     shown = os.dup(2)
     try:

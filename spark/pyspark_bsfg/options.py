@@ -70,14 +70,14 @@ class Options:
     def of(cls, given: Mapping[str, str]) -> Options:
         """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
         texts = {key.lower(): value for key, value in given.items()}
-        if strangers := texts.keys() - _NAMES.keys():
-            known = ", ".join(sorted(_NAMES.values()))
+        if strangers := texts.keys() - NAMES.keys():
+            known = ", ".join(sorted(NAMES.values()))
             raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
         if (transport := texts.get("transport", "file")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
         if misplaced := [name for name in texts if name in (_OF_NODE if transport == "file" else _OF_FILE)]:
             raise OptionError(
-                f"option {_NAMES[misplaced[0]]} is not of transport {transport}", "set transport to mqtt or file"
+                f"option {NAMES[misplaced[0]]} is not of transport {transport}", "set transport to mqtt or file"
             )
         if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
             raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")
@@ -118,7 +118,7 @@ _OF_NODE = {
         "attempts",
     )
 }
-_NAMES = (
+NAMES = (
     _OF_FILE
     | _OF_NODE
     | {
@@ -186,5 +186,5 @@ def _number(texts: Mapping[str, str], key: str, most: int) -> int | None:
     least = 0 if key == "endoffset" else 1  # an end of 0 is the honest "nothing yet" of an empty stream
     text = texts[key].strip()
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise OptionError(f"{_NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
+        raise OptionError(f"{NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
     return int(text)

@@ -7,12 +7,10 @@ what reads a store is imported only there: it takes as long to import as Spark's
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.schema import FACTS
 
 
@@ -36,6 +34,8 @@ class BsfgDataSource(DataSource):
         options = Options.of(dict(self.options))
         return (PruningReader if options.push_filters else BsfgReader)(options, schema)
 
-    def streamReader(self, schema: StructType) -> NoReturn:  # noqa: N802, ARG002  Spark's
-        """Refuse: Spark's own message for a missing reader is an UnboundLocalError."""
-        raise OptionError("format bsfg has no readStream", "read in batches: spark.read.format('bsfg'), by startOffset")
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's
+        from pyspark_bsfg.streaming.options import StreamOptions
+        from pyspark_bsfg.streaming.reader import BsfgStreamReader
+
+        return BsfgStreamReader(StreamOptions.of(dict(self.options)), schema)

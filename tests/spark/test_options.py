@@ -104,4 +104,4 @@ def test_every_option_is_documented() -> None:
     """The two tables name all that is accepted."""
     root = Path(__file__).resolve().parents[2]
     pages = [(root / page).read_text("utf-8") for page in ("spark/README.md", "docs/operate/spark.md")]
-    assert [name for name in options._NAMES.values() if not any(f"`{name}`" in page for page in pages)] == ["paths"]
+    assert [name for name in options.NAMES.values() if not any(f"`{name}`" in page for page in pages)] == ["paths"]

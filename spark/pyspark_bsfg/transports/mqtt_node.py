@@ -114,7 +114,7 @@ class MqttNodeSource:
     def bounds(self, stream: str) -> Bounds:
         answer = self._ask(GetBounds(stream=stream)).answer
         assert isinstance(answer, BoundsAnswer), answer
-        return Bounds(answer.epoch, answer.first_offset, answer.end_offset)
+        return Bounds(answer.epoch, answer.first_offset, answer.end_offset, self._at.peer)
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:  # noqa: ARG002
         """By offset only: the protocol has no summaries. What a filter excludes is skipped unopened when it is here."""

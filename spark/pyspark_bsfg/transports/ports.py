@@ -29,6 +29,8 @@ class Bounds:
     epoch: str
     first_offset: int
     end_offset: int
+    zone: str = ""
+    """The store's."""
 
     @property
     def offsets(self) -> OffsetRange:

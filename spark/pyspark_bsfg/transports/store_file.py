@@ -1,17 +1,20 @@
 """Shell: reads a store's file on this host, read-only, in pages, each with a short statement of its own.
 
 Between pages no statement or transaction is open, so the node that owns the store can reuse its write-ahead log while a
-long job reads. The file is opened read-only, so a consumer is neither registered nor confirmed through it.
+long job reads. The file is opened read-only: consumers are registered and confirmed through the local socket of the node
+that owns it, by the same user.
 """
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse
 from agent.fact_store import BatchSummary, Start, StoreDamaged, StoreReader, Verified
@@ -75,7 +78,8 @@ class StoreFileSource:
             names = ", ".join(sorted(streams)) or "none yet"
             raise StreamUnknown(f"{self.name} holds no stream {stream!r}", f"it holds: {names}")
         found = streams[stream]
-        return Bounds(self.reader.origin.epoch.hex(), found.first_offset, found.end_offset)
+        origin = self.reader.origin
+        return Bounds(origin.epoch.hex(), found.first_offset, found.end_offset, origin.zone)
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
         """By the summaries of batches; no batch is read. Spans that touch are one."""
@@ -144,10 +148,32 @@ class StoreFileSource:
         return next((one.confirmed.frontier for one in self.reader.consumers() if one.name == consumer), None)
 
     def register(self, consumer: str, stream: str, start: Start) -> int:
-        raise ConsumerRefused(f"consumer {consumer} of {stream}: {self.name} is read only", f"start at {start}")
+        from agent.local_socket import RegisterConsumer
+
+        frontier: int = self._ask(RegisterConsumer(consumer, stream, start, is_fetching=True), consumer).frontier
+        return frontier
 
     def confirm(self, consumer: str, offset: int, epoch: str) -> None:
-        raise ConsumerRefused(f"consumer {consumer} at {offset} ({epoch}): {self.name} is read only", "use the node")
+        from agent.local_socket import ConfirmReceipt
+
+        self._ask(ConfirmReceipt(consumer, offset, epoch=epoch), consumer)
+
+    def _ask(self, request: Any, consumer: str) -> Any:
+        """Ask the node that owns the store, which alone writes it; its answer. Raises StoreUnreadable where none
+        answers, and ConsumerRefused."""
+        # Here: it takes as long to import as all else, and tasks need none of it.
+        from agent.local_socket import LocalError, Refused, StateFolderUnusable, ask
+
+        folder = self.reader.path.parent
+        try:
+            answer = asyncio.run(ask(folder, request))
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise StoreUnreadable(f"consumer {consumer}: no node runs on {folder}", "start it") from error
+        except (LocalError, StateFolderUnusable) as error:
+            raise StoreUnreadable(f"consumer {consumer}: {error}", error.hint) from error
+        if isinstance(answer, Refused):
+            raise ConsumerRefused(f"consumer {consumer}: {answer.message}", answer.hint)
+        return answer
 
 
 def _placed(stored: StoredBatch, verified: Verified) -> PlacedBatch:

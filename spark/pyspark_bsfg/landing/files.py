@@ -1,0 +1,207 @@
+"""Shell: the part of a task. Writes the facts of its partition as Parquet files by date and zone, and reports them.
+
+A file is durable before it is reported. Files that are not reported, because a task died or ran twice, are never part of
+a table.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pyspark_bsfg.landing.identities import Identities
+from pyspark_bsfg.landing.manifest import DECLARING, File, Incident, Manifest, runs
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import arrow_schema
+from pyspark_bsfg.streaming.checkpoint import sync_folder
+
+OPEN_MAX = 32  # a source whose clock is wrong gives facts of many dates
+PARTITIONS = ("date", "zone")
+
+
+def file_schema(facts: StructType) -> Any:
+    """The columns in a file: all but the zone, which is in its path. All may be null, so that columns can be added."""
+    columns = arrow_schema(facts)
+    return pa.schema([one.with_nullable(True) for one in columns if one.name not in PARTITIONS])
+
+
+@dataclass
+class Lines(WriterCommitMessage):
+    """What one task reports."""
+
+    lines: list[str]
+
+
+class FilesSink(DataSource):
+    """`format("bsfg_files")`, for the land job only: `mapInArrow` would do, but in PySpark 4.3 it needs pandas."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "bsfg_files"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:  # noqa: ARG002, FBT001  Spark's
+        asked = self.options
+        known = Identities.of(asked["known"])
+        return FileWriter(asked["root"], asked["manifest"], schema, int(asked["after"]), known)
+
+
+class FileWriter(DataSourceArrowWriter):
+    """Where to write, where to report, up to which offset the table has the facts, and which it has anyway."""
+
+    def __init__(self, root: str, manifest: str, schema: StructType, after: int, known: Identities) -> None:
+        self.root = root
+        self.manifest = manifest
+        self.schema = schema
+        self.after = after
+        self.known = known
+
+    def write(self, iterator: Iterator[Any]) -> Lines:
+        """In a task: facts in, lines of a manifest out."""
+        done, files = Manifest(), _Files(Path(self.root), file_schema(self.schema))
+        try:
+            for batch in iterator:
+                self._take(batch, done, files)
+            done.files = files.close()
+        finally:
+            files.abandon()
+        return Lines(done.lines())
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In a process of the driver's host, after all tasks."""
+        lines = [line for one in messages if isinstance(one, Lines) for line in one.lines]
+        Path(self.manifest).write_text("\n".join(lines), "utf-8")
+
+    def _take(self, batch: Any, done: Manifest, files: _Files) -> None:
+        facts = pa.table(batch)
+        offsets = facts["offset"]
+        if facts.num_rows and pc.min(offsets).as_py() <= self.after:
+            facts = facts.filter(pc.greater(offsets, self.after))
+            offsets = facts["offset"]
+        if not facts.num_rows:
+            return
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        is_dense = last - first + 1 == facts.num_rows
+        found = [OffsetRange(first, last)] if is_dense else runs(offsets.to_pylist())
+        if done.seen and done.seen[-1].last + 1 == found[0].first:
+            found[0] = OffsetRange(done.seen.pop().first, found[0].last)
+        done.seen += found
+        if self.known:
+            is_known = self.known.has(*(facts[name].to_pylist() for name in ("zone", "epoch", "sequence")))
+            done.known += sum(is_known)
+            facts = facts.filter(pa.array([not one for one in is_known], pa.bool_()))
+        done.declared += _declared(facts)
+        for day, zone, part in _by_day_and_zone(facts):
+            files.write(day, zone, part)
+
+
+def _declared(facts: Any) -> list[Incident]:
+    """The facts by which a node declares a loss."""
+    is_message = pc.equal(facts["value_type"], "message")
+    if not pc.any(is_message).as_py():
+        return []
+    chosen = facts.filter(pc.and_(is_message, pc.is_in(facts["predicate"], pa.array(sorted(DECLARING)))))
+    return [
+        Incident(
+            what=row["predicate"],
+            stream=row["stream"],
+            offset=row["offset"],
+            last_offset=row["offset"],
+            time_us=row["source_time_ns"] // 1000,
+            subject=row["tag"],
+            zone=row["zone"],
+            epoch=row["epoch"],
+            sequence=row["sequence"],
+            detail=row["object_json"] or "{}",
+        )
+        for row in chosen.drop_columns(["ts"]).to_pylist()
+    ]
+
+
+def _by_day_and_zone(facts: Any) -> Iterator[tuple[date, str, Any]]:
+    days = pc.cast(facts["ts"], pa.date32())
+    distinct_days, distinct_zones = pc.unique(days).to_pylist(), pc.unique(facts["zone"]).to_pylist()
+    if len(distinct_days) == len(distinct_zones) == 1:
+        yield distinct_days[0], distinct_zones[0], facts
+        return
+    for zone in distinct_zones:
+        is_zone = pc.equal(facts["zone"], zone)
+        own = pc.unique(days.filter(is_zone)).to_pylist()
+        for day in own:
+            yield day, zone, facts.filter(pc.and_(is_zone, pc.equal(days, pa.scalar(day, pa.date32()))))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file that is being written."""
+
+    writer: Any
+    path: Path
+    rows: int = 0
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+class _Files:
+    """The files of one task, one for each date and zone, more if these are many."""
+
+    def __init__(self, root: Path, schema: Any) -> None:
+        self._root = root
+        self._schema = schema
+        self._open: dict[tuple[date, str], _Open] = {}
+        self._done: list[File] = []
+
+    def write(self, day: date, zone: str, facts: Any) -> None:
+        key = (day, zone)
+        one = self._open.pop(key, None) or self._opened(day, zone)
+        self._open[key] = one  # the last in line to be closed
+        one.writer.write_table(facts.select(self._schema.names).cast(self._schema))
+        one.rows += facts.num_rows
+        times_us = pc.cast(facts["ts"], pa.int64())
+        for name, column in (("offset", facts["offset"]), ("sequence", facts["sequence"]), ("ts", times_us)):
+            least, most = (bound.as_py() for bound in pc.min_max(column).values())
+            before = one.spans.get(name, (least, most))
+            one.spans[name] = (min(least, before[0]), max(most, before[1]))
+
+    def close(self) -> list[File]:
+        """Every file is durable, and so are its name and the names of its folders."""
+        while self._open:
+            self._close(next(iter(self._open)))
+        written = [(self._root / one.path).parent for one in self._done]
+        for folder in {self._root, *written, *(one.parent for one in written)}:
+            sync_folder(folder)
+        return self._done
+
+    def abandon(self) -> None:
+        """Close what is open after an error; its files are in no manifest."""
+        for one in self._open.values():
+            one.writer.close()
+        self._open.clear()
+
+    def _opened(self, day: date, zone: str) -> _Open:
+        if len(self._open) >= OPEN_MAX:
+            self._close(next(iter(self._open)))
+        path = self._root / f"date={day.isoformat()}" / f"zone={zone}" / f"part-{uuid.uuid4().hex}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _Open(pq.ParquetWriter(path, self._schema, compression="zstd"), path)
+
+    def _close(self, key: tuple[date, str]) -> None:
+        day, zone = key
+        one = self._open.pop(key)
+        one.writer.close()
+        with one.path.open("rb") as written:
+            os.fsync(written.fileno())
+        where, size = str(one.path.relative_to(self._root)), one.path.stat().st_size
+        spans = one.spans
+        self._done.append(
+            File(where, day.isoformat(), zone, one.rows, size, spans["offset"], spans["sequence"], spans["ts"])
+        )

@@ -1,0 +1,179 @@
+"""Shell: lands the batches of one query in a table of facts and a table of incidents, as `foreachBatch`.
+
+Tasks write the files, the driver adds them to the tables: incidents first, then facts, each in one atomic step. So if
+facts of a batch are in their table, its incidents are too. A batch that Spark repeats after a crash adds nothing, or what
+is left of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+
+from agent.errors import BsfgError
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.landing.files import FilesSink, file_schema
+from pyspark_bsfg.landing.identities import Identities
+from pyspark_bsfg.landing.manifest import File, Incident, Manifest, missing, unread
+from pyspark_bsfg.landing.tables import Format, identities, table
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
+from pyspark_bsfg.transports import Place
+
+FILE = "bsfg-land.json"  # in the checkpoint
+MANIFEST = "bsfg-land-batch"  # of the batch at hand
+FACTS_SCHEMA = pa.schema([*file_schema(FACTS), pa.field("zone", pa.string()), pa.field("date", pa.date32())])
+INCIDENTS_SCHEMA = pa.schema([
+    ("what", pa.string()),
+    ("stream", pa.string()),
+    ("offset", pa.int64()),
+    ("last_offset", pa.int64()),
+    ("ts", pa.timestamp("us", tz="UTC")),
+    ("subject", pa.string()),
+    ("zone", pa.string()),
+    ("epoch", pa.string()),
+    ("sequence", pa.int64()),
+    ("detail", pa.string()),
+])  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What a run did. `facts_known` were in the table before, by their identity; `facts_missing` are in the incidents."""
+
+    batches: int = 0
+    facts_landed: int = 0
+    facts_missing: int = 0
+    facts_known: int = 0
+    incidents: int = 0
+    end_offset: int = 0
+
+
+class Lander:
+    """Called with each batch. Raises JobRefused, also if the tables belong to another checkpoint."""
+
+    def __init__(self, checkpoint: Path, place: Place, stream: str, folder: Path, kind: Format) -> None:
+        self._checkpoint = checkpoint
+        self._place = place
+        self._stream = stream
+        self._folder = folder
+        self._facts = table(folder, kind, FACTS_SCHEMA, ("date", "zone"))
+        self._incidents = table(incidents_of(folder), kind, INCIDENTS_SCHEMA)
+        self._kind = kind
+        self._known = Identities()
+        self.totals = Totals()
+        self._claim()
+
+    def __call__(self, facts: DataFrame, batch: int) -> None:
+        binding = read_binding(self._checkpoint)
+        assert binding is not None, "the source wrote it before it planned a batch"
+        assert binding.start is not None, "the source wrote it before it planned a batch"
+        start, end = batch_offsets(self._checkpoint, batch)
+        start = start or binding.start
+        if start.epoch != end.epoch:
+            # The facts that the store still has come again, at other offsets.
+            self._compare_identities()
+            return
+        key = f"{binding.app}-{end.epoch}"
+        span = OffsetRange(max(start.offset, self._facts.landed(key)) + 1, end.offset)
+        if span.facts:
+            self._land(facts, key, span, end.epoch)
+        self.totals.batches += 1
+        self.totals.end_offset = end.offset
+
+    def _land(self, facts: DataFrame, key: str, span: OffsetRange, epoch: str) -> None:
+        root = self._facts.root(key, span)
+        manifest = self._checkpoint / MANIFEST
+        asked: dict[str, str | int] = {
+            "root": str(root),
+            "manifest": str(manifest),
+            "after": span.first - 1,
+            "known": self._known.to_json(),
+        }
+        facts.write.format(FilesSink.name()).options(**asked).mode("append").save()
+        found = Manifest.of(manifest.read_text("utf-8").splitlines())
+        holes = missing(span, found.seen)
+        incidents = found.declared
+        if holes:
+            incidents = incidents + self._unread(holes, epoch)
+        lost = sum(hole.facts for hole in holes)
+        if found.rows + found.known + lost != span.facts:
+            raise JobRefused(f"{span} gave {found.rows} facts, {found.known} known, {lost} missing", "report this")
+        # A run that died here has landed those of its batch, which need not have ended where this one does.
+        done = self._incidents.landed(key)
+        if fresh := [one for one in incidents if one.offset > done]:
+            rest = OffsetRange(max(span.first, done + 1), span.last)
+            self._incidents.commit(key, rest, [_written(self._incidents.root(key, rest), fresh)])
+        self._facts.commit(key, span, found.files)
+        self.totals.facts_landed += found.rows
+        self.totals.facts_known += found.known
+        self.totals.facts_missing += lost
+        self.totals.incidents += len(fresh)
+
+    def _unread(self, holes: list[OffsetRange], epoch: str) -> list[Incident]:
+        """What is missing, with its reason: released before where the store begins, damaged behind it; `epoch` if the
+        store has left that epoch, so that what it still has of it comes again."""
+        first_held, otherwise = None, "unknown"
+        try:
+            with self._place.opened() as source:
+                held = source.bounds(self._stream)
+            first_held, otherwise = (held.first_offset, "") if held.epoch == epoch else (None, "epoch")
+        except (BsfgError, OSError) as error:
+            log.warning("why facts are missing is not known: %s", error)
+        return unread(self._stream, holes, first_held, time.time_ns() // 1000, otherwise)
+
+    def _claim(self) -> None:
+        """The checkpoint belongs to this table. One that is new, on a table with facts, compares identities from now
+        on."""
+        path = self._checkpoint / FILE
+        try:
+            known = json.loads(path.read_text("utf-8")) if path.exists() else None
+        except (OSError, ValueError) as error:
+            raise JobRefused(f"{path} is damaged: {error}", "restore it, or use a new checkpoint") from error
+        if known is None:
+            known = {"table": str(self._folder), "compares_identities": bool(self._facts.paths())}
+            write_json(path, known)
+        if known["table"] != str(self._folder):
+            raise JobRefused(
+                f"checkpoint {self._checkpoint} belongs to table {known['table']}", "use that, or a new checkpoint"
+            )
+        if known["compares_identities"]:
+            self._known = identities(self._facts.paths())
+
+    def _compare_identities(self) -> None:
+        write_json(self._checkpoint / FILE, {"table": str(self._folder), "compares_identities": True})
+        self._known = identities(self._facts.paths())
+
+
+def incidents_of(folder: Path) -> Path:
+    """The table of incidents beside a table of facts."""
+    return folder.with_name(f"{folder.name}_incidents")
+
+
+def _written(root: Path, incidents: list[Incident]) -> File:
+    """One file of incidents, durable."""
+    names = INCIDENTS_SCHEMA.names
+    rows: list[dict[str, Any]] = [
+        {name: one.time_us if name == "ts" else getattr(one, name) for name in names} for one in incidents
+    ]
+    path = root / f"part-{uuid.uuid4().hex}.parquet"
+    with path.open("wb") as out:
+        pq.write_table(pa.Table.from_pylist(rows, INCIDENTS_SCHEMA), out, compression="zstd")
+        out.flush()
+        os.fsync(out.fileno())
+    sync_folder(root)
+    nothing = (0, 0)
+    return File(path.name, "", "", len(rows), path.stat().st_size, nothing, nothing, nothing)

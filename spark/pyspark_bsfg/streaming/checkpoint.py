@@ -1,0 +1,136 @@
+"""Shell: what this package keeps in the checkpoint of a query, and what it reads there of Spark's own files.
+
+`bsfg.json` binds a consumer to one checkpoint: two queries with one consumer would release each other's facts. It also
+has where the query started, because Spark asks again if the first batch was not finished, and an id for the writes of
+the query to a table. Offsets and commits are read from Spark's logs, which are one small file for each batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.streaming.offsets import StreamOffset
+
+FILE = "bsfg.json"
+HEADER_LINES = 2  # of an entry of Spark's offset log: version, metadata; then an offset for each source
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What a checkpoint belongs to. `start` is None until it is known. `app` identifies the checkpoint."""
+
+    app: str
+    store: str
+    stream: str
+    consumer: str
+    start: StreamOffset | None = None
+
+
+def bind(folder: Path, store: str, stream: str, consumer: str) -> Binding:
+    """The binding of a checkpoint, made if there is none. Raises JobRefused where it belongs to something else."""
+    found = read_binding(folder)
+    if found is None:
+        made = Binding(uuid.uuid4().hex, store, stream, consumer)
+        write_binding(folder, made)
+        return made
+    for name, theirs, ours in (
+        ("store", found.store, store),
+        ("stream", found.stream, stream),
+        ("consumer", found.consumer, consumer),
+    ):
+        if theirs != ours:
+            raise JobRefused(
+                f"checkpoint {folder} belongs to {name} {theirs or '(none)'}, this query reads {ours or '(none)'}",
+                f"use {name} {theirs or '(none)'}, or a new checkpoint with a new consumer",
+            )
+    return found
+
+
+def read_binding(folder: Path) -> Binding | None:
+    """None where there is none yet. Raises JobRefused."""
+    try:
+        text = (folder / FILE).read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise JobRefused(
+            f"{folder / FILE} cannot be read: {error.strerror}", "run as the user that wrote it"
+        ) from error
+    try:
+        found = json.loads(text)
+        start = None if found["start"] is None else StreamOffset.of(found["start"])
+        return Binding(found["app"], found["store"], found["stream"], found["consumer"], start)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise JobRefused(f"{folder / FILE} is damaged: {error}", "restore it, or use a new checkpoint") from error
+
+
+def write_binding(folder: Path, binding: Binding) -> None:
+    """Durably, as a whole. Raises JobRefused."""
+    start = None if binding.start is None else binding.start.to_json()
+    write_json(folder / FILE, asdict(replace(binding, start=None)) | {"start": start})
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Durably, as a whole; its folder is made. Raises JobRefused."""
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("w", encoding="utf-8") as out:
+            json.dump(content, out)
+            out.flush()
+            os.fsync(out.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise JobRefused(
+            f"{path} cannot be written: {error.strerror}", "name a folder that this user may write"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def batch_offsets(folder: Path, batch: int) -> tuple[StreamOffset | None, StreamOffset]:
+    """Start and end of a batch that Spark has planned; the start is None for the first. Raises JobRefused."""
+    start = _logged(folder, batch - 1) if batch else None
+    return start, _logged(folder, batch)
+
+
+def last_committed(folder: Path) -> StreamOffset | None:
+    """Up to where all batches are finished, by Spark's logs; None before the first."""
+    try:
+        done = [int(path.name) for path in (folder / "commits").iterdir() if path.name.isdigit()]
+    except FileNotFoundError:
+        return None
+    return _logged(folder, max(done)) if done else None
+
+
+def query_id(folder: Path) -> str | None:
+    """Spark's id of the query of a checkpoint; None before it has begun."""
+    try:
+        found: str = json.loads((folder / "metadata").read_text("utf-8"))["id"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return found
+
+
+def _logged(folder: Path, batch: int) -> StreamOffset:
+    path = folder / "offsets" / str(batch)
+    try:
+        lines = path.read_text("utf-8").splitlines()[HEADER_LINES:]
+        (offset,) = (json.loads(line) for line in lines)
+        return StreamOffset.of(offset)
+    except (OSError, ValueError) as error:
+        raise JobRefused(f"{path} is not the offset of one bsfg source: {error}", "use a new checkpoint") from error

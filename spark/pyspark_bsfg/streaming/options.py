@@ -1,0 +1,151 @@
+"""Options of `readStream`, parsed from Spark's texts into a frozen record. Core: no IO.
+
+They have the names of Kafka's source where they mean the same. What says where the facts are (path, stream, transport)
+is parsed by `pyspark_bsfg.options`, as for a batch read. An unknown option is refused with the nearest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import get_args
+
+from agent.message import CONSUMER
+from pyspark_bsfg.errors import OptionError
+from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, Options
+from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
+
+# A micro-batch costs some 0.8 s whatever its size, a fact a microsecond; more would only be more to repeat.
+OFFSETS_PER_TRIGGER = 1_000_000
+UNIX_MS_MAX = 2**43 - 1
+# Of a batch read; what a stream has instead.
+INSTEAD = {
+    "startoffset": "startingOffsets",
+    "endoffset": "trigger(availableNow=True), which ends at what is there",
+    "endingoffsets": "trigger(availableNow=True), which ends at what is there",
+    "endingtimestamp": "trigger(availableNow=True), which ends at what is there",
+    "numpartitions": "minPartitions",
+    "whenreleased": "failOnDataLoss",
+    "pushfilters": "nothing: a stream reads each fact once",
+}
+OURS = {
+    name.lower(): name
+    for name in (
+        "startingOffsets",
+        "startingTimestamp",
+        "maxOffsetsPerTrigger",
+        "minPartitions",
+        "failOnDataLoss",
+        "consumer",
+        "checkpointLocation",
+        "onNewEpoch",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What to read, from where on, and what to do about losses. `since_unix_ms` goes before `start`."""
+
+    read: Options = field(repr=False)
+    start: Start = "earliest"
+    since_unix_ms: int | None = None
+    offsets_max: int = OFFSETS_PER_TRIGGER
+    partitions_min: int | None = None
+    is_loss_refused: bool = True
+    consumer: str = ""
+    checkpoint: str = ""
+    on_new_epoch: OnNewEpoch = "fail"
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> StreamOptions:
+        """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
+        texts = {key.lower(): value for key, value in given.items()}
+        _refuse_strangers(texts)
+        ours = {key: texts.pop(key) for key in list(texts) if key in OURS}
+        options = cls(
+            read=Options.of(texts),
+            start=_start(ours),
+            since_unix_ms=_number(ours, "startingtimestamp", 0, UNIX_MS_MAX),
+            offsets_max=_number(ours, "maxoffsetspertrigger", 1, OFFSET_MAX) or OFFSETS_PER_TRIGGER,
+            partitions_min=_number(ours, "minpartitions", 1, PARTITIONS_MAX),
+            is_loss_refused=_flag(ours, "failondataloss", "true"),
+            consumer=ours.get("consumer", ""),
+            checkpoint=_local_folder(ours.get("checkpointlocation", "")),
+            on_new_epoch=_on_new_epoch(ours),
+        )
+        options._check()
+        return options
+
+    def _check(self) -> None:
+        if self.consumer and not CONSUMER.fullmatch(self.consumer):
+            raise OptionError(f"consumer {self.consumer!r}", f"a consumer's name matches {CONSUMER.pattern}")
+        if self.consumer and not self.checkpoint:
+            raise OptionError(
+                f"consumer {self.consumer} without checkpointLocation",
+                "give readStream the checkpointLocation of the query too: a consumer belongs to one checkpoint",
+            )
+        if not self.consumer and (self.start == "cursor" or self.since_unix_ms is not None):
+            named = "startingOffsets cursor" if self.start == "cursor" else "startingTimestamp"
+            raise OptionError(f"{named} without a consumer", "name one: option consumer")
+        if self.since_unix_ms is not None and self.start != "earliest":
+            raise OptionError("startingTimestamp and startingOffsets", "give one of them")
+
+
+def _refuse_strangers(texts: Mapping[str, str]) -> None:
+    known = OURS | {key: name for key, name in NAMES.items() if key not in INSTEAD}
+    for key in sorted(texts):
+        if key in INSTEAD:
+            raise OptionError(f"option {NAMES.get(key, key)} of readStream", f"use {INSTEAD[key]}")
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.5)
+            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(sorted(known.values()))}"
+            raise OptionError(f"unknown option {key}", hint)
+
+
+def _start(texts: Mapping[str, str]) -> Start:
+    text = texts.get("startingoffsets", "earliest").strip()
+    match text.lower():
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+        case "cursor":
+            return "cursor"
+    if text.isascii() and text.isdigit() and len(text) <= 19 and 1 <= int(text) <= OFFSET_MAX:
+        return int(text)
+    raise OptionError(f"startingOffsets {text!r}", "it is earliest, latest, cursor, or the first offset to be read")
+
+
+def _on_new_epoch(texts: Mapping[str, str]) -> OnNewEpoch:
+    text = texts.get("onnewepoch", "fail").lower()
+    if text not in get_args(OnNewEpoch):
+        raise OptionError(f"onNewEpoch {text!r}", f"known are {', '.join(get_args(OnNewEpoch))}")
+    return "reread" if text == "reread" else "fail"
+
+
+def _number(texts: Mapping[str, str], key: str, least: int, most: int) -> int | None:
+    if key not in texts:
+        return None
+    text = texts[key].strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
+        raise OptionError(f"{OURS[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
+    return int(text)
+
+
+def _flag(texts: Mapping[str, str], key: str, default: str) -> bool:
+    text = texts.get(key, default).lower()
+    if text not in {"true", "false"}:
+        raise OptionError(f"{OURS[key]} {texts[key]!r}", "it is true or false")
+    return text == "true"
+
+
+def _local_folder(text: str) -> str:
+    """A checkpoint as a folder of the driver's host. Raises OptionError for an address of another kind."""
+    path = text.removeprefix("file://") if text.startswith("file:///") else text
+    if "://" in path:
+        raise OptionError(
+            f"checkpointLocation {text}", "for readStream it is a folder that the driver's host has mounted"
+        )
+    return path

@@ -1,0 +1,40 @@
+"""What is in a table, read by programs that are not ours: pyarrow, and delta-rs."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pyspark_bsfg.landing.tables import paths
+
+
+def landed_rows(files: Sequence[str], columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Rows by offset; `zone` and `date` come from the paths. `offset` is one of the columns."""
+    found: list[tuple[Any, ...]] = []
+    for path in files:
+        parts = dict(one.split("=", 1) for one in Path(path).parts if "=" in one)
+        table = pq.ParquetFile(path).read()
+        by_column = [
+            table.column(name).to_pylist() if name in table.column_names else [parts[name]] * table.num_rows
+            for name in columns
+        ]
+        found += zip(*by_column, strict=True)
+    place = columns.index("offset")
+    return sorted(found, key=lambda row: row[place])
+
+
+def landed_until(folder: Path) -> int:
+    """The offset up to which a table has all facts from 1 on."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return 0
+    known: set[int] = set().union(*map(_offsets, paths(folder)))
+    highest = max(known, default=0)
+    return highest if len(known) == highest else next(n for n in range(len(known) + 1) if n + 1 not in known)
+
+
+@lru_cache(None)
+def _offsets(path: str) -> frozenset[int]:
+    """Of one file, which never changes."""
+    return frozenset(pq.ParquetFile(path).read(["offset"]).column("offset").to_pylist())

@@ -1,0 +1,66 @@
+"""What is read and kept in a checkpoint, without Spark."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pyspark_bsfg.errors import JobRefused, SparkError
+from pyspark_bsfg.streaming.checkpoint import batch_offsets, bind, last_committed, query_id, read_binding, write_binding
+from pyspark_bsfg.streaming.offsets import StreamOffset
+
+EPOCH = "a" * 32
+
+
+def logged(folder: Path, batches: int, committed: int) -> None:
+    """Spark's logs: batch n ends at offset 10 n + 10."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    for batch in range(batches):
+        offset = json.dumps(StreamOffset(EPOCH, 10 * batch + 10).to_json())
+        (folder / "offsets" / str(batch)).write_text(f"v1\n{{}}\n{offset}")
+        (folder / "offsets" / f".{batch}.crc").write_bytes(b"crc")
+    for batch in range(committed):
+        (folder / "commits" / str(batch)).write_text("v1\n{}")
+
+
+def test_only_batches_with_a_commit_entry_are_finished(tmp_path: Path) -> None:
+    """A batch that was planned, and perhaps landed, is not confirmed before Spark has its commit entry."""
+    assert last_committed(tmp_path) is None
+    logged(tmp_path, 13, 12)
+    assert last_committed(tmp_path) == StreamOffset(EPOCH, 120)
+    assert batch_offsets(tmp_path, 0) == (None, StreamOffset(EPOCH, 10))
+    assert batch_offsets(tmp_path, 12) == (StreamOffset(EPOCH, 120), StreamOffset(EPOCH, 130))
+
+
+def test_a_log_of_other_sources_is_refused(tmp_path: Path) -> None:
+    """Also one of several sources, and one that was torn."""
+    logged(tmp_path, 1, 0)
+    line = json.dumps(StreamOffset(EPOCH, 1).to_json())
+    for text in ("v1", f"v1\n{{}}\n{line}\n{line}", 'v1\n{}\n{"t": {"0": 5}}', "v1\n{}\n{"):
+        (tmp_path / "offsets" / "0").write_text(text)
+        with pytest.raises(SparkError, match="checkpoint"):
+            batch_offsets(tmp_path, 0)
+
+
+def test_a_binding_is_kept(tmp_path: Path) -> None:
+    """The id is made once; start and names are read back; a damaged file is refused, not replaced."""
+    made = bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake")
+    assert bind(tmp_path / "new", "enterprise", "facts.telemetry", "local.lake") == made
+    for wrong in (("idmz", "facts.telemetry", "local.lake"), ("enterprise", "facts.operational", "local.lake")):
+        with pytest.raises(JobRefused, match="belongs to"):
+            bind(tmp_path / "new", *wrong)
+    started = type(made)(made.app, made.store, made.stream, made.consumer, StreamOffset(EPOCH, 7))
+    write_binding(tmp_path / "new", started)
+    assert read_binding(tmp_path / "new") == started
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["bsfg.json"]
+    (tmp_path / "new" / "bsfg.json").write_text("{")
+    with pytest.raises(JobRefused, match="is damaged"):
+        read_binding(tmp_path / "new")
+
+
+def test_the_id_of_a_query_is_sparks(tmp_path: Path) -> None:
+    """None before the first start."""
+    assert query_id(tmp_path) is None
+    (tmp_path / "metadata").write_text('{"id":"4c1f"}')
+    assert query_id(tmp_path) == "4c1f"

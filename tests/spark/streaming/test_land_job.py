@@ -1,0 +1,204 @@
+"""The land job on a real Spark: each fact once, through crashes at the worst moments, losses and restored stores.
+
+A crash is an exception here, which leaves on disk what a kill leaves; `test_kills.py` kills for real.
+"""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from agent.fact_store import FactStore, StoreReader
+from agent.message import Sample
+from bench.spark import stream as benchmark
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.jobs import land
+from pyspark_bsfg.jobs.land import Order
+from pyspark_bsfg.landing import tables
+from pyspark_bsfg.landing.lander import Totals, incidents_of
+from pyspark_bsfg.landing.tables import Format, paths
+from pyspark_bsfg.streaming.receipts import Receipts
+from tests.sim import IS_LONG
+from tests.spark import making
+from tests.spark.making import NOON_NS, TELEMETRY
+from tests.spark.streaming.feeding import append
+from tests.spark.streaming.rows import landed_rows, landed_until
+from tests.spark.streaming.test_stream_reader import CONSUMER, node
+
+pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+
+FACTS = 1200  # with one declared gap
+LONG = pytest.mark.skipif(not IS_LONG, reason="a shorter one has the same promise: make spark-stream-test")
+FORMATS = pytest.mark.parametrize("kind", ["delta", pytest.param("parquet", marks=LONG)])
+
+
+def order(folder: Path, kind: Format = "delta", checkpoint: str = "checkpoint", **options: object) -> Order:
+    """Land what is there, in batches of 500."""
+    texts = {"path": folder / "facts.db", "maxOffsetsPerTrigger": 500, **options}
+    given = {name: str(value) for name, value in texts.items()}
+    return Order(given, folder / "lake" / "facts", folder / checkpoint, kind, is_available_now=True)
+
+
+def run(spark: SparkSession, asked: Order) -> Totals:
+    """The job."""
+    return land.run(spark, asked, threading.Event())[0]
+
+
+def identities(folder: Path) -> list[tuple[Any, ...]]:
+    """Every fact in the table."""
+    columns = ("zone", "stream", "epoch", "sequence", "offset", "value")
+    return landed_rows(paths(folder / "lake" / "facts"), columns)
+
+
+def recorded(folder: Path, facts: int = FACTS) -> list[tuple[Any, ...]]:
+    """Every fact that the feeder has recorded."""
+    with closing(StoreReader(folder / "facts.db")) as reader:
+        epoch = reader.origin.epoch.hex()
+    numbers = range(1, facts + 1)
+    return [("enterprise", TELEMETRY, epoch, n, n, float(n) if n % 1000 else None) for n in numbers]
+
+
+def crashing(commit: Callable[..., Any], *, is_before: bool) -> Callable[..., Any]:
+    """As `commit`, but the job ends before or after it adds the second batch of facts, as if it were killed: nothing is
+    repeated or tidied up."""
+    calls = 0
+
+    def wrapped(table: Any, *arguments: Any) -> Any:
+        nonlocal calls
+        calls += not str(table._folder).endswith("_incidents")
+        if calls == 2 and is_before:
+            raise JobRefused("killed")
+        answer = commit(table, *arguments)
+        if calls == 2:
+            raise JobRefused("killed")
+        return answer
+
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    "kind, step",
+    [
+        ("delta", "after_sink"),
+        pytest.param("parquet", "after_sink", marks=LONG),
+        pytest.param("delta", "before_sink", marks=LONG),
+        pytest.param("delta", "before_confirm", marks=LONG),
+    ],
+)
+def test_each_fact_lands_once_through_a_crash(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format, step: str
+) -> None:
+    """The job dies at its second batch: before the table has it, after that and before Spark's checkpoint, and after that
+    and before the node is told. The cursor is then not beyond the table. A second run lands the rest: each fact once, the
+    gap once, all confirmed; although the store releases at once what is confirmed."""
+    asked = order(tmp_path, kind, consumer=CONSUMER, startingOffsets="cursor")
+    with node(tmp_path) as store:
+        store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()
+        append(store, 1, FACTS)
+        with monkeypatch.context() as broken:
+            if step == "before_confirm":
+                broken.setattr(Receipts, "confirm", lambda _: False)
+                broken.setattr("pyspark_bsfg.streaming.reader.BsfgStreamReader.commit", lambda *_: None)
+                run(spark, asked)
+            else:
+                sink = tables._Delta if kind == "delta" else tables._Folders
+                broken.setattr(sink, "commit", crashing(sink.commit, is_before=step == "before_sink"))
+                with pytest.raises(JobRefused, match="killed"):
+                    run(spark, asked)
+        state = store.consumers.get(CONSUMER)
+        assert state is not None
+        assert state.frontier <= landed_until(tmp_path / "lake" / "facts")
+        totals = run(spark, asked)
+        state = store.consumers.get(CONSUMER)
+        assert state is not None
+        assert (state.frontier, totals.facts_missing, totals.facts_known) == (FACTS, 0, 0)
+    assert identities(tmp_path) == recorded(tmp_path)
+    assert landed_rows(paths(incidents_of(asked.folder)), ("what", "offset")) == [("samples_lost", 1000)]
+
+
+@FORMATS
+def test_what_cannot_be_read_has_a_row(spark: SparkSession, tmp_path: Path, kind: Format) -> None:
+    """Damaged and released facts do not stop the job; each range is a row of the incidents with its reason."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n))] * 50 for n in range(20)])
+    asked = order(tmp_path, kind)
+    making.damage(path, 601)
+    totals = run(spark, order(tmp_path, kind, startingOffsets=1))
+    assert (totals.facts_landed, totals.facts_missing, totals.end_offset) == (950, 50, 1000)
+    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
+    assert rows == [("facts_unread", 650, '{"reason": "damaged", "count": 50}', 601)]
+    with FactStore.open(path, "enterprise") as store:
+        append(store, 1001, 1040)
+        append(store, 1041, 1100)
+        store.end_offset(TELEMETRY)
+    making.release(path, 1040)
+    run(spark, asked)
+    rows = landed_rows(paths(incidents_of(asked.folder)), ("what", "last_offset", "detail", "offset"))
+    assert ("facts_unread", 1040, '{"reason": "expired", "count": 40}', 1001) in rows
+    assert landed_rows(paths(asked.folder), ("offset",))[-1] == (1100,)
+
+
+def test_a_restored_store_and_a_new_checkpoint_add_nothing_twice(spark: SparkSession, tmp_path: Path) -> None:
+    """After the store has begun a new epoch the job reads it again and adds only what is new; so does a job with a new
+    checkpoint on the same table. A checkpoint with another table is refused."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(600)]])
+    assert run(spark, order(tmp_path)).facts_landed == 600
+    with FactStore.open(path, "enterprise") as store:
+        store.begin_epoch("restored").result()
+        append(store, 601, 700)
+    totals = run(spark, order(tmp_path))
+    assert (totals.facts_landed, totals.facts_known, totals.facts_missing) == (100, 600, 0)
+    totals = run(spark, order(tmp_path, checkpoint="another"))
+    assert (totals.facts_landed, totals.facts_known) == (0, 700)
+    assert len(set(identities(tmp_path))) == 700
+    elsewhere = Order(order(tmp_path).options, tmp_path / "elsewhere", tmp_path / "checkpoint", is_available_now=True)
+    with pytest.raises(JobRefused, match=r"belongs to table .*lake/facts"):
+        run(spark, elsewhere)
+
+
+def test_a_query_that_fails_is_started_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that may pass is repeated after a pause and counted; a wrong option is told at once."""
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, float(n)) for n in range(100)]])
+    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
+    commit, failures = tables._Delta.commit, iter([OSError("no space left on device")])
+
+    def flaky(self: Any, *arguments: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return commit(self, *arguments)
+
+    monkeypatch.setattr(tables._Delta, "commit", flaky)
+    totals, restarts = land.run(spark, order(tmp_path), threading.Event())
+    assert (totals.facts_landed, restarts) == (100, 1)
+    with pytest.raises(Exception, match="did you mean startingOffsets"):
+        run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
+
+
+@LONG
+def test_the_benchmark_measures_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
+    """In small: everything is landed, and every fact that was recorded meanwhile has its time."""
+    found = benchmark.measure(spark, tmp_path, {}, 4000, 1.0, 1).to_dict()
+    assert found["facts"] == 4000 + benchmark.WARM_FACTS
+    assert found["ratio"] == pytest.approx(found["facts_per_s"] / found["limit"]["facts_per_s"], rel=0.01)
+    assert found["append_to_row"]["count"] == 10
+    assert 0 < found["append_to_row"]["p50_ms"] <= found["append_to_row"]["max_ms"]
+
+
+@LONG
+def test_a_store_that_is_not_there(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is to end tries some times, then ends with status 1 and a sentence that names the file."""
+    monkeypatch.setattr(land, "session", lambda _: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    monkeypatch.setattr(land, "BACK_OFF_S", (0,))
+    where = ["--table", str(tmp_path / "t2"), "--checkpoint", str(tmp_path / "c2"), "--available-now"]
+    assert land.main(["--store", str(tmp_path / "absent.db"), *where]) == 1
+    assert "absent.db does not exist on this host" in capsys.readouterr().err

@@ -1,0 +1,208 @@
+"""What tasks write and tables take, without a JVM: each fact once, and everything that is missing has a row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow.dataset as ds
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.batch import Origin
+from agent.fact_store import FactStore
+from agent.fact_store.log import operational_facts
+from agent.ingest import gap
+from agent.message import Sample
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.landing import tables
+from pyspark_bsfg.landing.files import FileWriter
+from pyspark_bsfg.landing.identities import Identities
+from pyspark_bsfg.landing.lander import FACTS_SCHEMA
+from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, Manifest, missing, runs, unread
+from pyspark_bsfg.landing.tables import Format, Table, table
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.source import BsfgDataSource
+from tests.spark import making
+from tests.spark.making import NOON_NS, SECOND_NS
+from tests.spark.streaming.feeding import gap as gap_of
+from tests.spark.streaming.rows import landed_rows
+
+HALF_DAY_NS = 12 * 3600 * SECOND_NS
+COLUMNS = ("zone", "date", "sequence", "value", "offset")
+FORMATS = pytest.mark.parametrize("kind", ["delta", "parquet"])
+
+
+def record_batches(path: Path) -> list[Any]:
+    """All facts of a store, as a task gets them."""
+    reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
+    return [batch for part in reader.partitions() for batch in reader.read(part)]
+
+
+def written(root: Path, batches: list[Any], after: int = 0, known: Identities | None = None) -> Manifest:
+    """What a task reports."""
+    lines = FileWriter(str(root), "", FACTS, after, known or Identities()).write(iter(batches)).lines
+    return Manifest.of(json.loads(json.dumps(lines)))
+
+
+def facts_table(folder: Path, kind: Format) -> Table:
+    """The table as the job makes it."""
+    return table(folder, kind, FACTS_SCHEMA, ("date", "zone"))
+
+
+@pytest.fixture(scope="module")
+def two_plants(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Facts of two plants around midnight, 40 in all, and a gap that one has declared."""
+    path = tmp_path_factory.mktemp("store") / "facts.db"
+    with FactStore.open(path, "enterprise") as store:
+        for zone in ("plant-a", "plant-b"):
+            run = [Sample(1, NOON_NS + HALF_DAY_NS + n * SECOND_NS, float(n)) for n in range(-10, 10)]
+            making.put(store, making.foreign(Origin(zone, zone.encode().ljust(16)), [run[:7], run[7:]]), 2)
+        store.appends.append_messages(making.TELEMETRY, [gap_of(7)]).result()
+    return path
+
+
+@FORMATS
+def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path, kind: Format) -> None:
+    """By date of source time and zone, read back by pyarrow alone and, for Delta, by delta-rs; nothing is missing."""
+    target = facts_table(tmp_path / "facts", kind)
+    span = OffsetRange(1, 41)
+    found = written(target.root("k", span), record_batches(two_plants))
+    assert (found.rows, found.seen, missing(span, found.seen)) == (41, [span], [])
+    target.commit("k", span, found.files)
+    rows = landed_rows(target.paths(), COLUMNS)
+    expected = [
+        (zone, f"2026-01-0{1 if n < 0 else 2}", sequence, float(n), sequence + 20 * (zone == "plant-b"))
+        for zone in ("plant-a", "plant-b")
+        for sequence, n in enumerate(range(-10, 10), 1)
+    ]
+    assert rows == [*expected, ("enterprise", "2026-01-01", 1, None, 41)]
+    assert target.landed("k") == 41
+    assert tables.paths(tmp_path / "facts") == target.paths()
+    if kind == "delta":
+        foreign = deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table(filters=[("zone", "=", "plant-a")])
+        assert sorted(foreign.column("sequence").to_pylist()) == list(range(1, 21))
+        assert set(foreign.column_names) == {*FACTS.fieldNames(), "date"}
+    else:
+        assert ds.dataset(tmp_path / "facts", partitioning="hive").count_rows() == 41
+    [declared] = found.declared
+    assert (declared.what, declared.offset, declared.zone, declared.detail) == (
+        "samples_lost", 41, "enterprise", '{"count":7}',
+    )  # fmt: skip
+
+
+@FORMATS
+def test_a_range_is_taken_once(tmp_path: Path, two_plants: Path, kind: Format) -> None:
+    """A second commit of a range, by a job that was thought dead, is refused and changes nothing; files that no commit
+    names are no part of the table; another writer has a count of its own."""
+    target, late = facts_table(tmp_path / "facts", kind), facts_table(tmp_path / "facts", kind)
+    span, batches = OffsetRange(1, 41), record_batches(two_plants)
+    assert late.landed("k") == 0
+    orphans = written(late.root("k", span), batches)
+    done = written(target.root("k", span), batches) if kind == "delta" else orphans
+    target.commit("k", span, done.files)
+    with pytest.raises(JobRefused, match="one land job for each checkpoint"):
+        late.commit("k", span, orphans.files)
+    again = facts_table(tmp_path / "facts", kind)
+    assert len(landed_rows(again.paths(), COLUMNS)) == 41
+    assert (again.landed("k"), again.landed("other")) == (41, 0)
+
+
+def test_a_table_may_be_compacted_meanwhile(tmp_path: Path, two_plants: Path) -> None:
+    """delta-rs, or another program, merges files between two steps of the job: the job's commit succeeds, and every fact
+    is in the table once."""
+    target, batches = facts_table(tmp_path / "facts", "delta"), record_batches(two_plants)
+    cut = [batch.slice(n, 3) for batch in batches for n in range(0, batch.num_rows, 3)]
+    for number, part in enumerate(cut):
+        offsets = part.column("offset").to_pylist()
+        span = OffsetRange(offsets[0], offsets[-1])
+        assert target.landed("k") == span.first - 1
+        found = written(target.root("k", span), [part])
+        if number == 5:
+            merged = deltalake.DeltaTable(tmp_path / "facts").optimize.compact()
+            assert merged["numFilesRemoved"] > 0
+        target.commit("k", span, found.files)
+    assert [row[-1] for row in landed_rows(target.paths(), COLUMNS)] == list(range(1, 42))
+
+
+def test_a_table_is_not_written_over(tmp_path: Path, two_plants: Path) -> None:
+    """A folder that holds a table of the other format, or something else, is refused, with what to do."""
+    facts_table(tmp_path / "facts", "delta")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    for folder, kind in (("facts", "parquet"), ("mine", "delta")):
+        with pytest.raises(JobRefused, match="name another folder"):
+            facts_table(tmp_path / folder, kind)  # type: ignore[arg-type]
+    assert two_plants.exists()
+
+
+def test_what_is_there_is_left_out(tmp_path: Path, two_plants: Path) -> None:
+    """Of a batch that is partly in the table only the rest is written; of facts that come again at other offsets none.
+    Both count as seen."""
+    batches = record_batches(two_plants)
+    rest = written(tmp_path / "rest", batches, after=30)
+    assert (rest.rows, rest.seen, rest.known) == (11, [OffsetRange(31, 41)], 0)
+    known = tables.identities([str(tmp_path / "rest" / one.path) for one in rest.files])
+    found = written(tmp_path / "new", batches, known=Identities.of(known.to_json()))
+    assert (found.rows, found.seen, found.known) == (30, [OffsetRange(1, 41)], 11)
+
+
+def test_losses_are_found_by_their_offsets(tmp_path: Path) -> None:
+    """What the disk has damaged is seen by nobody, so it is missing, whether or not the source has said so."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)])
+    making.damage(path, 6)
+    found = written(tmp_path / "out", record_batches(path))
+    holes = missing(OffsetRange(1, 20), found.seen)
+    assert (found.rows, holes) == (15, [OffsetRange(6, 10)])
+
+
+@settings(deadline=None)  # a busy machine
+@given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(1, 60), unique=True))
+def test_missing_and_seen_are_the_whole(first: int, count: int, seen: list[int]) -> None:
+    """Every offset of a range is either in a run that was seen or in one that is missing."""
+    whole = OffsetRange(first, first + count - 1)
+    found = missing(whole, runs(sorted(seen)))
+    assert [n for hole in found for n in range(hole.first, hole.last + 1)] == [
+        n for n in range(whole.first, whole.last + 1) if n not in seen
+    ]
+
+
+def test_a_missing_range_has_its_reason() -> None:
+    """What lies before the first offset held was released; what lies behind is damaged; without the store it is not
+    known. Released and damaged offsets of one range are two rows."""
+    rows = unread("s", [OffsetRange(5, 12), OffsetRange(20, 20)], 9, 77)
+    assert [(one.what, one.offset, one.last_offset, json.loads(one.detail)["reason"]) for one in rows] == [
+        (UNREAD, 5, 8, "expired"),
+        (UNREAD, 9, 12, "damaged"),
+        (UNREAD, 20, 20, "damaged"),
+    ]
+    [row] = unread("s", [OffsetRange(5, 12)], None, 77, "epoch")
+    assert json.loads(row.detail)["reason"] == "epoch"
+    [row] = unread("s", [OffsetRange(5, 12)], None, 77)
+    assert json.loads(row.detail) == {"reason": "unknown", "count": 8}
+
+
+@settings(deadline=None)  # a busy machine
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 60)), max_size=80))
+def test_identities_are_those_that_were_added(facts: list[tuple[str, int]]) -> None:
+    """In any order, also over the text that goes to the tasks."""
+    known = Identities()
+    for zone, sequence in facts:
+        known.add(zone, "e", [sequence])
+    known = Identities.of(known.sealed().to_json())
+    asked = [(zone, sequence) for zone in "ab" for sequence in range(1, 62)]
+    held = known.has([zone for zone, _ in asked], ["e"] * len(asked), [sequence for _, sequence in asked])
+    assert [one for one, is_held in zip(asked, held, strict=True) if is_held] == sorted(set(facts))
+    assert not any(known.has(["a"], ["other"], [facts[0][1] if facts else 1]))
+
+
+def test_every_declared_loss_becomes_an_incident() -> None:
+    """The predicates are those that the agent uses for losses: of the store, but for its daily checkpoint of heads, and
+    of sources."""
+    text = operational_facts.__doc__ or ""
+    lines = [line.split() for line in text.splitlines() if "stream:<zone>" in line or "store:<zone>" in line]
+    of_store = {words[0] for words in lines} - {"heads_checkpointed"}
+    assert of_store | {gap.PREDICATE, gap.FILL_PREDICATE} == DECLARING

@@ -1,0 +1,61 @@
+"""Options of readStream, as they come from a person who knows those of Kafka."""
+
+import pytest
+
+from pyspark_bsfg.errors import OptionError
+from pyspark_bsfg.streaming.options import StreamOptions
+
+PATH = {"path": "/x/facts.db"}
+DURABLE = PATH | {"consumer": "local.lake", "checkpointLocation": "/x/checkpoint"}
+
+
+def test_defaults_lose_nothing() -> None:
+    """Without options a query starts at the oldest fact, and ends rather than pass over a loss or a new epoch."""
+    found = StreamOptions.of(PATH)
+    assert (found.start, found.is_loss_refused, found.on_new_epoch) == ("earliest", True, "fail")
+    assert found.read.paths == ("/x/facts.db",)
+
+
+def test_options_are_read_in_any_case() -> None:
+    """Spark lowers keys."""
+    given = {
+        "STARTINGoffsets": "Latest",
+        "maxoffsetspertrigger": " 7 ",
+        "minPartitions": "3",
+        "failOnDataLoss": "FALSE",
+    }
+    found = StreamOptions.of(DURABLE | given | {"onnewepoch": "reread"})
+    assert (found.start, found.offsets_max, found.partitions_min, found.is_loss_refused) == ("latest", 7, 3, False)
+    assert (found.consumer, found.checkpoint, found.on_new_epoch) == ("local.lake", "/x/checkpoint", "reread")
+    assert StreamOptions.of(DURABLE | {"startingTimestamp": "1767225600000"}).since_unix_ms == 1_767_225_600_000
+    assert StreamOptions.of(PATH | {"startingoffsets": "12"}).start == 12
+
+
+@pytest.mark.parametrize(
+    "given, names",
+    [
+        ({"startingOffset": "1"}, "unknown option startingoffset; did you mean startingOffsets?"),
+        ({"maxOffsetPerTrigger": "1"}, "did you mean maxOffsetsPerTrigger?"),
+        ({"consumr": "x"}, "did you mean consumer?"),
+        ({"zzz": "1"}, "unknown option zzz; known are .*startingOffsets"),
+        ({"startOffset": "1"}, "startOffset of readStream; use startingOffsets"),
+        ({"endingOffsets": "9"}, "use trigger"),
+        ({"startingOffsets": '{"t":{"0":1}}'}, "it is earliest, latest, cursor, or the first offset"),
+        ({"startingOffsets": "0"}, "startingOffsets '0'"),
+        ({"startingOffsets": "cursor"}, "cursor without a consumer"),
+        ({"startingTimestamp": "5"}, "startingTimestamp without a consumer"),
+        ({"consumer": "local.lake"}, "without checkpointLocation"),
+        ({"consumer": "Lake!", "checkpointLocation": "/c"}, "consumer 'Lake!'"),
+        (DURABLE | {"checkpointLocation": "hdfs://x/c"}, "hdfs://x/c.*mounted"),
+        (DURABLE | {"startingTimestamp": "5", "startingOffsets": "3"}, "give one of them"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss 'no'; it is true or false"),
+        ({"onNewEpoch": "ignore"}, "onNewEpoch 'ignore'; known are fail, reread"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger '0'"),
+        ({"minPartitions": "many"}, "minPartitions 'many'"),
+        ({"path": "s3a://b/facts.db"}, "a file of the host"),
+    ],
+)
+def test_a_wrong_option_is_named(given: dict[str, str], names: str) -> None:
+    """Each is refused with its name and what would be right; a misspelt one with the nearest."""
+    with pytest.raises(OptionError, match=names.replace("?", r"\?")):
+        StreamOptions.of(PATH | given)

@@ -1,0 +1,250 @@
+"""The stream reader as Spark calls it, on a real store and its local socket, without a JVM."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from agent import local_socket
+from agent.fact_store import FactStore, StoreReader, StreamSettings
+from agent.message import Sample
+from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, StoreUnreadable
+from pyspark_bsfg.schema import FACTS, projection
+from pyspark_bsfg.source import BsfgDataSource
+from pyspark_bsfg.streaming import reader as module
+from pyspark_bsfg.streaming.checkpoint import read_binding
+from pyspark_bsfg.transports import StoreFile
+from tests.spark import making
+from tests.spark.making import AT_ONCE, DEFINITIONS, NOON_NS, SECOND_NS, TELEMETRY
+from tests.waiting import wait_until
+
+CONSUMER = "local.lake"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that finds nothing answers at once."""
+    monkeypatch.setattr(module, "IDLE_WAIT_S", 0.0)
+
+
+@contextmanager
+def node(folder: Path) -> Iterator[FactStore]:
+    """A store that releases what is confirmed, with its local socket, as a running node has both."""
+    streams = [StreamSettings(TELEMETRY, keep_hours=0)]
+    with FactStore.open(folder / "facts.db", "enterprise", settings=AT_ONCE, streams=streams) as store:
+        loop = asyncio.new_event_loop()
+        serving = loop.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
+
+        def serve() -> None:
+            with closing(loop):
+                loop.run_until_complete(asyncio.gather(serving, return_exceptions=True))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        wait_until((folder / local_socket.SOCKET).exists, "the socket")
+        try:
+            store.appends.define(DEFINITIONS).result()
+            yield store
+        finally:
+            loop.call_soon_threadsafe(serving.cancel)
+            thread.join()
+
+
+def store_of(folder: Path) -> Any:
+    """The store as a transport has it."""
+    return StoreFile(str(folder / "facts.db")).opened()
+
+
+def append(store: FactStore, facts: int) -> None:
+    """So many facts, each with its offset as value."""
+    end = store.end_offset(TELEMETRY)
+    store.appends.append_samples(
+        TELEMETRY, [Sample(1, NOON_NS + n * SECOND_NS, float(n)) for n in range(end + 1, end + facts + 1)]
+    ).result()
+
+
+def stream(folder: Path | None, *, durable: bool = False, columns: str = "offset value", **options: object) -> Any:
+    """A reader as the process has it that Spark starts for a query; of a store in `folder`, or of what options name."""
+    own = {} if folder is None else {"path": folder / "facts.db"}
+    if durable and folder is not None:
+        own |= {"consumer": CONSUMER, "checkpointLocation": folder / "checkpoint"}
+    texts = {name.lower(): str(value) for name, value in (own | options).items()}
+    return BsfgDataSource(texts).streamReader(projection(columns.split()))
+
+
+def values(reader: Any, start: dict[str, Any], end: dict[str, Any]) -> list[float]:
+    """What the tasks of a batch read, each from a pickled copy."""
+    found = []
+    for part in cloudpickle.loads(cloudpickle.dumps(reader.partitions(start, end))):
+        for batch in cloudpickle.loads(cloudpickle.dumps(reader)).read(part):
+            found += batch.column("value").to_pylist()
+    return found
+
+
+def test_batches_cover_the_log_and_are_repeatable(tmp_path: Path) -> None:
+    """Limited batches, in tasks, give each fact once; the same offsets give the same facts however far the log has
+    grown meanwhile; nothing new is the same offset."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(1, 101)]])
+    reader = stream(tmp_path, minPartitions=3)
+    start = at = reader.initialOffset()
+    found: list[float] = []
+    while (end := reader.latestOffset(at, ReadMaxRows(30))) != at:
+        assert len(reader.partitions(at, end)) == 3
+        found += values(reader, at, end)
+        at = end
+    assert found == [float(n) for n in range(1, 101)]
+    assert reader.reportLatestOffset() == at
+    with FactStore.open(path, "enterprise") as store:
+        append(store, 50)
+    assert values(stream(tmp_path), start, at) == found
+    assert reader.latestOffset(at, ReadAllAvailable())["offset"] == 150
+
+
+def test_available_now_ends_where_it_began(tmp_path: Path) -> None:
+    """Facts that arrive after the start of a run with AvailableNow are left to the next."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, 1.0)] * 10])
+    reader = stream(tmp_path)
+    reader.prepareForTriggerAvailableNow()
+    with FactStore.open(path, "enterprise") as store:
+        append(store, 5)
+    at = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+    assert at["offset"] == 10
+    assert reader.latestOffset(at, ReadMaxRows(100)) == at
+
+
+def test_only_what_spark_has_finished_is_confirmed(tmp_path: Path) -> None:
+    """Reading confirms nothing; `commit` moves the cursor; a restart finds the start in the checkpoint."""
+    with node(tmp_path) as store:
+        append(store, 40)
+        reader = stream(tmp_path, durable=True)
+        start = reader.initialOffset()
+        assert start["offset"] == 0
+        end = reader.latestOffset(start, ReadMaxRows(25))
+        assert len(values(reader, start, end)) == 25
+        assert store.consumers.get(CONSUMER).frontier == 0  # type: ignore[union-attr]
+        assert stream(tmp_path, durable=True).initialOffset() == start
+        reader.commit(end)
+        assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
+        with store_of(tmp_path) as source, pytest.raises(ConsumerRefused, match="is of epoch"):
+            source.confirm(CONSUMER, 30, "0" * 32)
+        reader.commit(start)
+        assert store.consumers.get(CONSUMER).frontier == 25  # type: ignore[union-attr]
+        assert stream(tmp_path, durable=True).initialOffset() == start
+
+
+@pytest.mark.parametrize("start, first", [("latest", 31), ("12", 12), ("earliest", 1)])
+def test_a_start_holds_for_cursor_and_query(tmp_path: Path, start: str, first: int) -> None:
+    """Query and cursor begin at the same fact, which is kept in the checkpoint, although the log has grown since."""
+    with node(tmp_path) as store:
+        append(store, 30)
+        assert stream(tmp_path, durable=True, startingOffsets=start).initialOffset()["offset"] == first - 1
+        append(store, 10)
+        again = stream(tmp_path, durable=True, startingOffsets=start)
+        assert again.initialOffset()["offset"] == first - 1
+        assert store.consumers.get(CONSUMER).frontier == first - 1  # type: ignore[union-attr]
+
+
+def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
+    """A second checkpoint with the same consumer is refused, unless it takes the cursor over on purpose; a checkpoint
+    with another consumer or stream is refused in any case. Each says what to do."""
+    with node(tmp_path) as store:
+        append(store, 30)
+        first = stream(tmp_path, durable=True)
+        first.commit(first.latestOffset(first.initialOffset(), ReadMaxRows(20)))
+        other = {"durable": True, "checkpointLocation": tmp_path / "other"}
+        with pytest.raises(ConsumerRefused, match=r"has confirmed up to 20.*startingOffsets=cursor takes it over"):
+            stream(tmp_path, **other).initialOffset()
+        assert read_binding(tmp_path / "other") is None
+        assert stream(tmp_path, **other, startingOffsets="cursor").initialOffset()["offset"] == 20
+        with pytest.raises(JobRefused, match=r"belongs to consumer local.lake, this query reads local.pond"):
+            stream(tmp_path, durable=True, consumer="local.pond").initialOffset()
+    assert {one.name for one in StoreReader(tmp_path / "facts.db").consumers()} == {CONSUMER}
+
+
+def test_a_query_waits_while_the_store_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A store out of reach is no end: the offset stays, Spark's progress says since when, the log has one line for going
+    and one for returning; `commit` raises nothing. A query that never reached it is refused."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, 1.0)] * 10])
+    reader, ending = stream(tmp_path), stream(tmp_path)
+    at = reader.latestOffset(reader.initialOffset(), ReadMaxRows(4))
+    ending.prepareForTriggerAvailableNow()
+    away = path.rename(tmp_path / "away")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            assert reader.latestOffset(at, ReadMaxRows(4)) == at
+        assert "unreachable_since" in reader.reportLatestOffset()
+        with pytest.raises(StoreUnreadable):  # it would end, and exit as if it had read everything
+            ending.latestOffset(at, ReadMaxRows(4))
+        with pytest.raises(StoreUnreadable):
+            stream(tmp_path).initialOffset()
+        with pytest.raises(StoreUnreadable):
+            stream(tmp_path).prepareForTriggerAvailableNow()
+        away.rename(path)
+        assert reader.latestOffset(at, ReadMaxRows(4))["offset"] == 8
+        assert "unreachable_since" not in reader.reportLatestOffset()
+    assert [record.getMessage().partition(":")[0].partition(";")[0] for record in caplog.records] == [
+        "the stream waits",
+        "the stream goes on",
+    ]
+    with node(tmp_path):
+        bound = stream(tmp_path, durable=True)
+        start = bound.initialOffset()
+    bound.commit(bound.latestOffset(start, ReadMaxRows(4)))  # no node runs
+
+
+@pytest.mark.parametrize("kind", ["expired", "damaged"])
+def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
+    """Facts that the store no longer has end the query, naming them; with failOnDataLoss=false the rest is read."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n))] * 5 for n in range(4)])
+    start = stream(tmp_path).initialOffset()
+    if kind == "expired":
+        making.release(path, 10)
+    else:
+        making.damage(path, 6)
+    strict, lenient = stream(tmp_path), stream(tmp_path, failOnDataLoss="false")
+    with pytest.raises(FactsGone, match=rf"facts \d+ to 10 .*{kind}; failOnDataLoss=false"):
+        values(strict, start, strict.latestOffset(start, ReadMaxRows(100)))
+    end = lenient.latestOffset(start, ReadMaxRows(100))
+    found = values(lenient, start, end)
+    assert (len(found), end["offset"]) == ((10, 20) if kind == "expired" else (15, 20))
+
+
+def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
+    """A new epoch ends the query; with onNewEpoch=reread one empty batch leads to its first fact, a batch planned before
+    is empty, and the rest is what the store has now."""
+    path = tmp_path / "facts.db"
+    making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(10)]])
+    reader = stream(tmp_path, onNewEpoch="reread")
+    start = reader.initialOffset()
+    at = reader.latestOffset(start, ReadMaxRows(6))
+    with FactStore.open(path, "enterprise") as store:
+        store.begin_epoch("restored").result()
+        append(store, 3)
+    with pytest.raises(FactsGone, match="onNewEpoch=reread"):
+        stream(tmp_path).latestOffset(at, ReadMaxRows(6))
+    assert values(reader, start, at) == []
+    turned = reader.latestOffset(at, ReadMaxRows(6))
+    assert turned["epoch"] != at["epoch"]
+    assert values(reader, at, turned) == []
+    end = reader.latestOffset(turned, ReadMaxRows(100))
+    assert values(reader, turned, end) == [float(n) for n in range(10)] + [11.0, 12.0, 13.0]
+
+
+def test_columns_are_checked_when_planning(tmp_path: Path) -> None:
+    """All columns by default."""
+    making.store(tmp_path / "facts.db", [[Sample(1, NOON_NS, 1.0)]])
+    reader = stream(tmp_path, columns=" ".join(FACTS.fieldNames()))
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    [batch] = [one for part in reader.partitions(reader.initialOffset(), end) for one in reader.read(part)]
+    assert batch.schema.names == FACTS.fieldNames()

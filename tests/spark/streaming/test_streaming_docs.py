@@ -1,0 +1,83 @@
+"""What spark/README.md shows of streaming and landing, run as it stands there, but for the paths."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pyspark_bsfg.jobs import land
+from pyspark_bsfg.landing.tables import paths
+from pyspark_bsfg.options import NAMES
+from pyspark_bsfg.streaming.options import INSTEAD, OURS
+from tests.spark.making import TELEMETRY
+from tests.spark.streaming.feeding import append
+from tests.spark.streaming.test_stream_reader import CONSUMER, node
+
+README = (Path(__file__).resolve().parents[3] / "spark" / "README.md").read_text("utf-8")
+
+
+def shown(name: str) -> str:
+    """The block between `<!-- test: name -->` and its end."""
+    found = re.search(rf"<!-- test: {name} -->\n```\w+\n(.*?)```\n<!-- end -->", README, re.DOTALL)
+    assert found is not None, name
+    return found[1]
+
+
+def test_every_option_is_documented() -> None:
+    """The table has each option of readStream, with its spelling, and the text names what a batch read has in common."""
+    page = README.partition("## Streaming")[2]
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert sorted(listed) == sorted(OURS.values())
+    for name in {NAMES[key] for key in NAMES if key not in INSTEAD} & {
+        "path",
+        "stream",
+        "transport",
+        "maxFactsPerPartition",
+    }:
+        assert f"`{name}`" in page
+
+
+@pytest.mark.spark
+@pytest.mark.system
+@pytest.mark.timeout(300)
+def test_the_page_does_what_it_says(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed, and
+    the last line of the job is the JSON."""
+    monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
+    monkeypatch.setattr(land, "session", lambda _: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+
+    def here(text: str) -> str:
+        return text.replace("/var/lib/bsfg/enterprise", str(tmp_path)).replace("/data", str(tmp_path / "data"))
+
+    steps: list[tuple[Callable[..., Any], str]] = [(_python, shown("stream")), (_command, shown("land"))]
+    with node(tmp_path) as store:
+        store.consumers.register("local.keep", "enterprise", TELEMETRY).result()
+        append(store, 1, 300)
+        for step, text in steps:
+            step(here(text))
+            state = store.consumers.get(CONSUMER)
+            assert state is not None
+            assert state.frontier == 300
+            store.consumers.remove(CONSUMER, force=True, now=True).result()
+    assert spark.read.parquet(str(tmp_path / "data" / "readings")).count() == 300
+    assert spark.read.parquet(*paths(tmp_path / "data" / "facts")).count() == 300
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (done["facts_landed"], done["facts_missing"], done["end_offset"], done["restarts"]) == (300, 0, 300, 0)
+
+
+def _python(text: str) -> None:
+    exec(text, {})  # noqa: S102  the text of our own page
+
+
+def _command(text: str) -> None:
+    words = shlex.split(text.replace("\\\n", " "))
+    assert words[:3] == ["python", "-m", "pyspark_bsfg.jobs.land"]
+    assert land.main(words[3:]) == 0
