@@ -13,6 +13,7 @@ import struct
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from typing import BinaryIO
 
 from agent.fact_store.sqlite import FRAME_HEADER_BYTES, HEADER_BYTES, wal_path
 
@@ -25,8 +26,14 @@ _CAUSES = {
     "batch_by_sequence": "indexes",
     "consumer": "confirmations",
     "confirmed": "confirmations",
+    "held": "held, positions",
+    "peer_position": "held, positions",
+    "sqlite_schema": "first page, pointer map",
 }
+_UNNAMED = "first page, pointer map"
 OTHER = "other tables"
+BLOCK_BYTES = 4096
+"""What a file system writes at least: commits share the block in which one ends and the next begins."""
 
 
 class WalWatch:
@@ -39,12 +46,19 @@ class WalWatch:
         self._copied = 0
         self._pages: list[int] = []  # of those frames
         self._commit: list[int] = []
+        self._page_bytes = 4096
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here on."""
         self.commits: list[tuple[int, ...]] = []
         self.copied: Counter[int] = Counter()
-        self._page_bytes = 4096
-        self.poll()
-        self.commits.clear()
-        self.copied.clear()
+        self.turns = 0
+        """How often the log began anew."""
+        self._tail_bytes = 0
+        if not self._salts:
+            self.poll()
+            self.begin()
 
     def poll(self) -> bool:
         """Read what is new; True if a transaction was committed since the last call."""
@@ -58,12 +72,13 @@ class WalWatch:
             if salts != self._salts:  # begun anew: the end of the old log still stands behind the new one
                 self._follow(log, None)
                 self._copy(len(self._pages))
+                self.turns += 1
                 self._salts, self._read, self._copied, self._pages = salts, 0, 0, []
             self._follow(log, frames)
             self._copy(min(backfilled, len(self._pages)))
         return len(self.commits) > before
 
-    def _follow(self, log, until: int | None) -> None:  # type: ignore[no-untyped-def]
+    def _follow(self, log: BinaryIO, until: int | None) -> None:
         while until is None or self._read < until:
             log.seek(HEADER_BYTES + self._read * (FRAME_HEADER_BYTES + self._page_bytes))
             head = log.read(FRAME_HEADER_BYTES)
@@ -76,6 +91,11 @@ class WalWatch:
             self._pages.append(page)
             self._commit.append(page)
             if is_commit:
+                frame_bytes = FRAME_HEADER_BYTES + self._page_bytes
+                end = HEADER_BYTES + self._read * frame_bytes
+                start = end - len(self._commit) * frame_bytes
+                blocks = -(-end // BLOCK_BYTES) - start // BLOCK_BYTES
+                self._tail_bytes += blocks * BLOCK_BYTES - (end - start)
                 self.commits.append(tuple(self._commit))
                 self._commit = []
 
@@ -86,25 +106,30 @@ class WalWatch:
             self._copied = until
 
     def causes(self) -> dict[str, int]:
-        """Bytes written to the log by cause, to the database by checkpoints, and what remains of the log's own."""
+        """Bytes written to the log, by whose pages they are, and to the database by checkpoints."""
         names = _tables(self._store)
         frame_bytes = FRAME_HEADER_BYTES + self._page_bytes
         found: Counter[str] = Counter()
         for commit in self.commits:
-            causes = [_CAUSES.get(names.get(page, ""), OTHER) for page in commit]
+            causes = [self._cause(names, page) for page in commit]
             # A commit without facts was made for the confirmation in it, with all of its pages.
             alone = "confirmations" if "confirmations" in causes and "facts" not in causes else None
             for cause in causes:
                 found[f"log: {alone or cause}"] += frame_bytes
+        found["log: shared blocks"] = self._tail_bytes
         found["checkpoints"] = sum(self.copied.values()) * self._page_bytes
-        return dict(found)
+        return dict(found.most_common())
+
+    @staticmethod
+    def _cause(names: dict[int, str], page: int) -> str:
+        return _CAUSES.get(names[page], OTHER) if page in names else _UNNAMED
 
     def confirmations_alone(self) -> int:
         """Commits that a confirmation had to itself."""
         names = _tables(self._store)
         found = 0
         for commit in self.commits:
-            causes = {_CAUSES.get(names.get(page, ""), OTHER) for page in commit}
+            causes = {self._cause(names, page) for page in commit}
             found += "confirmations" in causes and "facts" not in causes
         return found
 

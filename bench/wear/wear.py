@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ from bench.wear.wal_watch import WalWatch
 STREAM = "facts.telemetry"
 FLASH_BYTES, CYCLES, AMPLIFICATION = 8_000_000_000, 3_000, 2.0
 INTERVALS_MS = (250, 1000)
-WARM_S = 5.0
+WARM_S = 10.0
+LATE = 6.0  # a log takes 16 s to fill at four commits a second, a minute at one
 START_S = 120.0
 LOOK_S = 0.004
 SECONDS_A_DAY = 86_400
@@ -48,18 +50,45 @@ class Node:
     process: Child
     disk: FileSystem
     file: Path
-    watch: WalWatch | None = None
+    watch: WalWatch
+    started_ns: int = field(default_factory=time.monotonic_ns)
     batches: int = 0
     facts: int = 0
     sealed_bytes: int = 0
     oldest_ns: list[int] = field(default_factory=list)
     before: dict[str, int] = field(default_factory=dict)
+    after: dict[str, int] = field(default_factory=dict)
+    seen: int = 0
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its measurement runs."""
+        return bool(self.before) and not self.after
+
+    def look(self, warm_s: float, seconds: float) -> None:
+        """Begin and end the measurement where the log begins anew, so that it covers whole checkpoints and no growing
+        log; where that does not come in time, without it."""
+        now_s = time.monotonic()
+        since_s = self.before.get("ns", self.started_ns) / 1e9
+        limit_s = seconds if self.before else warm_s
+        is_turn = self.watch.turns > 0 and (not self.before or now_s > since_s + seconds)
+        if self.after or not (is_turn or now_s > since_s + LATE * limit_s):
+            return
+        if self.before:
+            self.after = self.counters()
+        else:
+            self.before = self.counters()
+            self.watch.begin()
 
     def counters(self) -> dict[str, int]:
         """What it has used so far."""
         written = self.disk.written_bytes()
         io = dict(line.split(": ") for line in Path(f"/proc/{self.process.pid}/io").read_text("ascii").splitlines())
-        found = {"cpu_ns": process_cpu_ns(self.process.pid), "process": int(io["write_bytes"])}
+        found = {
+            "ns": time.monotonic_ns(),
+            "cpu_ns": process_cpu_ns(self.process.pid),
+            "process": int(io["write_bytes"]),
+        }
         return found if written is None else {**found, "device": written}
 
 
@@ -108,14 +137,12 @@ def _round(folder: Path, tags: int, seconds: float, interval_ms: int, target: in
     here.mkdir()
     with contextlib.ExitStack() as stack:
         nodes = _started(here, stack, tags, interval_ms, target)
-        began_s, confirmed_ns = _watched(nodes, seconds)
-        took_s = time.monotonic() - began_s
-        after = [node.counters() for node in nodes]
-        found = {node.zone: _figures(node, used, took_s) for node, used in zip(nodes, after, strict=True)}
+        confirmed_ns = _watched(nodes, seconds)
+        found = {node.zone: _figures(node) for node in nodes}
     plant = nodes[0]
     return {
         "commit_interval_ms": interval_ms,
-        "facts_per_s": round(plant.facts / took_s),
+        "facts_per_s": round(plant.facts / found[SERVING]["seconds"]),
         "sealed_bytes_per_fact": rounded(plant.sealed_bytes / plant.facts),
         "facts_per_batch": round(plant.facts / plant.batches),
         "counted_at": "device" if plant.disk.device else "process: without root there is no device of its own",
@@ -131,7 +158,7 @@ def _started(here: Path, stack: contextlib.ExitStack, tags: int, interval_ms: in
     source = _source_toml(here, tags, port)
     stack.enter_context(start_worker(here, "server", "opcua-server", port=port, rate=float(tags), data_set="B"))
     store = f"commit_interval_ms = {interval_ms}\n" + (f"batch_facts_target = {target}\n" if target else "")
-    nodes = []
+    begun = []
     for zone, other, peer in ((SERVING, ASKING, "exports"), (ASKING, SERVING, "pulls")):
         disk = stack.enter_context(own_file_system(here / zone))
         mine, config = broker.identity(zone), here / f"{zone}.toml"
@@ -140,16 +167,17 @@ def _started(here: Path, stack: contextlib.ExitStack, tags: int, interval_ms: in
             f"[health]\nlisten_port = {free_port()}\n"
             f'[[broker]]\nname = "site"\nhost = "{broker.host}"\nport = {broker.port}\n'
             f'ca_file = "{mine.ca_file}"\ncert_file = "{mine.cert_file}"\nkey_file = "{mine.key_file}"\n'
-            f'[[peer]]\nzone = "{other}"\nbroker = "site"\n{peer} = ["{STREAM}"]\n' + (source if zone == SERVING else ""),
+            f'[[peer]]\nzone = "{other}"\nbroker = "site"\n{peer} = ["{STREAM}"]\n'
+            + (source if zone == SERVING else ""),
             encoding="utf-8",
         )
         process = Child(zone, [sys.executable, "-m", "agent.cli", "run", "--config", config], here / f"{zone}.log")
         stack.callback(process.stop)
         process.start()
-        nodes.append(Node(zone, process, disk, disk.folder / "state" / "facts.db"))
-    for node in reversed(nodes):
-        node.process.wait_ready(lambda node=node: _end(node.file) > 2 * tags, START_S)
-    return nodes
+        begun.append((zone, process, disk, disk.folder / "state" / "facts.db"))
+    for _, process, _, file in reversed(begun):
+        process.wait_ready(partial(_has_facts, file, 2 * tags), START_S)
+    return [Node(*one, WalWatch(one[-1])) for one in begun]
 
 
 def _source_toml(here: Path, tags: int, port: int) -> str:
@@ -161,62 +189,52 @@ def _source_toml(here: Path, tags: int, port: int) -> str:
     )
 
 
-def _end(file: Path) -> int:
-    """How many facts a store holds; 0 while it is being made."""
+def _has_facts(file: Path, facts: int) -> bool:
+    """Whether a store holds so many facts; not while it is being made."""
     try:
         with closing(_reader(file)) as database:
             row = database.execute("SELECT max(last_offset) FROM batch").fetchone()
     except sqlite3.Error:
-        return 0
-    return row[0] or 0
+        return False
+    return bool(row[0]) and row[0] > facts
 
 
 def _reader(file: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
 
 
-def _watched(nodes: list[Node], seconds: float) -> tuple[float, list[int]]:
-    """Follow both stores for so long, after a while in which caches fill; when that began, and the age of each
-    confirmation's newest fact."""
-    readers = [_reader(node.file) for node in nodes]
-    warm_until_s = time.monotonic() + min(WARM_S, seconds)
-    began_s = 0.0
-    seen = [0, 0]
-    times: list[tuple[int, int]] = []  # last offset and newest source time of the first node's batches
-    confirmed_ns: list[int] = []
-    frontier = 0
-    while not began_s or time.monotonic() < began_s + seconds:
-        time.sleep(LOOK_S)
-        if not began_s and time.monotonic() >= warm_until_s:
-            for number, node in enumerate(nodes):
-                node.before, node.watch = node.counters(), WalWatch(node.file)
-                seen[number] = _newest(readers[number])
-            began_s = time.monotonic()
-            frontier = seen[0]
-        for number, node in enumerate(nodes):
-            if node.watch is None or not node.watch.poll():
-                continue
-            now_ns = time.time_ns()
-            for last, count, oldest, newest, size in _batches(readers[number], seen[number]):
-                seen[number] = last
-                node.batches, node.facts, node.sealed_bytes = node.batches + 1, node.facts + count, node.sealed_bytes + size
-                node.oldest_ns.append(now_ns - oldest)
-                if number == 0:
-                    times.append((last, newest))
-            if number == 0:
-                frontier = readers[0].execute("SELECT max(frontier) FROM consumer").fetchone()[0]
-                while times and times[0][0] <= frontier:
-                    confirmed_ns.append(now_ns - times.pop(0)[1])
-        for node in nodes:
-            if not node.process.running:
-                raise ProcessFailed(f"{node.zone} has ended:\n{node.process.log_tail()}")
-    for reader in readers:
-        reader.close()
-    return began_s, confirmed_ns
+def _watched(nodes: Sequence[Node], seconds: float) -> list[int]:
+    """Follow both stores until each is measured; the ages of the newest fact of each confirmation."""
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(closing(_reader(node.file))) for node in nodes]
+        times: list[tuple[int, int]] = []  # last offset and newest source time of the first node's batches
+        confirmed_ns: list[int] = []
+        while not all(node.after for node in nodes):
+            time.sleep(LOOK_S)
+            for node, reader in zip(nodes, readers, strict=True):
+                if node.watch.poll():
+                    found = _take(node, reader)
+                    if node is nodes[0]:
+                        times += found
+                        frontier = reader.execute("SELECT max(frontier) FROM consumer").fetchone()[0]
+                        while times and times[0][0] <= frontier:
+                            confirmed_ns.append(time.time_ns() - times.pop(0)[1])
+                node.look(min(WARM_S, seconds), seconds)
+                if not node.process.running:
+                    raise ProcessFailed(f"{node.zone} has ended:\n{node.process.log_tail()}")
+    return confirmed_ns
 
 
-def _newest(reader: sqlite3.Connection) -> int:
-    return int(reader.execute("SELECT max(last_offset) FROM batch WHERE stream = 1").fetchone()[0])
+def _take(node: Node, reader: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Count the batches that a node has committed since; their last offsets and newest source times."""
+    found = []
+    for last, count, oldest, newest, size in _batches(reader, node.seen):
+        node.seen = last
+        if node.is_measured:
+            node.batches, node.facts, node.sealed_bytes = node.batches + 1, node.facts + count, node.sealed_bytes + size
+            node.oldest_ns.append(time.time_ns() - oldest)
+            found.append((last, newest))
+    return found
 
 
 def _batches(reader: sqlite3.Connection, after: int) -> list[tuple[int, int, int, int, int]]:
@@ -227,10 +245,10 @@ def _batches(reader: sqlite3.Connection, after: int) -> list[tuple[int, int, int
     ).fetchall()
 
 
-def _figures(node: Node, after: dict[str, int], took_s: float) -> dict[str, Any]:
+def _figures(node: Node) -> dict[str, Any]:
     """What a node wrote and used between two looks, for each fact."""
-    used = {name: after[name] - node.before[name] for name in after}
-    assert node.watch is not None
+    used = {name: node.after[name] - node.before[name] for name in node.after}
+    took_s = used["ns"] / 1e9
     causes = node.watch.causes()
     causes["other files"] = max(0, used["process"] - sum(causes.values()))
     written = used["process"]
@@ -239,6 +257,7 @@ def _figures(node: Node, after: dict[str, int], took_s: float) -> dict[str, Any]
         written = used["device"]
     bytes_a_day = written / took_s * SECONDS_A_DAY
     return {
+        "seconds": rounded(took_s),
         "bytes_per_fact": rounded(written / node.facts),
         "gb_a_day": rounded(bytes_a_day / 1e9),
         "flash_years": rounded(FLASH_BYTES * CYCLES / AMPLIFICATION / bytes_a_day / 365),

@@ -27,7 +27,7 @@ class StoreSettings:
     commit_interval_ms: int = 250
     # Facts of one stream that end the wait early, and the size batches are cut to: best bytes per fact without making a
     # look-up open too much.
-    batch_facts_target: int = 2000
+    batch_facts_target: int = 8192
     # Limits of the writer's queue, in facts and in bytes. A full queue raises StoreBusy: the source slows down.
     queue_facts_max: int = 200_000
     queue_bytes_max: int = 64 * 1024 * 1024
