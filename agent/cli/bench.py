@@ -121,6 +121,10 @@ _benchmark(
             help="Commit interval; may be given more than once.  [default: 250, 1000]",
         ),
         _option("--target", click.IntRange(0, 16_384), 0, "batch_facts_target; 0: the default."),
+        _option(
+            *("--keep-hours", click.FloatRange(0, 168), 24.0),
+            "keep_hours of the stream; with 0 as many facts are deleted as come in.",
+        ),
     ],
 )
 _benchmark(

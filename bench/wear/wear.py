@@ -92,12 +92,17 @@ class Node:
         return found if written is None else {**found, "device": written}
 
 
-def run(tags: int, seconds: float, intervals_ms: Sequence[int], target: int, below: Path | None) -> Report:
+def run(
+    tags: int, seconds: float, intervals_ms: Sequence[int], target: int, keep_hours: float, below: Path | None
+) -> Report:
     """Measure for `seconds` at each commit interval."""
     intervals_ms = intervals_ms or INTERVALS_MS
     with scratch_folder(below) as folder:
         described = machine(folder)
-        rounds = [_round(folder, tags, seconds, interval_ms, target) for interval_ms in intervals_ms]
+        rounds = [
+            _round(folder, seconds, interval_ms, tags=tags, target=target, keep_hours=keep_hours)
+            for interval_ms in intervals_ms
+        ]
     last = rounds[-1]
     values = {
         "facts_per_s": last["facts_per_s"],
@@ -132,11 +137,11 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------------------ one round
 
 
-def _round(folder: Path, tags: int, seconds: float, interval_ms: int, target: int) -> dict[str, Any]:
+def _round(folder: Path, seconds: float, interval_ms: int, **options: Any) -> dict[str, Any]:
     here = folder / f"interval-{interval_ms}"
     here.mkdir()
     with contextlib.ExitStack() as stack:
-        nodes = _started(here, stack, tags, interval_ms, target)
+        nodes = _started(here, stack, interval_ms, **options)
         confirmed_ns = _watched(nodes, seconds)
         found = {node.zone: _figures(node) for node in nodes}
     plant = nodes[0]
@@ -151,13 +156,16 @@ def _round(folder: Path, tags: int, seconds: float, interval_ms: int, target: in
     }
 
 
-def _started(here: Path, stack: contextlib.ExitStack, tags: int, interval_ms: int, target: int) -> list[Node]:
+def _started(
+    here: Path, stack: contextlib.ExitStack, interval_ms: int, *, tags: int, target: int, keep_hours: float
+) -> list[Node]:
     """The server, the broker, and both nodes, level with each other for a while."""
     broker = stack.enter_context(Mosquitto.started(here / "site", (SERVING, ASKING), (f"{SERVING}:{ASKING}",)))
     port = free_port()
     source = _source_toml(here, tags, port)
     stack.enter_context(start_worker(here, "server", "opcua-server", port=port, rate=float(tags), data_set="B"))
     store = f"commit_interval_ms = {interval_ms}\n" + (f"batch_facts_target = {target}\n" if target else "")
+    store += f'[[stream]]\nname = "{STREAM}"\nkeep_hours = {keep_hours}\n'
     begun = []
     for zone, other, peer in ((SERVING, ASKING, "exports"), (ASKING, SERVING, "pulls")):
         disk = stack.enter_context(own_file_system(here / zone))
