@@ -5,8 +5,8 @@ ten thousand. So the interval governs how often a node commits:
 
 - a message, a peer's page, or a call whose caller waits commits at once, together with what queued up while the last
   fsync ran;
-- samples are due after `interval_ns`; earlier, as soon as the last commit is as long ago, when there are ENOUGH_FACTS of
-  one stream; and at once when there are `facts_target`, the most that one batch takes;
+- samples are due after `interval_ns`; a burst of ENOUGH_FACTS of one stream when it has come, if the last commit is an
+  interval ago; and at once what fills a batch (`facts_target`);
 - deferred calls (confirmations that came with a fetch) go with any commit; they wait longer, so that one comes;
 - samples that have waited half as long join a commit that happens anyway. Younger ones do not: with a message every few
   milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from agent.fact_store.log import NEVER_NS
 
 ENOUGH_FACTS = 2000
-"""Of one stream: 6 to 15 kB sealed. Where they come in bursts, a burst is committed when it has come."""
+"""A burst of one stream that is worth a commit of its own: 6 to 15 kB sealed."""
+BURST_OVER_NS = 20_000_000
+"""A burst has come when nothing has followed for so long: its end would wait for the next commit."""
 DEFERRED_INTERVALS = 4
 DEFERRED_NS = 1_000_000_000
 """Deferred calls wait for so many intervals, though not beyond a second where the interval is shorter: at the default
@@ -42,10 +44,11 @@ class CommitPace:
 
 @dataclass(frozen=True, slots=True)
 class QueuedSamples:
-    """Samples of one stream in the queue: their number, and when the oldest was queued."""
+    """Samples of one stream in the queue: their number, and when the oldest and the newest were queued."""
 
     facts: int
     oldest_ns: int
+    newest_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,4 +108,6 @@ def _due_ns(one: QueuedSamples, pace: CommitPace, committed_ns: int) -> int:
     if one.facts >= pace.facts_target:
         return 0
     due_ns = one.oldest_ns + pace.interval_ns
-    return min(due_ns, committed_ns + pace.interval_ns) if one.facts >= ENOUGH_FACTS else due_ns
+    if one.facts < ENOUGH_FACTS:
+        return due_ns
+    return min(due_ns, max(committed_ns + pace.interval_ns, one.newest_ns + BURST_OVER_NS))

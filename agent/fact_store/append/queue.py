@@ -177,7 +177,7 @@ class WriteQueue:
         facts, oldest_ns = append.count, append.queued_ns
         if before is not None:
             facts, oldest_ns = before.facts + facts, before.oldest_ns
-        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns)
+        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns, append.queued_ns)
         return found
 
     def put_messages(self, append: AppendMessages) -> None:

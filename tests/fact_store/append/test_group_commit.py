@@ -20,9 +20,9 @@ NOW = 10_000 * MS
 JUST_NOW, LONG_AGO = NOW - 100 * MS, NOW - 300 * MS
 
 
-def since(age_ms: int, facts: int = 10) -> QueuedSamples:
-    """Samples that have waited for `age_ms`."""
-    return QueuedSamples(facts, NOW - age_ms * MS)
+def since(age_ms: int, facts: int = 10, newest_ms: int = 0) -> QueuedSamples:
+    """Samples that have waited for `age_ms`, the last of them for `newest_ms`."""
+    return QueuedSamples(facts, NOW - age_ms * MS, NOW - newest_ms * MS)
 
 
 @pytest.mark.parametrize(
@@ -33,9 +33,11 @@ def since(age_ms: int, facts: int = 10) -> QueuedSamples:
         ({"a": since(100)}, LONG_AGO, Wait(NOW + 150 * MS)),
         ({"a": since(100), "b": since(30)}, LONG_AGO, Wait(NOW + 150 * MS)),
         ({"a": since(250)}, JUST_NOW, Commit(("a",))),
-        ({"a": since(0, ENOUGH_FACTS)}, LONG_AGO, Commit(("a",))),  # a burst has come, and the node was quiet
-        ({"a": since(0, ENOUGH_FACTS)}, JUST_NOW, Wait(NOW + 150 * MS)),  # the interval governs, not the number
-        ({"a": since(0, ENOUGH_FACTS - 1)}, LONG_AGO, Wait(NOW + 250 * MS)),
+        ({"a": since(60, ENOUGH_FACTS, 20)}, LONG_AGO, Commit(("a",))),  # a burst has come, and the node was quiet
+        ({"a": since(60, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 15 * MS)),  # it may not be over yet
+        ({"a": since(240, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 10 * MS)),
+        ({"a": since(60, ENOUGH_FACTS, 20)}, JUST_NOW, Wait(NOW + 150 * MS)),  # the interval governs, not the number
+        ({"a": since(60, ENOUGH_FACTS - 1, 20)}, LONG_AGO, Wait(NOW + 190 * MS)),
         ({"a": since(0, 8191)}, JUST_NOW, Wait(NOW + 150 * MS)),
         ({"a": since(0, 8192)}, JUST_NOW, Commit(("a",))),  # as much as a batch takes
         ({"a": since(250), "b": since(124)}, JUST_NOW, Commit(("a",))),
@@ -128,7 +130,8 @@ def test_no_samples_wait_longer_than_the_interval_and_commits_are_no_more_often(
                     assert waiting.facts >= 8192 or now - min(committed, waiting.oldest_ns) >= pace.interval_ns
                     committed, waiting = now, None
         now = arrives
-        waiting = QueuedSamples((waiting.facts if waiting else 0) + facts, waiting.oldest_ns if waiting else now)
+        before, oldest_ns = (waiting.facts, waiting.oldest_ns) if waiting else (0, now)
+        waiting = QueuedSamples(before + facts, oldest_ns, now)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 16_384))
