@@ -15,8 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-from agent.fact_store.sqlite import FRAME_HEADER_BYTES, HEADER_BYTES, wal_path
-
+HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
 _INDEX = struct.Struct("=16xI12x8s8x")  # mxFrame, salts; of the 48 bytes of a copy of the index's header
 _BACKFILLED = struct.Struct("=96xI")
 _FRAME = struct.Struct(">II8s8x")  # page, size of the database after a commit or 0, salts
@@ -64,7 +63,7 @@ class WalWatch:
         """Read what is new; True if a transaction was committed since the last call."""
         before = len(self.commits)
         index = self._store.with_name(f"{self._store.name}-shm").open("rb")
-        with index, wal_path(self._store).open("rb") as log:
+        with index, self._store.with_name(f"{self._store.name}-wal").open("rb") as log:
             head = index.read(100)
             frames, salts = _INDEX.unpack_from(head)
             (backfilled,) = _BACKFILLED.unpack_from(head)
