@@ -5,8 +5,8 @@ ten thousand. So the interval governs how often a node commits:
 
 - a message, a peer's page, or a call whose caller waits commits at once, together with what queued up while the last
   fsync ran;
-- samples are due after `interval_ns`; a burst of ENOUGH_FACTS of one stream when it has come, if the last commit is an
-  interval ago; and at once what fills a batch (`facts_target`);
+- samples are due after `interval_ns`, and at once when they fill a batch (`facts_target`); a burst of ENOUGH_FACTS of
+  one stream is due when it has come, if the last commit is an interval ago, and at once where the interval is short;
 - deferred calls (confirmations that came with a fetch) go with any commit; they wait longer, so that one comes;
 - samples that have waited half as long join a commit that happens anyway. Younger ones do not: with a message every few
   milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
@@ -23,6 +23,8 @@ ENOUGH_FACTS = 2000
 """A burst of one stream that is worth a commit of its own: 6 to 15 kB sealed."""
 BURST_OVER_NS = 20_000_000
 """A burst has come when nothing has followed for so long: its end would wait for the next commit."""
+SHORT_NS = 250_000_000
+"""Up to the default, an operator has not asked for fewer commits: latency counts, and bursts are not held."""
 DEFERRED_INTERVALS = 4
 DEFERRED_NS = 1_000_000_000
 """Deferred calls wait for so many intervals, though not beyond a second where the interval is shorter: at the default
@@ -110,4 +112,6 @@ def _due_ns(one: QueuedSamples, pace: CommitPace, committed_ns: int) -> int:
     due_ns = one.oldest_ns + pace.interval_ns
     if one.facts < ENOUGH_FACTS:
         return due_ns
+    if pace.interval_ns <= SHORT_NS:
+        return 0
     return min(due_ns, max(committed_ns + pace.interval_ns, one.newest_ns + BURST_OVER_NS))

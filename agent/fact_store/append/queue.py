@@ -155,9 +155,9 @@ class WriteQueue:
         return not self._waiting and self._other.is_empty
 
     def hasten(self) -> None:
-        """Deferred calls do not wait any longer."""
-        if self.deferred_ns is not None:
-            self._urgent_count += 1
+        """Deferred calls do not wait any longer; there are some."""
+        assert self.deferred_ns is not None
+        self._urgent_count += 1
 
     def reserve(self, work: Work) -> None:
         """Take room for a piece of work; raises as `QueueLimit.reserve`."""

@@ -192,8 +192,9 @@ class Writer:
     def hasten(self) -> None:
         """A caller waits for a deferred call: commit at once."""
         with self._changed:
-            self._queue.hasten()
-            self._changed.notify()
+            if self._queue.deferred_ns is not None:
+                self._queue.hasten()
+                self._changed.notify()
 
     @property
     def has_waiting_appends(self) -> bool:

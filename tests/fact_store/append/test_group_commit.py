@@ -15,9 +15,10 @@ from agent.fact_store.append.group_commit import (
 )
 
 MS = 1_000_000
-PACE = CommitPace(interval_ns=250 * MS, facts_target=8192)
+PACE = CommitPace(interval_ns=1000 * MS, facts_target=8192)
+DEFAULT = CommitPace(interval_ns=250 * MS, facts_target=8192)
 NOW = 10_000 * MS
-JUST_NOW, LONG_AGO = NOW - 100 * MS, NOW - 300 * MS
+JUST_NOW, LONG_AGO = NOW - 100 * MS, NOW - 1100 * MS
 
 
 def since(age_ms: int, facts: int = 10, newest_ms: int = 0) -> QueuedSamples:
@@ -29,19 +30,19 @@ def since(age_ms: int, facts: int = 10, newest_ms: int = 0) -> QueuedSamples:
     "waiting, committed_ns, decision",
     [
         ({}, LONG_AGO, Wait(None)),
-        ({"a": since(0)}, LONG_AGO, Wait(NOW + 250 * MS)),
-        ({"a": since(100)}, LONG_AGO, Wait(NOW + 150 * MS)),
-        ({"a": since(100), "b": since(30)}, LONG_AGO, Wait(NOW + 150 * MS)),
-        ({"a": since(250)}, JUST_NOW, Commit(("a",))),
+        ({"a": since(0)}, LONG_AGO, Wait(NOW + 1000 * MS)),
+        ({"a": since(100)}, LONG_AGO, Wait(NOW + 900 * MS)),
+        ({"a": since(100), "b": since(30)}, LONG_AGO, Wait(NOW + 900 * MS)),
+        ({"a": since(1000)}, JUST_NOW, Commit(("a",))),
         ({"a": since(60, ENOUGH_FACTS, 20)}, LONG_AGO, Commit(("a",))),  # a burst has come, and the node was quiet
         ({"a": since(60, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 15 * MS)),  # it may not be over yet
-        ({"a": since(240, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 10 * MS)),
-        ({"a": since(60, ENOUGH_FACTS, 20)}, JUST_NOW, Wait(NOW + 150 * MS)),  # the interval governs, not the number
-        ({"a": since(60, ENOUGH_FACTS - 1, 20)}, LONG_AGO, Wait(NOW + 190 * MS)),
-        ({"a": since(0, 8191)}, JUST_NOW, Wait(NOW + 150 * MS)),
+        ({"a": since(990, ENOUGH_FACTS, 5)}, LONG_AGO, Wait(NOW + 10 * MS)),
+        ({"a": since(60, ENOUGH_FACTS, 20)}, JUST_NOW, Wait(NOW + 900 * MS)),  # the interval governs, not the number
+        ({"a": since(60, ENOUGH_FACTS - 1, 20)}, LONG_AGO, Wait(NOW + 940 * MS)),
+        ({"a": since(0, 8191)}, JUST_NOW, Wait(NOW + 900 * MS)),
         ({"a": since(0, 8192)}, JUST_NOW, Commit(("a",))),  # as much as a batch takes
-        ({"a": since(250), "b": since(124)}, JUST_NOW, Commit(("a",))),
-        ({"a": since(250), "b": since(125)}, JUST_NOW, Commit(("a", "b"))),
+        ({"a": since(1000), "b": since(499)}, JUST_NOW, Commit(("a",))),
+        ({"a": since(1000), "b": since(500)}, JUST_NOW, Commit(("a", "b"))),
     ],
 )
 def test_when_samples_are_committed(
@@ -51,13 +52,22 @@ def test_when_samples_are_committed(
     assert decide_commit(waiting, NOW, PACE, committed_ns=committed_ns) == decision
 
 
+def test_at_the_default_interval_a_burst_is_not_held() -> None:
+    """An operator who has asked for fewer commits gets them; by default latency counts."""
+    burst, less = {"a": since(0, ENOUGH_FACTS)}, {"a": since(0, ENOUGH_FACTS - 1)}
+    assert decide_commit(burst, NOW, DEFAULT, committed_ns=JUST_NOW) == Commit(("a",))
+    assert decide_commit(less, NOW, DEFAULT, committed_ns=LONG_AGO) == Wait(NOW + 250 * MS)
+    longer = CommitPace(DEFAULT.interval_ns + 1, DEFAULT.facts_target)
+    assert isinstance(decide_commit(burst, NOW, longer, committed_ns=JUST_NOW), Wait)
+
+
 @pytest.mark.parametrize(
     "waiting, decision",
     [
         ({}, Commit(())),
         ({"a": since(10)}, Commit(())),  # too young: a message must not split samples into small batches
         ({"a": since(10, 4000)}, Commit(())),
-        ({"a": since(125)}, Commit(("a",))),
+        ({"a": since(500)}, Commit(("a",))),
         ({"a": since(10, 8192)}, Commit(("a",))),
     ],
 )
@@ -73,7 +83,7 @@ def test_urgent_work_is_committed_at_once(waiting: dict[str, QueuedSamples], dec
         ({}, 999, Wait(NOW + 1 * MS)),
         ({}, 1000, Commit(())),
         ({"a": since(100)}, 999, Wait(NOW + 1 * MS)),
-        ({"a": since(100)}, 0, Wait(NOW + 150 * MS)),  # the commit of the samples takes it along
+        ({"a": since(100)}, 0, Wait(NOW + 900 * MS)),  # the commit of the samples takes it along
     ],
 )
 def test_a_deferred_call_waits_for_a_commit(
@@ -105,7 +115,7 @@ def test_an_interval_of_0_commits_at_once() -> None:
 
 @given(
     st.lists(st.tuples(st.integers(0, 400), st.integers(1, 3000)), min_size=1, max_size=200),
-    st.sampled_from([50, 250, 1000]),
+    st.sampled_from([251, 500, 1000]),
 )
 def test_no_samples_wait_longer_than_the_interval_and_commits_are_no_more_often(
     arrivals: list[tuple[int, int]], interval_ms: int

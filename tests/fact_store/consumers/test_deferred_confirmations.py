@@ -35,7 +35,7 @@ def plant(folder: Path, settings: StoreSettings = NEVER) -> Iterator[FactStore]:
         if not store.end_offset(TELEMETRY):
             appending = store.appends.append_samples(TELEMETRY, samples(FACTS))
             done(store.consumers.register(NAME, "idmz", TELEMETRY))
-            store._writer.hasten()  # nothing is deferred: it hastens nothing
+            store.consumers.hasten()  # nothing is deferred: it hastens nothing
             done(store.appends.append_samples(TELEMETRY, samples(settings.batch_facts_target, FACTS + 1)))
             done(appending)
         yield store
