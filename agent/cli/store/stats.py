@@ -36,7 +36,7 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
     """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
     with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
-        flash = _measured(config_file) if store_file is None else None
+        flash = _measured(config_file, found.origin) if store_file is None else None
         flash = flash or _estimated(reader, found)
     if as_json:
         click.echo(json.dumps({**found.to_dict(), "flash": flash}))
@@ -45,15 +45,18 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
     sys.exit(0)
 
 
-def _measured(config_file: Path) -> dict[str, Any] | None:
-    """What the running node has written a second since its start; None where none answers or it has just begun."""
+def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
+    """What the node that runs on this store has written a second since its start; None where none answers, or it has
+    just begun."""
     health = load(config_file).health
     try:
         answer = ask_health(health.listen_host, health.listen_port)
     except NodeSilent:
         return None
+    if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port
+        return None
     seconds = (answer["taken_unix_ms"] - answer["started_unix_ms"]) / 1000
-    written = answer["store"]["written_bytes_total"]
+    written = answer["store"].get("written_bytes_total")
     if written is None or seconds < MEASURED_S_MIN:
         return None
     per_s = written / seconds
