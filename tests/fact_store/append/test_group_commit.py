@@ -53,10 +53,18 @@ def test_when_samples_are_committed(
 
 
 def test_at_the_default_interval_a_burst_is_not_held() -> None:
-    """An operator who has asked for fewer commits gets them; by default latency counts."""
+    """An operator who has asked for fewer commits gets them; by default latency counts, and a confirmation that finds
+    half of a burst waiting takes it along."""
     burst, less = {"a": since(0, ENOUGH_FACTS)}, {"a": since(0, ENOUGH_FACTS - 1)}
     assert decide_commit(burst, NOW, DEFAULT, committed_ns=JUST_NOW) == Commit(("a",))
     assert decide_commit(less, NOW, DEFAULT, committed_ns=LONG_AGO) == Wait(NOW + 250 * MS)
+    half = {"a": since(50, ENOUGH_FACTS // 2)}
+    for deferred_ms, decision in (
+        (40, Commit(("a",))),
+        (60, Wait(NOW + 200 * MS)),
+    ):  # queued behind the half, before it
+        deferred_ns = NOW - deferred_ms * MS
+        assert decide_commit(half, NOW, DEFAULT, committed_ns=JUST_NOW, deferred_ns=deferred_ns) == decision
     longer = CommitPace(DEFAULT.interval_ns + 1, DEFAULT.facts_target)
     assert isinstance(decide_commit(burst, NOW, longer, committed_ns=JUST_NOW), Wait)
 
