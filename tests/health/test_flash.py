@@ -18,9 +18,9 @@ def test_the_sum_is_that_of_the_page() -> None:
 
 
 def test_the_sum_agrees_with_what_was_measured() -> None:
-    """The figures of the page, one commit in each interval: within a tenth."""
+    """The figures of the page: within a tenth."""
     rows = re.findall(r"^\| (\d+)[^|]*\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", PAGE, re.MULTILINE)
-    assert rows
+    assert len(rows) == 2
     for interval_ms, bytes_per_fact, gb_a_day, years in rows:
         commits_per_s = {250: 3.4, 1000: 1.09}[
             int(interval_ms)

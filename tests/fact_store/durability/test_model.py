@@ -209,8 +209,8 @@ class StoreAgainstModel(RuleBasedStateMachine):
     # ------------------------------------------------------------------------------------------------------------
     # consumers
 
-    @rule(name=st.sampled_from(CONSUMERS), high=ANY, low=st.none() | ANY, is_awaited=st.booleans())
-    def confirm(self, name: str, high: int, low: int | None, is_awaited: bool) -> None:  # noqa: FBT001
+    @rule(name=st.sampled_from(CONSUMERS), high=ANY, low=st.none() | ANY)
+    def confirm(self, name: str, high: int, low: int | None) -> None:
         """A receipt for any range, perhaps beyond the log, by a consumer that registers with its first."""
         self.settle()
         if self.answer(self.store.consumers.register(name, "idmz", TELEMETRY)) is REFUSED:
@@ -218,7 +218,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
         offsets = self.confirmed.setdefault(name, set(range(1, self.forgotten + 1)))
         last = high % (len(self.values) + 1) + 1
         first = 1 if low is None else low % last + 1
-        future = self.store.consumers.confirm(name, last, None if low is None else first, is_awaited=is_awaited)
+        future = self.store.consumers.confirm(name, last, None if low is None else first)
         if last > len(self.values):
             error = failed(future)
             assert isinstance(error, ConfirmBeyondLog) or (self.is_full and isinstance(error, StoreFull))
