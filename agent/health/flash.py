@@ -7,8 +7,8 @@ Measured with `bsfg bench wear`, by the device's own count, at 11,000 tags a sec
 from __future__ import annotations
 
 SECONDS_PER_DAY = 86_400
-# What a commit writes besides its facts: pages of indexes and small tables (SQLite writes each page it touched), and the
-# block of the log that it shares with the next commit.
+# What a commit writes besides its facts: pages of indexes and small tables (SQLite writes each page it touched), and
+# the block of the log that it shares with the next commit.
 BYTES_PER_COMMIT = 31_000
 # Each sealed byte is written to the log and, by a checkpoint, to the database; pages are not quite full, and the file
 # system's journal takes its part.
@@ -31,9 +31,10 @@ EXAMPLE_BYTES, EXAMPLE_CYCLES, EXAMPLE_AMPLIFICATION = 8_000_000_000, 3_000, 2.0
 
 def years_text(written_per_s: float) -> str:
     """A day's writing, and the years of the example's flash with the sum."""
+    size = f"{EXAMPLE_BYTES / 1e9:g} GB"
     gb_a_day = written_per_s * SECONDS_PER_DAY / 1e9
     years = flash_years(written_per_s, EXAMPLE_BYTES, EXAMPLE_CYCLES, EXAMPLE_AMPLIFICATION)
     return (
-        f"{gb_a_day:,.2f} GB a day; an eMMC of {EXAMPLE_BYTES / 1e9:g} GB lasts {years:,.1f} years "
-        f"({EXAMPLE_BYTES / 1e9:g} GB x {EXAMPLE_CYCLES:,} cycles / {EXAMPLE_AMPLIFICATION:g} / {gb_a_day:,.2f} GB / 365)"
+        f"{gb_a_day:,.2f} GB a day; an eMMC of {size} lasts {years:,.1f} years "
+        f"({size} x {EXAMPLE_CYCLES:,} cycles / {EXAMPLE_AMPLIFICATION:g} / {gb_a_day:,.2f} GB / 365)"
     )
