@@ -205,6 +205,22 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
         FactStore.open(tmp_path / "facts.db", "plant")
 
 
+def test_a_stream_without_a_name(tmp_path: Path) -> None:
+    """Pages of two states, as a power cut amid a checkpoint leaves them where the log is lost as well: a stream whose
+    name is NULL is damage, not a mistake of the program."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+    promised, dropped = "name TEXT NOT NULL UNIQUE", "name TEXT UNIQUE"
+    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'stream'"
+    for asked, given, update in ((promised, dropped, "SELECT 1"), (dropped, promised, "UPDATE stream SET name = NULL")):
+        with by_hand(tmp_path / "facts.db") as found:
+            found.execute(update)
+            found.execute("PRAGMA writable_schema = ON")
+            found.execute(change, (asked, given))
+    with pytest.raises(StoreDamaged, match="has no name"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
 def test_a_first_start_cut_short_is_repeated(tmp_path: Path) -> None:
     """A first start killed at any of its steps leaves a file that the next start can use."""
     path = tmp_path / "facts.db"
