@@ -102,7 +102,7 @@ OPEN = {
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
     *("agent.cli.pki", "agent.cli.prepare", "agent.cli.tags"),
-    *("bench.common", "bench.store", "bench.replication"),
+    *("bench.common", "bench.store", "bench.replication", "bench.wear"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
         "agent.ingest.opcua",
@@ -187,6 +187,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "consumer_lag",
+            "flash",
             "hardware",
             "metrics",
             "page",

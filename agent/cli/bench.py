@@ -109,6 +109,25 @@ _benchmark(
     [_facts(86_400_000), _seconds(5.0), _SEED],
 )
 _benchmark(
+    "wear.wear",
+    "What two nodes write to their disks for each fact, by cause, and the years that flash bears it.",
+    [
+        _option("--tags", click.IntRange(min=10), 11_000, "Tags; each changes once a second."),
+        _seconds(60.0),
+        click.option(
+            *("--interval-ms", "intervals_ms"),
+            type=click.IntRange(0, 60_000),
+            multiple=True,
+            help="Commit interval; may be given more than once.  [default: 250, 1000]",
+        ),
+        _option("--target", click.IntRange(0, 16_384), 0, "batch_facts_target; 0: the default."),
+        _option(
+            *("--keep-hours", click.FloatRange(0, 168), 24.0),
+            "keep_hours of the stream; with 0 as many facts are deleted as come in.",
+        ),
+    ],
+)
+_benchmark(
     "store.retention",
     "Appends while as many facts are deleted, beside a store that keeps everything.",
     [_facts(2_000_000), _seconds(5.0), _SEED],

@@ -86,18 +86,25 @@ class ConsumerRegistry:
         *,
         shown: LeaseClaim | None = None,
         epoch: bytes | None = None,
+        is_awaited: bool = True,
     ) -> Future[int]:
         """Confirm offsets, in any order, any number of times; the result is the frontier afterwards, durable.
 
-        Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the instance that confirms;
-        without it, the consumer's name is enough. `epoch`: the one to which the offsets belong; without it, the present
-        one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
+        One that is not awaited goes with another commit, if one comes soon (append/group_commit.py), unless an append
+        waits for consumers. Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the
+        instance that confirms; without it, the consumer's name is enough. `epoch`: the one to which the offsets belong;
+        without it, the present one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
         """
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
         run = partial(confirm, shown=shown, epoch=epoch)
-        confirming = self._writer.submit("confirm", run)
+        is_deferred = not is_awaited and not self._writer.has_waiting_appends
+        confirming = self._writer.submit("confirm", run, is_deferred=is_deferred)
         confirming.add_done_callback(partial(self._confirmed, consumer))
         return confirming
+
+    def hasten(self) -> None:
+        """A caller now waits for a confirmation that was not awaited: commit at once."""
+        self._writer.hasten()
 
     def _confirmed(self, name: str, confirming: Future[int]) -> None:
         """In the writer's thread: a consumer that confirms is active, and one that has confirmed everything is at the

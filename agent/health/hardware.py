@@ -17,15 +17,10 @@ from types import MappingProxyType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from agent.errors import BsfgError
+from agent.health.flash import SECONDS_PER_DAY, commits_per_s, flash_years, written_bytes_per_s
 
-SECONDS_PER_DAY = 86_400
 HOURS_WANTED = 24.0  # the specification: survive an enterprise outage of a day and more
 YEARS_WANTED = 10.0  # a gateway's service life in a cabinet
-# What a commit writes to the disk, log and checkpoint together: a fixed part, which is pages (SQLite writes each page it
-# touched, twice), and a part for its bytes. Measured with the fact store of this release, bytes as the kernel counted
-# them: commits of 250, 1,000 and 5,000 facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB.
-BYTES_PER_COMMIT = 33_000
-BYTES_PER_BYTE = 2.1
 SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it the log runs after the sources
 
 
@@ -133,15 +128,14 @@ def assess(profile: Profile, load: Load) -> Fit:
     disk = profile.storage
     usable = disk.capacity_bytes * (1 - disk.free_floor_percent / 100) - disk.system_bytes
     stored_per_s = load.facts_per_s * load.bytes_per_fact
-    commits_per_s = min(1000 / load.commit_interval_ms, load.facts_per_s)  # nothing to commit, no commit
-    written_per_s = commits_per_s * BYTES_PER_COMMIT + stored_per_s * BYTES_PER_BYTE
-    worn_per_year = written_per_s * disk.write_amplification * SECONDS_PER_DAY * 365
+    commits = commits_per_s(load.facts_per_s, load.commit_interval_ms)
+    written_per_s = written_bytes_per_s(commits, stored_per_s)
     fit = Fit(
         hours_that_fit=usable / stored_per_s / 3600,
-        flash_years=disk.capacity_bytes * disk.erase_cycles / worn_per_year,
+        flash_years=flash_years(written_per_s, disk.capacity_bytes, disk.erase_cycles, disk.write_amplification),
         bytes_stored_per_day=stored_per_s * SECONDS_PER_DAY,
         bytes_written_per_day=written_per_s * SECONDS_PER_DAY,
-        sync_share=disk.sync_p99_ms / (1000 / commits_per_s),
+        sync_share=disk.sync_p99_ms / (1000 / commits),
         advice=tuple(_advice(profile)),
     )
     return replace(fit, concerns=tuple(_concerns(fit)))

@@ -416,6 +416,10 @@ class StoreStatus:
     ] = 0
     file_bytes: Annotated[int, Gauge("bsfg_store_file_bytes", "Size of the database.")] = 0
     log_bytes: Annotated[int, Gauge("bsfg_store_log_bytes", "Size of its write-ahead log.")] = 0
+    written_bytes_total: Annotated[
+        int | None,
+        Counter("bsfg_store_written_bytes_total", "What the node had its disks write, as the kernel counts."),
+    ] = None
     artifact_bytes: Annotated[
         int, Gauge("bsfg_store_artifact_bytes", "Size of artifacts, including incomplete ones.")
     ] = 0

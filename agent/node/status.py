@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 from agent.fact_store import ConsumerSpace, ConsumerState, FactStore, StoreError, StoreSpace
@@ -250,6 +251,7 @@ class StatusCollector:
         return _status(
             *(StoreStatus, counted, self._from_disk),
             log_bytes=counted.wal_bytes,
+            written_bytes_total=_written_bytes(),
             artifact_bytes_max=self._store.artifacts.limits.total_max or None,
             artifact_unreferenced_bytes_max=self._store.artifacts.limits.unreferenced_max,
         )
@@ -338,3 +340,12 @@ def _sums(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 def _now_unix_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _written_bytes() -> int | None:
+    """What this process has had the disks write since it began; None where the kernel does not say."""
+    try:
+        lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), None)

@@ -2,8 +2,9 @@
 
 asyncua's server does what happens once (channel, session, address space, Read). Subscriptions and Publish are answered
 here, with notifications packed by `struct`: the library's server takes 20 us a value. Of ten neighbouring items eight
-are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file; half of the Doubles have all
-their digits, half are rounded to 0.01. Each round changes all of them, and each value has its own source time.
+are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file. Each round changes all of them. In data set A half of the Doubles have all
+their digits, half are rounded to 0.01, and each value has its own source time; in B all are rounded, and the values of
+one notification have one time, as from a PLC.
 
 Not here: sampling, queues, deadbands, acknowledgements.
 """
@@ -48,13 +49,15 @@ KINDS = ((11, "d"),) * 8 + ((6, "i"), (1, "?"))  # variant type and struct lette
 class Chunk:
     """Up to a thousand items that are notified together: their values for every round, and the form of their bytes."""
 
-    def __init__(self, handles: list[int], seed: int) -> None:
+    def __init__(self, handles: list[int], seed: int, data_set: str) -> None:
         chance = random.Random(seed)
         kinds = [KINDS[place % 10] for place in range(len(handles))]
         self.count = len(handles)
         self._struct = struct.Struct("<i" + "".join(f"IBB{letter}Iqq" for _, letter in kinds) + "i")
-        self._rounds = [self._fields(handles, kinds, values) for values in _values(chance, len(handles))]
-        self._jitter = [chance.randrange(JITTER_100NS) for _ in handles]
+        full_precision = data_set == "A"
+        made = _values(chance, len(handles), full_precision=full_precision)
+        self._rounds = [self._fields(handles, kinds, values) for values in made]
+        self._jitter = [chance.randrange(JITTER_100NS) if full_precision else 0 for _ in handles]
 
     def packed(self, number: int, filetime: int) -> bytes:
         """A DataChangeNotification of one round at a time."""
@@ -70,13 +73,15 @@ class Chunk:
         return [*fields, 0]
 
 
-def _values(chance: random.Random, count: int) -> list[list[Any]]:
+def _values(chance: random.Random, count: int, *, full_precision: bool) -> list[list[Any]]:
     """For each round a value of each item."""
     levels = [chance.uniform(0.0, 100.0) for _ in range(count)]
     rounds = []
     for _ in range(ROUNDS):
         levels = [level + chance.gauss(0.0, 0.2) for level in levels]
-        values: list[Any] = [level if place % 2 else round(level, 2) for place, level in enumerate(levels)]
+        values: list[Any] = [
+            level if full_precision and place % 2 else round(level, 2) for place, level in enumerate(levels)
+        ]
         values[8::10] = [int(level) for level in levels[8::10]]
         values[9::10] = [level > 50 for level in levels[9::10]]
         rounds.append(values)
@@ -86,8 +91,9 @@ def _values(chance: random.Random, count: int) -> list[list[Any]]:
 class Generator:
     """What one client has subscribed to, and the next answer to its Publish requests."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, data_set: str) -> None:
         self._rate = rate
+        self._data_set = data_set
         self._handles: list[int] = []
         self._clock_handle: int | None = None
         self._chunks: list[Chunk] = []
@@ -98,7 +104,7 @@ class Generator:
 
     def subscribe(self) -> None:
         """Begin anew: another client."""
-        self.__init__(self._rate)  # type: ignore[misc] # nothing of the client before is kept
+        self.__init__(self._rate, self._data_set)  # type: ignore[misc] # nothing of the client before is kept
 
     def monitor(self, parameters: ua.CreateMonitoredItemsParameters) -> list[ua.MonitoredItemCreateResult]:
         """Take items in; every node exists."""
@@ -137,8 +143,8 @@ class Generator:
         return head + struct.pack("<BBHBi", 1, 0, 811, 1, len(body)) + body + tail
 
     def prepare(self) -> None:
-        """Pack the next notification while the client is busy with the last."""
-        if self._prepared is None and (self._handles or self._clock_handle is not None):
+        """Pack the next notification while the client is busy with the last; at a rate it would be stamped too early."""
+        if not self._rate and self._prepared is None and (self._handles or self._clock_handle is not None):
             self._prepared = self._pack()
 
     def _pack(self) -> bytes:
@@ -149,7 +155,9 @@ class Generator:
             return struct.pack("<i", 1) + item + struct.pack("<i", 0)
         if not self._chunks:
             cuts = range(0, len(self._handles), NOTIFICATION_ITEMS_MAX)
-            self._chunks = [Chunk(self._handles[cut : cut + NOTIFICATION_ITEMS_MAX], cut) for cut in cuts]
+            self._chunks = [
+                Chunk(self._handles[cut : cut + NOTIFICATION_ITEMS_MAX], cut, self._data_set) for cut in cuts
+            ]
         if not self._chunks:
             return struct.pack("<ii", 0, 0)
         number, place = divmod(self._turn, len(self._chunks))
@@ -163,7 +171,7 @@ def _filetime() -> int:
     return time.time_ns() // 100 + FILETIME_EPOCH
 
 
-GENERATOR = Generator(0.0)
+GENERATOR = Generator(0.0, "A")
 
 
 class Processor(UaProcessor):
@@ -217,7 +225,7 @@ def serve(options: Options) -> None:
 
 async def _serve(options: Options) -> None:
     global GENERATOR  # noqa: PLW0603 the library makes the processors, and gives them no argument of ours
-    GENERATOR = Generator(options["rate"])
+    GENERATOR = Generator(options["rate"], options.get("data_set", "A"))
     vars(binary_server_asyncio)["UaProcessor"] = Processor  # asyncua has no hook for it
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

@@ -43,12 +43,11 @@ def test_a_profile_answers_for_a_plausible_load(file: Path) -> None:
 
 
 def test_the_estimate_equals_a_calculation_by_hand(text: str) -> None:
-    """The estimate equals the same sum done on paper: 4 commits of 33,000 bytes and 9,000 bytes twice and a bit, a
-    second."""
+    """The estimate equals the same sum done on paper: 4 commits of 31,000 bytes and 9,000 bytes 2.4 times, a second."""
     fit = assess(parse_profile(text), LOAD)
-    assert fit.bytes_written_per_day == pytest.approx((4 * 33_000 + 9_000 * 2.1) * 86_400)
+    assert fit.bytes_written_per_day == pytest.approx((4 * 31_000 + 9_000 * 2.4) * 86_400)
     assert fit.hours_that_fit == pytest.approx((16e9 * 0.9 - 6e9) / 9_000 / 3_600)
-    assert fit.flash_years == pytest.approx(16e9 * 3_000 / (150_900 * 3 * 86_400 * 365))
+    assert fit.flash_years == pytest.approx(16e9 * 3_000 / (145_600 * 3 * 86_400 * 365))
     assert fit.sync_share == pytest.approx(50 / 250)
 
 

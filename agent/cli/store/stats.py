@@ -1,6 +1,7 @@
 """`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
 
-It reads the summaries of batches and opens none, so a store of 100 million facts takes about a second.
+It reads the summaries of batches and opens none, so a store of 100 million facts takes about a second. What the flash
+bears is reckoned from what the running node has written, else from the batches and the time they were recorded in.
 """
 
 from __future__ import annotations
@@ -8,16 +9,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from agent.batch import Origin
 from agent.cli import config_option, json_option
 from agent.cli.store.store_file import file_option, open_reader
+from agent.config import load
+from agent.fact_store import StoreReader
+from agent.health.client import NodeSilent, ask_health
+from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
 
 INCIDENTS_SHOWN = 5
+MEASURED_S_MIN = 300.0
+"""A shorter time is mostly the node's start: definitions, and a log that grows."""
 
 
 @click.command()
@@ -28,8 +36,54 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
     """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
     with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
-    click.echo(json.dumps(found.to_dict()) if as_json else text(found))
+        flash = _measured(config_file, found.origin) if store_file is None else None
+        flash = flash or _estimated(reader, found)
+    if as_json:
+        click.echo(json.dumps({**found.to_dict(), "flash": flash}))
+    else:
+        click.echo("\n".join([text(found), *([] if flash is None else [f"  flash       {flash['text']}"])]))
     sys.exit(0)
+
+
+def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
+    """What the node that runs on this store has written a second since its start; None where none answers, or it has
+    just begun."""
+    health = load(config_file).health
+    try:
+        answer = ask_health(health.listen_host, health.listen_port)
+    except NodeSilent:
+        return None
+    if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port
+        return None
+    seconds = (answer["taken_unix_ms"] - answer["started_unix_ms"]) / 1000
+    written = answer["store"].get("written_bytes_total")
+    if written is None or seconds < MEASURED_S_MIN:
+        return None
+    per_s = written / seconds
+    return {
+        "written_bytes_per_s": round(per_s),
+        "text": f"the node wrote {years_text(per_s)}, measured since its start",
+    }
+
+
+def _estimated(reader: StoreReader, found: Statistics) -> dict[str, Any] | None:
+    """What the store's batches say; None where they were recorded within a few minutes. Batches of several streams
+    mostly share commits, so those of the busiest count."""
+    marks = {one.name: [unix_ms for _, unix_ms in reader.clock_marks(one.name)] for one in found.streams}
+    times = [unix_ms for some in marks.values() for unix_ms in some]
+    seconds = (max(times) - min(times)) / 1000 if times else 0.0
+    if seconds < MEASURED_S_MIN:
+        return None
+    batches, sealed = max(one.batches for one in found.streams), sum(one.bytes for one in found.streams)
+    per_s = written_bytes_per_s(batches / seconds, sealed / seconds)
+    sum_text = (
+        f"{batches / seconds:.2f} batches/s x {BYTES_PER_COMMIT:,} bytes + {sealed / seconds:,.0f} sealed bytes/s x "
+        f"{BYTES_PER_BYTE:g}"
+    )
+    return {
+        "written_bytes_per_s": round(per_s),
+        "text": f"its batches make {years_text(per_s)}; estimated: {sum_text}",
+    }
 
 
 def text(found: Statistics) -> str:

@@ -69,6 +69,11 @@ class AckWaiters:
         self.alarm_ns = NEVER_NS
         """Monotonic time at which `settle` is due without a commit, in nanoseconds."""
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any append waits; from any thread."""
+        return bool(self._groups)
+
     def answer(self, append: AppendMessages, outcome: list[AppendOutcome], catalog: Catalog, now_ns: int) -> None:
         """Answer an append that has just been committed, or keep it until it can be answered."""
         terms, offset = append.terms, _last_offset(outcome)

@@ -1,12 +1,15 @@
 """When to commit, and what one commit takes. Core: no IO.
 
-One fsync costs the same for one fact as for two thousand, so samples wait for others, but not longer than promised:
+Every commit writes some 30 kB besides its facts, whatever their number, and one fsync costs the same for one fact as for
+ten thousand. So the interval governs how often a node commits:
 
-- a message, a peer's page or a confirmation commits at once, together with whatever queued up while the last fsync ran;
-- samples are due when there are `facts_target` of one stream, or after `interval_ns`;
-- samples that have waited half as long, or are half as many, join a commit that happens anyway. Fewer do not: with a
-  confirmation every few milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact
-  (decision 0007).
+- a message, a peer's page, or a call whose caller waits commits at once, together with what queued up while the last
+  fsync ran;
+- samples are due after `interval_ns`, and at once when they fill a batch (`facts_target`); a burst of ENOUGH_FACTS of
+  one stream is due when it has come, if the last commit is an interval ago, and at once where the interval is short;
+- deferred calls (confirmations that came with a fetch) go with any commit; they wait longer, so that one comes;
+- samples that have waited half as long join a commit that happens anyway. Younger ones do not: with a message every few
+  milliseconds they would be sealed into batches of a handful, at ten times the bytes per fact (decision 0007).
 """
 
 from __future__ import annotations
@@ -14,21 +17,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.fact_store.log import NEVER_NS
+
+ENOUGH_FACTS = 2000
+"""A burst of one stream that is worth a commit of its own: 6 to 15 kB sealed."""
+BURST_OVER_NS = 20_000_000
+"""A burst has come when nothing has followed for so long: its end would wait for the next commit."""
+SHORT_NS = 250_000_000
+"""Up to the default, an operator has not asked for fewer commits: latency counts, and bursts are not held."""
+DEFERRED_INTERVALS = 4
+DEFERRED_NS = 1_000_000_000
+"""Deferred calls wait for so many intervals, though not beyond a second where the interval is shorter: at the default
+until the next values of a source that is polled once a second are committed."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommitPace:
-    """How long samples of one stream may wait for others, and how many of them need not wait."""
+    """How long work may wait for a commit, and how many facts of one stream do not wait."""
 
     interval_ns: int
     facts_target: int
 
+    @property
+    def deferred_ns(self) -> int:
+        """How long a deferred call waits for a commit."""
+        return min(DEFERRED_INTERVALS * self.interval_ns, max(DEFERRED_NS, self.interval_ns))
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedSamples:
-    """Samples of one stream in the queue: their number, and when the oldest was queued."""
+    """Samples of one stream in the queue: their number, and when the oldest and the newest were queued."""
 
     facts: int
     oldest_ns: int
+    newest_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +68,31 @@ class Wait:
 
 
 def decide_commit(
-    waiting: Mapping[str, QueuedSamples], now_ns: int, pace: CommitPace, *, is_urgent: bool, is_last: bool
+    waiting: Mapping[str, QueuedSamples],
+    now_ns: int,
+    pace: CommitPace,
+    *,
+    committed_ns: int,
+    deferred_ns: int | None = None,
+    is_urgent: bool = False,
+    is_last: bool = False,
 ) -> Commit | Wait:
-    """Whether to commit now. `is_urgent`: other work than samples is queued. `is_last`: the store closes, take
-    everything."""
+    """Whether to commit now. `committed_ns`: when the last commit was. `deferred_ns`: when the oldest deferred call was
+    queued. `is_urgent`: work is queued that does not wait. `is_last`: the store closes, take everything."""
     if is_last:
         return Commit(tuple(waiting))
-    if is_urgent or any(_is_due(one, now_ns, pace) for one in waiting.values()):
-        half = CommitPace(pace.interval_ns // 2, max(pace.facts_target // 2, 1))
-        return Commit(tuple(stream for stream, one in waiting.items() if _is_due(one, now_ns, half)))
-    if not waiting:
-        return Wait(None)
-    return Wait(min(one.oldest_ns for one in waiting.values()) + pace.interval_ns)
+    due_ns = {stream: _due_ns(one, pace, committed_ns, deferred_ns) for stream, one in waiting.items()}
+    next_ns = min(due_ns.values(), default=None)
+    if deferred_ns is not None:
+        next_ns = min(deferred_ns + pace.deferred_ns, NEVER_NS if next_ns is None else next_ns)
+    if not is_urgent and (next_ns is None or next_ns > now_ns):
+        return Wait(next_ns)
+    half_ns = pace.interval_ns // 2
+    return Commit(
+        tuple(
+            stream for stream, one in waiting.items() if due_ns[stream] <= now_ns or now_ns - one.oldest_ns >= half_ns
+        )
+    )
 
 
 def batch_sizes(facts: int, facts_target: int) -> list[int]:
@@ -70,5 +105,15 @@ def batch_sizes(facts: int, facts_target: int) -> list[int]:
     return [short + 1] * longer + [short] * (batches - longer)
 
 
-def _is_due(one: QueuedSamples, now_ns: int, pace: CommitPace) -> bool:
-    return one.facts >= pace.facts_target or now_ns - one.oldest_ns >= pace.interval_ns
+def _due_ns(one: QueuedSamples, pace: CommitPace, committed_ns: int, deferred_ns: int | None) -> int:
+    """When samples of one stream are due."""
+    if one.facts >= pace.facts_target:
+        return 0
+    due_ns = one.oldest_ns + pace.interval_ns
+    # Where a deferred call has found them waiting, half as many are enough: one commit serves both.
+    shared = deferred_ns is not None and deferred_ns >= one.oldest_ns
+    if one.facts < (ENOUGH_FACTS // 2 if shared else ENOUGH_FACTS):
+        return due_ns
+    if pace.interval_ns <= SHORT_NS:
+        return 0
+    return min(due_ns, max(committed_ns + pace.interval_ns, one.newest_ns + BURST_OVER_NS))

@@ -55,7 +55,7 @@ class AppendMessages:
 class Call:
     """Any other work: runs inside the transaction, after the appends, or before them if `is_early`.
 
-    `stream` names the stream to which it adds facts, if any: it is refused while that stream is full.
+    `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` names the stream to which it adds facts, if any: it is refused while that stream is full.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Call:
     run: Callable[[Transaction], Any]
     is_early: bool = False
     stream: str | None = None
+    is_deferred: bool = False
     future: Future[Any] = field(default_factory=Future)
 
 
@@ -133,8 +134,10 @@ class WriteQueue:
         self.calls = QueueLimit("calls", CALLS_MAX, bytes_max)
         self._samples: dict[str, list[AppendSamples]] = {}
         self._waiting: dict[str, QueuedSamples] = {}
-        self._urgent = CommitGroup()
+        self._other = CommitGroup()
         self._urgent_count = 0
+        self.deferred_ns: int | None = None
+        """When the oldest deferred call was queued, None where there is none; monotonic."""
 
     @property
     def waiting(self) -> Mapping[str, QueuedSamples]:
@@ -143,8 +146,18 @@ class WriteQueue:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether other work than samples waits."""
+        """Whether work is queued that does not wait for others."""
         return self._urgent_count > 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is queued."""
+        return not self._waiting and self._other.is_empty
+
+    def hasten(self) -> None:
+        """Deferred calls do not wait any longer; there are some."""
+        assert self.deferred_ns is not None
+        self._urgent_count += 1
 
     def reserve(self, work: Work) -> None:
         """Take room for a piece of work; raises as `QueueLimit.reserve`."""
@@ -164,22 +177,25 @@ class WriteQueue:
         facts, oldest_ns = append.count, append.queued_ns
         if before is not None:
             facts, oldest_ns = before.facts + facts, before.oldest_ns
-        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns)
+        found = self._waiting[stream] = QueuedSamples(facts, oldest_ns, append.queued_ns)
         return found
 
     def put_messages(self, append: AppendMessages) -> None:
         """Queue messages for which room is reserved."""
-        self._urgent.messages.setdefault(append.stream, []).append(append)
+        self._other.messages.setdefault(append.stream, []).append(append)
         self._urgent_count += 1
 
     def put_call(self, call: Call) -> None:
         """Queue a call for which room is reserved."""
-        (self._urgent.early if call.is_early else self._urgent.calls).append(call)
-        self._urgent_count += 1
+        (self._other.early if call.is_early else self._other.calls).append(call)
+        if not call.is_deferred:
+            self._urgent_count += 1
+        elif self.deferred_ns is None:
+            self.deferred_ns = call.queued_ns
 
     def take(self, streams: tuple[str, ...]) -> CommitGroup:
         """All work except samples, and the samples of these streams. Their room stays taken until `release`."""
-        group, self._urgent, self._urgent_count = self._urgent, CommitGroup(), 0
+        group, self._other, self._urgent_count, self.deferred_ns = self._other, CommitGroup(), 0, None
         for stream in streams:
             group.samples[stream] = self._samples.pop(stream)
             del self._waiting[stream]

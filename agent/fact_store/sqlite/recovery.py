@@ -83,6 +83,8 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, name, released_offset, released_bytes, end_offset, bytes_total, *mark in _rows(
         connection, "select_streams"
     ):
+        if not isinstance(name, str):  # pages of two states, where a log was lost amid a checkpoint
+            raise StoreDamaged(f"{path}: stream {number} has no name")
         mark_ms, mark_unix_ms, is_backlog = mark
         catalog.streams[name] = StreamState(
             *(number, name, end_offset, bytes_total, released_offset, released_bytes),

@@ -27,6 +27,7 @@ from typing import Any
 
 from agent.fact_store import consumers
 from agent.fact_store.append import (
+    ENOUGH_FACTS,
     AckWaiters,
     AppendMessages,
     AppendSamples,
@@ -122,6 +123,7 @@ class Writer:
         self._witness = witness
         self._clock = _read_clocks()
         self.housekeeping = Housekeeping(path, connection, settings, self.policy, self.age_ms, holds)
+        self._committed_ns = -NEVER_NS
         self._pace = CommitPace(settings.commit_interval_ms * 1_000_000, settings.batch_facts_target)
         self._queue = WriteQueue(settings.queue_facts_max, settings.queue_bytes_max)
         self._changed = threading.Condition(threading.Lock())
@@ -151,8 +153,9 @@ class Writer:
         with self._changed:
             self._reserve(append)
             waiting = self._queue.put_samples(append)
-            # Wake the writer when a commit is due or a new deadline begins, not for every append in between.
-            if waiting.facts >= self._pace.facts_target or waiting.facts == append.count:
+            # Wake the writer when a commit is due or an earlier deadline begins, not for every append in between.
+            before = waiting.facts - append.count
+            if not before or any(before < one <= waiting.facts for one in (ENOUGH_FACTS, self._pace.facts_target)):
                 self._changed.notify()
 
     def append_messages(self, append: AppendMessages) -> None:
@@ -163,13 +166,20 @@ class Writer:
             self._changed.notify()
 
     def submit(
-        self, name: str, run: Callable[..., Any], *, size: int = 0, is_early: bool = False, stream: str | None = None
+        self,
+        name: str,
+        run: Callable[..., Any],
+        *,
+        size: int = 0,
+        is_early: bool = False,
+        stream: str | None = None,
+        is_deferred: bool = False,
     ) -> Future[Any]:
         """Queue a call that runs inside a transaction, and return its future; raises as `append_samples`.
 
         `size` is the memory in bytes that its arguments take; the others as `Call` has them.
         """
-        call = Call(name, size, time.monotonic_ns(), run, is_early, stream)
+        call = Call(name, size, time.monotonic_ns(), run, is_early, stream, is_deferred)
         self.call(call)
         return call.future
 
@@ -179,6 +189,18 @@ class Writer:
             self._reserve(call)
             self._queue.put_call(call)
             self._changed.notify()
+
+    def hasten(self) -> None:
+        """A caller waits for a deferred call: commit at once."""
+        with self._changed:
+            if self._queue.deferred_ns is not None:
+                self._queue.hasten()
+                self._changed.notify()
+
+    @property
+    def has_waiting_appends(self) -> bool:
+        """Whether appends wait for consumers to confirm them; from any thread."""
+        return self._acknowledging.has_any
 
     def policy(self, stream: str) -> StreamSettings:
         """What is promised of a stream's facts."""
@@ -268,10 +290,14 @@ class Writer:
             while True:
                 now_ns = time.monotonic_ns()
                 queue = self._queue
-                if self._is_closing and not queue.is_urgent and not queue.waiting:
+                if self._is_closing and queue.is_empty:
                     return None
                 match decide_commit(
-                    queue.waiting, now_ns, self._pace, is_urgent=queue.is_urgent, is_last=self._is_closing
+                    *(queue.waiting, now_ns, self._pace),
+                    committed_ns=self._committed_ns,
+                    deferred_ns=queue.deferred_ns,
+                    is_urgent=queue.is_urgent,
+                    is_last=self._is_closing,
                 ):
                     case Commit(streams):
                         return queue.take(streams)
@@ -375,6 +401,7 @@ class Writer:
         now_ns = time.monotonic_ns()
         self._release([work for work, _ in outcomes])
         if outcomes:
+            self._committed_ns = now_ns
             self.meter.committed()
         for work, outcome in outcomes:
             self.meter.done(work, outcome, now_ns)

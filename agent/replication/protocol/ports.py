@@ -120,7 +120,10 @@ class Consumers(Protocol):
         *,
         shown: LeaseClaim | None = None,
         epoch: bytes | None = None,
+        is_awaited: bool = True,
     ) -> Future[int]: ...
+
+    def hasten(self) -> None: ...
 
     def seen(self, consumer: str, *, is_at_end: bool, waits_ms: int = 0) -> None: ...
 

@@ -40,11 +40,20 @@ def shape(found: sqlite3.Connection) -> dict[str, str]:
 
 
 def test_settings_are_read_back(tmp_path: Path) -> None:
-    """The writer runs with synchronous=FULL, WAL and no mmap; readers can only read."""
+    """The writer runs with synchronous=FULL, WAL and no mmap, and overwrites nothing that is deleted; readers can only
+    read."""
     with plant(tmp_path) as store:
-        asked = ("synchronous", "journal_mode", "wal_autocheckpoint", "cache_size", "mmap_size", "foreign_keys")
+        names = "synchronous journal_mode wal_autocheckpoint cache_size mmap_size foreign_keys secure_delete"
         writer = store._writer._connection
-        assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in asked] == [2, "wal", 1000, -8192, 0, 1]
+        assert [writer.execute(f"PRAGMA {name}").fetchone()[0] for name in names.split()] == [
+            2,
+            "wal",
+            1000,
+            -8192,
+            0,
+            1,
+            0,
+        ]
         with store.reader._reading() as reader, pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader.execute("DELETE FROM held")
 
@@ -193,6 +202,22 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
         found.execute("PRAGMA writable_schema = ON")
         found.execute(change, (dropped, promised))
     with pytest.raises(StoreDamaged, match="makes no sense"):
+        FactStore.open(tmp_path / "facts.db", "plant")
+
+
+def test_a_stream_without_a_name(tmp_path: Path) -> None:
+    """Pages of two states, as a power cut amid a checkpoint leaves them where the log is lost as well: a stream whose
+    name is NULL is damage, not a mistake of the program."""
+    with plant(tmp_path) as store:
+        done(store.appends.append_samples(TELEMETRY, samples(3)))
+    promised, dropped = "name TEXT NOT NULL UNIQUE", "name TEXT UNIQUE"
+    change = "UPDATE sqlite_schema SET sql = replace(sql, ?, ?) WHERE name = 'stream'"
+    for asked, given, update in ((promised, dropped, "SELECT 1"), (dropped, promised, "UPDATE stream SET name = NULL")):
+        with by_hand(tmp_path / "facts.db") as found:
+            found.execute(update)
+            found.execute("PRAGMA writable_schema = ON")
+            found.execute(change, (asked, given))
+    with pytest.raises(StoreDamaged, match="has no name"):
         FactStore.open(tmp_path / "facts.db", "plant")
 
 

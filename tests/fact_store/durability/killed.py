@@ -50,7 +50,7 @@ def put(store: FactStore) -> None:
 
 
 def confirm(store: FactStore, name: str) -> None:
-    """Confirm ranges in no order, and now and then everything, which closes the holes."""
+    """Confirm ranges in no order, and now and then everything, which closes the holes; some go with other commits."""
     rng = random.Random(name)
     store.consumers.register(name, name.partition(".")[0], TELEMETRY).result()
     say("R", name)
@@ -60,7 +60,8 @@ def confirm(store: FactStore, name: str) -> None:
             continue
         first = rng.randint(min(known.frontier + 1, end_offset), end_offset) if rng.random() < 0.9 else 1
         last = min(first + 30, end_offset) if first > 1 else end_offset
-        say("C", name, first, last, store.consumers.confirm(name, last, first).result())
+        confirming = store.consumers.confirm(name, last, first, is_awaited=rng.random() < 0.5)
+        say("C", name, first, last, confirming.result())
 
 
 def define(store: FactStore) -> None:

@@ -93,7 +93,7 @@ class Recorded:
             low = max(1, known.frontier - 3) if known else 1
             first = self.rng.randint(low, end) if self.rng.random() < 0.5 else low
             last = min(end, first + self.rng.randint(0, 40))
-            future = store.consumers.confirm(name, last, first)
+            future = store.consumers.confirm(name, last, first, is_awaited=self.rng.random() < 0.5)
             self.asked.append((future, partial(say, "C", name, first, last)))
 
     def define(self, store: FactStore) -> None:

@@ -87,9 +87,14 @@ class Store:
         *,
         shown: LeaseClaim | None = None,
         epoch: bytes | None = None,
+        is_awaited: bool,
     ) -> Future[Any]:
         assert epoch == self.epoch
+        assert not is_awaited, "who waits hastens it"
         return self._later("confirm", name, last, first, shown)
+
+    def hasten(self) -> None:
+        self.asked.append(("hasten",))
 
     def begin_serving(self, stream: str, zone: str) -> Future[Any] | None:
         return None if self.is_served_before else self._later("begin_serving", stream, zone)
@@ -175,7 +180,7 @@ def test_a_confirmation_is_answered_when_it_is_durable() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
         assert await stands(task)
-        assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3))]
+        assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3)), ("hasten",)]
         store.futures["confirm"].set_result(12)
         outcome = await task
         assert isinstance(outcome, Reply)
@@ -328,7 +333,7 @@ def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
         assert await stands(task)
-        assert store.names() == ["why_not_served", "confirm"]
+        assert store.names() == ["why_not_served", "confirm", "hasten"]
         store.futures["confirm"].set_result(15)
         assert page_of(await task).runs() == [(16, 20)]
 

@@ -199,6 +199,7 @@ class WatchedConsumers:
         *,
         shown: LeaseClaim | None = None,
         epoch: bytes | None = None,
+        is_awaited: bool = True,
     ) -> Future[int]:
         (requester, _, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
@@ -209,7 +210,9 @@ class WatchedConsumers:
             if future.exception() is None:
                 check.confirmation_durable(node, consumer, request.lease)
 
-        confirming = self._consumers.confirm(consumer, last_offset, first_offset, shown=shown, epoch=epoch)
+        confirming = self._consumers.confirm(
+            consumer, last_offset, first_offset, shown=shown, epoch=epoch, is_awaited=is_awaited
+        )
         confirming.add_done_callback(confirmed)
         return confirming
 

@@ -120,7 +120,7 @@ class SteppedWriter(Writer):
 
     def close(self) -> None:
         self._is_closing = True
-        while self.failure is None and (self._queue.is_urgent or self._queue.waiting):
+        while self.failure is None and not self._queue.is_empty:
             self.step()
         if not self._has_ended:
             self._end()

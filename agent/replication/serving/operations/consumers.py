@@ -112,6 +112,8 @@ class Consumers:
             case effects.StartConfirm():
                 return self._start_confirm(effect)
             case effects.AwaitConfirm(confirming):
+                if not confirming.done():
+                    store.consumers.hasten()
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
@@ -169,6 +171,7 @@ class Consumers:
                 confirm.first_offset,
                 shown=effect.shown,
                 epoch=None if effect.epoch is None else bytes.fromhex(effect.epoch),
+                is_awaited=False,
             )
         )
         span = telemetry.start(

@@ -1,0 +1,209 @@
+"""Confirmations that nobody awaits go with the next commit: none is answered before it is durable, none is lost, and
+none waits where somebody does."""
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
+from agent.fact_store.append.group_commit import CommitPace
+from agent.fact_store.log.errors import StoreFailed
+from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
+from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, failed, message, samples, tag
+from tests.sim import first_seed, scaled
+from tests.waiting import wait_until
+
+NAME = "idmz.facts.telemetry"
+EVENTS = "facts.events"
+FACTS = 30
+ALL = StreamSettings(OPERATIONAL, acks="all", acks_timeout_ms=60_000)
+SEEDS = scaled(3, 100)
+
+
+@contextmanager
+def plant(folder: Path, settings: StoreSettings = NEVER) -> Iterator[FactStore]:
+    """A store with facts, a consumer, and commits that only urgent work brings."""
+    with FactStore.open(folder / "facts.db", "plant", settings=settings, streams=[ALL]) as store:
+        done(store.appends.define([tag(1)]))
+        if not store.end_offset(TELEMETRY):
+            appending = store.appends.append_samples(TELEMETRY, samples(FACTS))
+            done(store.consumers.register(NAME, "idmz", TELEMETRY))
+            store.consumers.hasten()  # nothing is deferred: it hastens nothing
+            done(store.appends.append_samples(TELEMETRY, samples(settings.batch_facts_target, FACTS + 1)))
+            done(appending)
+        yield store
+
+
+def ride(store: FactStore, last_offset: int) -> Future[int]:
+    """A confirmation that is not awaited."""
+    return store.consumers.confirm(NAME, last_offset, is_awaited=False)
+
+
+def frontier_in(file: Path) -> int:
+    """The frontier as another process reads it."""
+    with closing(StoreReader(file)) as reader:
+        return _frontier(reader)
+
+
+def _frontier(reader: StoreReader) -> int:
+    (found,) = [one.frontier for one in reader.consumers() if one.name == NAME]
+    return found
+
+
+SMALL = replace(NEVER, batch_facts_target=20)
+
+
+def test_it_makes_no_commit_of_its_own(tmp_path: Path) -> None:
+    """Any number of them wait together; the commit of a message takes all along, and then they are durable."""
+    with plant(tmp_path, SMALL) as store:
+        commits = store.statistics().commits
+        riding = [ride(store, offset) for offset in (10, 30, 20)]
+        assert frontier_in(store.path) == 0
+        assert not any(one.done() for one in riding)
+        done(store.appends.append_message(EVENTS, message("a")))
+        assert [done(one) for one in riding] == [10, 30, 30]
+        assert store.statistics().commits == commits + 1
+        assert frontier_in(store.path) == 30
+
+
+def test_it_goes_with_samples(tmp_path: Path) -> None:
+    """Samples that are due take it along in their commit."""
+    with plant(tmp_path, SMALL) as store:
+        commits = store.statistics().commits
+        riding = ride(store, 20)
+        done(store.appends.append_samples(TELEMETRY, samples(20, 100)))
+        assert done(riding) == 20
+        assert store.statistics().commits == commits + 1
+
+
+def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
+    """On a quiet store it waits for no one's facts."""
+    with plant(tmp_path, replace(SMALL, commit_interval_ms=5)) as store:
+        began_ns = time.monotonic_ns()
+        assert done(ride(store, 10)) == 10
+        assert time.monotonic_ns() - began_ns >= CommitPace(5_000_000, 20).deferred_ns
+
+
+def test_whoever_comes_to_wait_hastens_it(tmp_path: Path) -> None:
+    """A caller that begins to wait brings the commit."""
+    with plant(tmp_path, SMALL) as store:
+        riding = ride(store, 10)
+        store.consumers.hasten()
+        assert done(riding) == 10
+
+
+def test_an_awaited_one_does_not_wait(tmp_path: Path) -> None:
+    """ConfirmReceipt is answered at once, and those that ride go along."""
+    with plant(tmp_path, SMALL) as store:
+        riding = ride(store, 10)
+        assert done(store.consumers.confirm(NAME, 20)) == 20
+        assert riding.done()
+
+
+def test_an_append_that_waits_for_consumers_hastens_them(tmp_path: Path) -> None:
+    """With acks = all the confirmation is what a producer waits for."""
+    with plant(tmp_path, SMALL) as store:
+        name = "idmz.ops"
+        done(store.consumers.register(name, "idmz", OPERATIONAL))
+        store.consumers.seen(name, is_at_end=True)
+        appending = store.appends.append_message(OPERATIONAL, message("a"))
+        wait_until(lambda: store.end_offset(OPERATIONAL) == 1, "durable here")
+        wait_until(lambda: store._writer.has_waiting_appends, "waits for the consumer")
+        store.consumers.confirm(name, 1, is_awaited=False)
+        assert done(appending).outcome == "applied"
+
+
+def test_closing_commits_it(tmp_path: Path) -> None:
+    """An orderly end loses none."""
+    with plant(tmp_path, SMALL) as store:
+        riding = ride(store, 30)
+    assert done(riding) == 30
+    with plant(tmp_path, SMALL) as store:
+        found = store.consumers.get(NAME)
+        assert found is not None
+        assert found.frontier == 30
+
+
+def test_a_failed_commit_answers_none(tmp_path: Path) -> None:
+    """What rides on a commit that the disk fails is not answered as durable."""
+    disk = the_disk()
+    if disk is None:
+        pytest.skip("this interpreter's SQLite cannot be reached")
+    with plant(tmp_path, SMALL):
+        pass
+    store = _open_on(disk, tmp_path)
+    riding = ride(store, 30)
+    disk.arm(1, for_ever=True, full=False, only="write")
+    store.consumers.hasten()
+    assert isinstance(failed(riding), StoreFailed)
+    disk.arm(0, for_ever=False, full=False)
+    store.close()
+    assert frontier_in(tmp_path / "facts.db") == 0
+
+
+def _open_on(disk: FaultyDisk, folder: Path) -> FactStore:
+    return FactStore.open(folder / "facts.db", "plant", settings=SMALL, connect_to=disk.connect({}))
+
+
+Asked = list[tuple[str, int, Future[Any]]]
+
+
+def test_whatever_was_answered_is_durable(tmp_path: Path) -> None:
+    """Samples, messages and confirmations in any order, awaited or not, with times between them: what is answered is in
+    the file for every other process, wherever batches and commits were cut; at the end everything is answered."""
+    first = first_seed()
+    for seed in range(first, first + SEEDS):
+        rng, asked, folder = random.Random(seed), Asked(), tmp_path / str(seed)
+        folder.mkdir()
+        settings = StoreSettings(
+            commit_interval_ms=rng.choice([0, 2, 20]), batch_facts_target=rng.choice([3, 20]), ballast_bytes=65_536
+        )
+        with plant(folder, settings) as store:
+            for step in range(60):
+                for _ in range(rng.randint(1, 3)):
+                    _ask(store, rng, step, asked)
+                _compare(store.path, asked, f"seed {seed}, step {step}")
+        assert all(future.done() for _, _, future in asked)
+        _compare(folder / "facts.db", asked, f"seed {seed}, closed")
+
+
+def _ask(store: FactStore, rng: random.Random, step: int, asked: Asked) -> None:
+    """One thing, answered now or later."""
+    match rng.choice(["samples", "message", "confirm", "ride", "ride", "hasten", "wait"]):
+        case "samples":
+            rows = samples(rng.randint(1, 9), 1000 * step)
+            asked.append(("samples", 0, store.appends.append_samples(TELEMETRY, rows)))
+        case "message":
+            asked.append(("message", 0, store.appends.append_message(EVENTS, message(f"{rng.random()}"))))
+        case "confirm" | "ride" as how:
+            last = rng.randint(1, store.end_offset(TELEMETRY))
+            confirming = store.consumers.confirm(NAME, last, is_awaited=how == "confirm")
+            asked.append(("confirm", last, confirming))
+        case "hasten":
+            store.consumers.hasten()
+        case _:
+            for _, _, future in asked[-2:]:
+                done(future)
+
+
+def _compare(file: Path, asked: Asked, where: str) -> None:
+    """What is answered by now is what another process reads now."""
+    answered = [(kind, last, future.result()) for kind, last, future in asked if future.done()]
+    with closing(StoreReader(file)) as reader:
+        ends = {one.name: one.end_offset for one in reader.streams()}
+        frontier = _frontier(reader)
+    for kind, last, result in answered:
+        match kind:
+            case "samples":
+                assert ends[TELEMETRY] >= result.last_offset, where
+            case "message":
+                assert ends[EVENTS] >= result.offset, where
+            case _:
+                assert frontier >= max(last, result), where
