@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -175,6 +176,7 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
     with FactStore.open(store_path(tmp_path), ENTERPRISE) as opened:
         sealed_bytes = sum(len(one.sealed) for one in opened.read(making.TELEMETRY, 0, 10**7, 10**9).batches)
     python = bare_python(tmp_path)
+    second = partial((tmp_path / "worker-2").glob, "app-*/*/stderr")
     slowly = f"answer_bytes_per_second_max = {max(sealed_bytes // READ_S, 16_384)}\n"
     with (
         served(tmp_path, slowly) as enterprise,
@@ -183,8 +185,9 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
     ):
         job.start()
         job.wait_ready((tmp_path / "reading").exists, 180)
-        # The planner's connection, and one of each executor's first task.
+        # The planner's connection, and one of each executor's first task, which reads for seconds.
         job.wait_ready(lambda: enterprise.broker.log_text().count(f"u'{READER}'") >= 3, 120)
+        job.wait_ready(lambda: any("Running task" in log.read_text("utf-8") for log in second()), 120)
         workers[1].kill()
         job.wait_ready((tmp_path / "result.json").exists, 600)
     result = json.loads((tmp_path / "result.json").read_text())

@@ -41,11 +41,13 @@ def definition(number: int) -> DefinitionEntry:
 
 
 def test_pages_follow_one_another_to_the_end_of_the_range() -> None:
-    """Each request begins behind the page before and says which definitions are known; holes are cut to the range, and
-    a page of definitions alone is no end."""
+    """Each request begins behind the page before and says which definitions are known, which may come again; holes are
+    cut to the range, and a page of definitions alone is no end."""
     reading = pages(2, 5)
     assert reading.request().first_offset == 2
     assert reading.take(*answer([], definitions=[definition(1), definition(2)])).batches == []
+    assert reading.request().definitions_known == {str(ORIGIN): 2}
+    assert reading.take(*answer([], definitions=[definition(2)])).batches == []
     assert reading.request().definitions_known == {str(ORIGIN): 2}
     assert [one.first_offset for one in reading.take(*answer([(2, BATCHES[1]), (3, BATCHES[2])])).batches] == [2, 3]
     assert (reading.request().first_offset, reading.request().epoch) == (4, EPOCH)

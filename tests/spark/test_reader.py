@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import sqlite3
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,14 @@ def test_damaged_batches_are_reported_and_cost_nothing_else(
     ranges = [[int(text) for text in re.findall(r"facts (\d+) to (\d+)", str(args))[0]] for args in said]
     assert sorted(n for first, last in ranges for n in range(first, last + 1)) == sorted(gone)
     assert all("store verify" in record.getMessage() for record in caplog.records)
+
+
+def test_a_store_that_began_another_epoch_is_not_read_on(path: Path) -> None:
+    """Offsets are of the epoch in which they were planned."""
+    reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
+    part: Any = reader.partitions()[0]
+    with pytest.raises(FactsGone, match=f"has begun epoch {part.epoch}, planned was 1111"):
+        next(reader.read(replace(part, epoch="11" * 16)))
 
 
 def test_many_holes_are_summed_up(

@@ -119,12 +119,10 @@ def admit_range(request: FetchRange, asking_zone: str, exports: frozenset[str], 
     refusal = check_offsets(log, request.epoch, request.first_offset - 1, None)
     if refusal is not None:
         return refusal
-    first, last = request.first_offset, request.last_offset
-    if request.whole_runs:  # to the end of the run that holds `last`
-        return ReadPlan(
-            request.stream, first - 1, min(request.limit, last - first + 1), request.bytes_max, whole_runs=True
-        )
-    return ReadPlan(request.stream, first - 1, request.limit, request.bytes_max, last)
+    if request.whole_runs:  # to the end of the run that holds the last offset
+        limit = min(request.limit, request.last_offset - request.first_offset + 1)
+        return ReadPlan(request.stream, request.first_offset - 1, limit, request.bytes_max, whole_runs=True)
+    return ReadPlan(request.stream, request.first_offset - 1, request.limit, request.bytes_max, request.last_offset)
 
 
 def admit_sequences(request: FetchSequences, asking_zone: str, exports: frozenset[str]) -> ReadPlan | Refuse:

@@ -8,6 +8,7 @@ whose batches need them, and are kept for the whole task.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from agent.batch import Batch, Origin, parse
 from agent.columns import BatchError
@@ -24,6 +25,8 @@ from pyspark_bsfg.errors import FactsGone, OptionError, StoreUnreadable
 from pyspark_bsfg.transports.ports import Asked, Page, PlacedBatch
 from pyspark_bsfg.transports.proofs import Signers
 
+# Some 75 bytes each, beside 10 KB of signers; a request has 64 KiB.
+ORIGINS_KNOWN_MAX = 500
 PAGE_BYTES = 1_000_000  # what our brokers let through with its header; smaller ones cost both sides more a fact
 
 Definitions = dict[Origin, list[bytes]]
@@ -46,6 +49,7 @@ class RangePages:
     def request(self) -> FetchRange:
         """What to ask next."""
         assert not self.is_done
+        known = ((str(origin), len(bodies)) for origin, bodies in reversed(self._definitions.items()))
         return FetchRange(
             stream=self._asked.stream,
             first_offset=self._next,
@@ -53,7 +57,7 @@ class RangePages:
             limit=LIMIT_MAX,
             bytes_max=PAGE_BYTES,
             epoch=self._asked.epoch or None,
-            definitions_known={str(origin): len(bodies) for origin, bodies in self._definitions.items()},
+            definitions_known=dict(islice(known, ORIGINS_KNOWN_MAX)),
             whole_runs=self._signers is not None,
             signers_known=[] if self._signers is None else self._signers.known()[:SIGNERS_KNOWN_MAX],
         )
@@ -113,6 +117,8 @@ class RangePages:
     def _define(self, entries: Sequence[DefinitionEntry]) -> None:
         for entry in entries:
             bodies = self._definitions.setdefault(Origin(entry.zone, bytes.fromhex(entry.epoch)), [])
+            if entry.number <= len(bodies):
+                continue  # of an origin that the request had no room to name
             if entry.number != len(bodies) + 1:
                 raise self._wrong(f"definition {entry.number} of {entry.zone} came after number {len(bodies)}")
             bodies.append(bytes(entry.definition))
