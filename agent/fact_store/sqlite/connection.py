@@ -60,8 +60,6 @@ _WRITER = (
     ("journal_size_limit", 64 * 1024 * 1024, 64 * 1024 * 1024),
     ("cache_size", -8192, -8192),
     ("mmap_size", 0, 0),  # SQLite's WAL-reset bug and I/O errors as SIGBUS
-    # Debian's SQLite overwrites with zeros what is deleted: pages of released batches would be written once more.
-    ("secure_delete", "OFF", 0),
     ("foreign_keys", "ON", 1),
     ("recursive_triggers", "ON", 1),  # without it, REPLACE deletes rows without running the triggers
     ("busy_timeout", BUSY_MS, BUSY_MS),
