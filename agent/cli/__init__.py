@@ -100,7 +100,7 @@ def main() -> None:
     if sys.flags.optimize:
         sys.exit("bsfg: python -O removes the assertions that this program relies on; start it without -O")
     try:
-        bsfg()
+        bsfg(prog_name="bsfg")
     except BsfgError as error:
         text = str(error)
         text = f"bsfg: {text}" if not error.hint or error.hint in text else f"bsfg: {text}; {error.hint}"
