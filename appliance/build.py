@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.installer import OMITTED, UNIT_FOLDERS, unpack
+from appliance.installer import UNIT_FOLDERS, unpack
 from appliance.packages import (
     OWN,
     TARGETS,
@@ -283,7 +283,7 @@ def main() -> None:
         build = prepare(target, work)
         files += [build_bundle(build, given.out), build_deb(build, work, given.out)]
     for file in files:
-        print(f"{file.stat().st_size / MEBIBYTE:6.1f} MiB  {file}")  # noqa: T201
+        print(f"{file.stat().st_size / MEBIBYTE:6.1f} MiB  {file}")
     sums = (f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files)
     (given.out / "SHA256SUMS").write_text("".join(sums), encoding="utf-8")
 

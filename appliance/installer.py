@@ -32,7 +32,6 @@ OMITTED = (
     "zstandard/backend_cffi.py",
     "apsw/tests/*",
     "apsw/sqlite_extra_binaries/*",
-    "sortedcontainers/tests/*",
     "pyspark_bsfg/*",
     "*.data/scripts/*",
     "*.dist-info/sboms/*",
@@ -56,7 +55,7 @@ FREE_BYTES_PER_PACKED = 8  # unpacked and compiled, a bundle takes six times its
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class Refused(Exception):  # noqa: N818 as the product's own
+class Refused(Exception):
     """The installation cannot be done; the text says why and what to do."""
 
 
@@ -179,7 +178,10 @@ def _settle(root: Path) -> None:
     """User, folders, and nodes that run the new program. A machine without systemd does this by hand."""
     if root != Path("/"):
         return
-    for command in (["systemd-sysusers"], ["systemd-tmpfiles", "--create", "--prefix=/etc/bsfg", "--prefix=/var/lib/bsfg"]):
+    for command in (
+        ["systemd-sysusers"],
+        ["systemd-tmpfiles", "--create", "--prefix=/etc/bsfg", "--prefix=/var/lib/bsfg"],
+    ):
         if shutil.which(command[0]):
             subprocess.run(command, check=False)
     if Path("/run/systemd/system").exists():
@@ -224,7 +226,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=Path("/"), help="a mounted system other than the running one")
     given = parser.parse_args()
     try:
-        print(remove(given.root) if given.remove else back(given.root) if given.back else install(given.root))  # noqa: T201
+        print(remove(given.root) if given.remove else back(given.root) if given.back else install(given.root))
     except (Refused, OSError) as error:
         sys.exit(f"install: {error}")
 

@@ -93,7 +93,7 @@ class Package:
 
 def read_lock(text: str) -> dict[str, Pin]:
     """The pins of requirements.lock by canonical name."""
-    pins = {}
+    pins: dict[str, Pin] = {}
     for block in re.split(r"\n(?=\S)", text):
         found = re.match(r"([A-Za-z0-9_.-]+)==([^ ]+)", block)
         if found:
@@ -106,7 +106,7 @@ def needed(target: Target, requires: Callable[[str], list[str]]) -> dict[str, tu
     """The packages that run on the target, each with those that it asks for itself. `requires` gives the requirements
     that a package declares, by its canonical name."""
     found: dict[str, set[str]] = {}
-    waiting = [(OWN, ("", *EXTRAS))]
+    waiting: list[tuple[str, tuple[str, ...]]] = [(OWN, ("", *EXTRAS))]
     while waiting:
         name, extras = waiting.pop()
         asked = found.setdefault(name, set())
@@ -141,7 +141,9 @@ def read_metadata(text: str, digest: str) -> Package:
     free = (header["License"] or "").strip().splitlines()
     licence = expression or (free[0] if free and len(free[0]) < 80 else "")
     if licence in {"", "UNKNOWN"}:
-        classified = [one.rpartition(" :: ")[2] for one in header.get_all("Classifier", []) if one.startswith("License")]
+        classified = [
+            one.rpartition(" :: ")[2] for one in header.get_all("Classifier", []) if one.startswith("License")
+        ]
         licence = ", ".join(classified)
     return Package(
         name=canonicalize_name(header["Name"]),

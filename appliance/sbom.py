@@ -14,9 +14,7 @@ from typing import Any
 from appliance.packages import OWN, Package, Target
 
 
-def bill_of_materials(
-    target: Target, packages: Mapping[str, Package], asked: Mapping[str, tuple[str, ...]]
-) -> str:
+def bill_of_materials(target: Target, packages: Mapping[str, Package], asked: Mapping[str, tuple[str, ...]]) -> str:
     """The document for `target`; `packages` and `asked` (who needs whom) are by canonical name and include bsfg."""
     assert packages.keys() == asked.keys()
     own = packages[OWN]

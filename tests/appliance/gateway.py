@@ -6,6 +6,7 @@ processes and network of its own; `boot` starts its systemd, as a container. Dev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -62,7 +63,11 @@ class Gateway:
         else:
             spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={self.root}/proc"]
             inside = [*self.in_network, *spaces, "chroot", str(self.root), "sh", "-c", command]
-        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+        environment = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "DEBIAN_FRONTEND": "noninteractive",
+        }
         return subprocess.Popen(
             inside,
             stdin=subprocess.DEVNULL,
@@ -97,6 +102,13 @@ class Gateway:
         shutil.copy(file, target)
         return f"{to}/{file.name}"
 
+    def _is_up(self, container_pid: int) -> bool:
+        """Whether the container's systemd has started everything; commands then run in it."""
+        children = Path(f"/proc/{container_pid}/task/{container_pid}/children").read_text().split()
+        systemd = [int(pid) for pid in children if _name(pid) == "systemd"]
+        self._leader = systemd[0] if systemd else 0  # helpers of the container are its children, too
+        return bool(systemd) and self.try_("systemctl is-system-running").text.strip() in {"running", "degraded"}
+
     @contextmanager
     def boot(self) -> Iterator[None]:
         """Start systemd for the length of a block; then power off."""
@@ -111,15 +123,12 @@ class Gateway:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},  # systemd 257 wants cgroups of version 2
                 start_new_session=True,
             )
         try:
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            wait_until(lambda: process.poll() is not None or children.read_text().split(), "a first process", BOOT_S)
+            wait_until(lambda: process.poll() is not None or self._is_up(process.pid), "a boot", BOOT_S)
             assert process.poll() is None, console.read_text(errors="replace")
-            self._leader = int(children.read_text().split()[0])
-            up = ("running", "degraded")
-            wait_until(lambda: self.try_("systemctl is-system-running").text.strip() in up, "a boot", BOOT_S)
             yield
             self.try_("systemctl poweroff")
             process.wait(BOOT_S)
@@ -128,6 +137,13 @@ class Gateway:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+
+
+def _name(pid: str) -> str:
+    """What a process runs; empty once it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
 
 
 @contextmanager
