@@ -64,7 +64,7 @@ class Gateway:
             spaces = ["unshare", "--mount", "--pid", "--fork", "--kill-child", f"--mount-proc={self.root}/proc"]
             inside = [*self.in_network, *spaces, "chroot", str(self.root), "sh", "-c", command]
         environment = {
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LC_ALL": "C.UTF-8",
             "DEBIAN_FRONTEND": "noninteractive",
         }
