@@ -1,5 +1,7 @@
 """The .deb on clean Debian roots without a network: installed, run under systemd, upgraded, interrupted, removed."""
 
+import asyncio
+import dataclasses
 import os
 import re
 import shutil
@@ -15,7 +17,7 @@ from appliance.packages import Target
 from tests.appliance.gateway import Gateway
 from tests.appliance.page import commands
 from tests.foreign.modbus.device import LIBMODBUS, ModbusDevice
-from tests.foreign.process import Stack
+from tests.foreign.server import NODE_OPCUA, ForeignServer
 from tests.waiting import wait_until
 
 CONFIG = "--config /etc/bsfg/plant-a.toml"
@@ -45,9 +47,9 @@ def next_version(deb: Path, folder: Path) -> Path:
 @contextmanager
 def boiler(gateway: Gateway, folder: Path) -> Iterator[ModbusDevice]:
     """A Modbus device of another make in the gateway's network; register 10 counts how often it was read."""
-    stack = Stack(LIBMODBUS.name, (*gateway.in_network, *LIBMODBUS.command))
     if why := LIBMODBUS.why_not():
         pytest.skip(why)
+    stack = dataclasses.replace(LIBMODBUS, command=(*gateway.in_network, *LIBMODBUS.command))
     device = ModbusDevice(folder / "boiler", stack)
     device.start()
     device.set(1, "holding", 10, 1, 215)
@@ -56,6 +58,40 @@ def boiler(gateway: Gateway, folder: Path) -> Iterator[ModbusDevice]:
         yield device
     finally:
         device.close()
+
+
+@contextmanager
+def press(gateway: Gateway, folder: Path) -> Iterator[ForeignServer]:
+    """An OPC UA server of another make in the gateway's network, with one variable that changes."""
+    if why := NODE_OPCUA.why_not():
+        pytest.skip(why)
+    server = ForeignServer(
+        folder / "press",
+        dataclasses.replace(NODE_OPCUA, command=(*gateway.in_network, *NODE_OPCUA.command)),
+        variables=[{"name": "count", "type": "Int32", "period_ms": 200}],
+    )
+    (folder / "press").mkdir()
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def add_press(gateway: Gateway, server: ForeignServer) -> None:
+    """One more source in the node's configuration, without security: the certificates have tests of their own."""
+    etc = gateway.root / "etc" / "bsfg"
+    (etc / "press.csv").write_text(f"tag,address\npress/count,{server.address('count')}\n")
+    with (etc / "plant-a.toml").open("a") as config:
+        config.write(f"""[[opcua]]
+name = "press"
+url = "{server.url}"
+tags_file = "press.csv"
+security_policy = "None"
+security_mode = "None"
+insecure = true
+""")
+    gateway.run(f"bsfg check {CONFIG} && systemctl restart bsfg@plant-a")
 
 
 def put_on_stick(gateway: Gateway, file: Path) -> None:
@@ -107,13 +143,15 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
     """The page, from a clean booted root to removal: values flow, a killed node returns, an upgrade keeps every fact and
     the way back too, removal leaves the facts, and purge deletes them only if told."""
     put_on_stick(gateway, deb)
-    with gateway.boot(), boiler(gateway, tmp_path) as device:
+    with gateway.boot(), boiler(gateway, tmp_path) as device, press(gateway, tmp_path) as server:
         assert re.findall(r"(\w+):", gateway.run("cat /proc/net/dev")) == ["lo"], "the root must have no network"
         do(gateway, "deb")
         assert installed_mib(gateway) <= INSTALLED_MIB_MAX
         do(gateway, "source", device.port)
         seen = wait_for_more(gateway, 0)
         assert "boiler/temperature" in do(gateway, "values")
+        add_press(gateway, server)
+        wait_until(lambda: "press/count" in gateway.run(f"bsfg latest {CONFIG}"), "a value of OPC UA", VALUES_S)
         first, _ = offsets(gateway)
 
         gateway.run("systemctl kill --signal=KILL bsfg@plant-a")
