@@ -63,8 +63,8 @@ KNOWS: dict[str, tuple[str, ...]] = {
         "agent.file_hints",
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
-    "agent.hardware": ("agent.errors",),
     "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
+    "agent.hardware": ("agent.errors", "agent.health"),  # the sum of what a node writes
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
@@ -191,6 +191,7 @@ CORES: tuple[str, ...] = (
         for name in (
             "address",
             "consumer_lag",
+            "flash",
             "metrics",
             "page",
             "verdict",

@@ -11,20 +11,19 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-SECONDS_PER_DAY = 86_400
+from agent.health.flash import (
+    BYTES_PER_BYTE,
+    BYTES_PER_COMMIT,
+    EXAMPLE_AMPLIFICATION,
+    EXAMPLE_CYCLES,
+    SECONDS_PER_DAY,
+    written_bytes_per_s,
+)
+
 SECONDS_PER_YEAR = SECONDS_PER_DAY * 365
 HOURS_WANTED = 24.0  # the specification: survive an enterprise outage of a day and more
 YEARS_WANTED = 10.0  # a gateway's service life in a cabinet
 FREE_FLOOR = 0.1  # of the disk, never used: on a full one SQLite cannot delete either
-# What a commit writes to the disk, log and checkpoint together: a fixed part, which is pages (SQLite writes each page it
-# touched, twice), and a part for its bytes. Measured with the fact store of this release, bytes as the kernel counted
-# them: commits of 250, 1,000 and 5,000 facts (2.2, 7.5 and 38 kB sealed) wrote 38, 46 and 111 kB.
-BYTES_PER_COMMIT = 33_000
-BYTES_PER_BYTE = 2.1
-# Nobody publishes these of a gateway's eMMC. 3,000 cycles is common for MLC flash, and twice what the system writes is
-# worn when it writes whole pages; a data sheet or the device's own life-time register says better.
-ERASE_CYCLES_ASSUMED = 3_000
-WRITE_AMPLIFICATION_ASSUMED = 2.0
 SYNC_SHARE_MAX = 0.5  # of the time between two commits; above it the log runs after the sources
 
 
@@ -70,7 +69,7 @@ def assess(disk: Disk, load: Load) -> Fit:
     assert load.commit_interval_ms > 0
     stored_per_s = load.facts_per_s * load.bytes_per_fact
     commits_per_s = min(1000 / load.commit_interval_ms, load.facts_per_s)  # nothing to commit, no commit
-    written_per_s = commits_per_s * BYTES_PER_COMMIT + stored_per_s * BYTES_PER_BYTE
+    written_per_s = written_bytes_per_s(commits_per_s, stored_per_s)
     usable, worn_out = _usable(disk), _endurance(disk)
     fit = Fit(
         hours_that_fit=None if usable is None else usable / stored_per_s / 3600,
@@ -99,8 +98,9 @@ def _endurance(disk: Disk) -> float | None:
 
 
 def _wear(disk: Disk) -> tuple[int, float]:
-    """Erase cycles and write amplification, assumed where they are not known."""
-    return disk.erase_cycles or ERASE_CYCLES_ASSUMED, disk.write_amplification or WRITE_AMPLIFICATION_ASSUMED
+    """Erase cycles and write amplification; nobody publishes them of a gateway's eMMC, so those of the example are assumed
+    where a data sheet or the operator does not say better."""
+    return disk.erase_cycles or EXAMPLE_CYCLES, disk.write_amplification or EXAMPLE_AMPLIFICATION
 
 
 def _most(usable: float | None, worn_out: float | None, commits_per_s: float, load: Load) -> float | None:
