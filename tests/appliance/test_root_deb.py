@@ -247,7 +247,6 @@ def test_a_killed_upgrade_keeps_facts_and_is_finished_by_the_second_try(
 
 def record_a_message(gateway: Gateway) -> None:
     """A store with one message, made by hand."""
-    gateway.run(r"sed -i 's|^# state_dir = .*|state_dir = \"/var/lib/bsfg/plant-a\"|' /etc/bsfg/plant-a.toml")
     gateway.run(f"bsfg append {CONFIG} batch:B-1042 step_completed '{{}}'")
 
 
