@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).resolve().parent
 EPOCH_DEFAULT = "1767225600"  # 2026-01-01, for a tree without git
 MEBIBYTE = 1 << 20
+DOCUMENTS = ("README.md", "CHANGELOG.md", "docs", "hardware", "systemd/README.md", "systemd/examples")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +118,10 @@ def prepare(target: Target, work: Path) -> Build:
     shutil.rmtree(share, ignore_errors=True)
     _copy_units(share / "systemd")
     doc = share / "doc"
-    for name in ("operate", "reference"):
-        shutil.copytree(ROOT / "docs" / name, doc / name)
-    for name in ("README.md", "CHANGELOG.md"):
-        shutil.copy(ROOT / name, doc / name)
-    shutil.copytree(ROOT / "systemd" / "examples", doc / "examples")
-    shutil.copy(ROOT / "systemd" / "README.md", doc / "examples" / "README.md")
+    for name in DOCUMENTS:  # in the folders of the checkout, so that links between pages lead somewhere
+        place = doc / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, place)
     (doc / "sbom.cdx.json").write_text(bill_of_materials(target, packages, asked), encoding="utf-8")
     _copy_licences(wheels, doc / "licences")
     return Build(target, packages[OWN].version, wheels, packages, share)

@@ -1,16 +1,18 @@
 """The bundle on clean Debian roots without a network and without dpkg: installed, interrupted, upgraded, back, removed."""
 
+import filecmp
 import hashlib
 import json
 import os
 import signal
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.appliance.gateway import Gateway
+from tests.appliance.gateway import ROOT, Gateway
 from tests.appliance.page import commands
 from tests.waiting import wait_until
 
@@ -133,9 +135,19 @@ def kill_when(gateway: Gateway, command: str, condition: str) -> None:
     process.communicate()
 
 
+def test_two_builds_are_equal(tmp_path: Path) -> None:
+    """Built again, both packages of a target are equal byte by byte to those in dist/."""
+    subprocess.run(
+        [sys.executable, "-m", "appliance.build", "--target", "debian12-amd64", "--out", tmp_path], cwd=ROOT, check=True
+    )
+    files = sorted(file.name for file in tmp_path.iterdir() if file.name != "SHA256SUMS")
+    assert len(files) == 2
+    assert filecmp.cmpfiles(tmp_path, ROOT / "dist", files, shallow=False) == (files, [], [])
+
+
 def test_the_bundle_reads_as_a_plain_archive(tmp_path: Path) -> None:
     """Every bundle in dist/ unpacks with tar, and sha256sum agrees with its list."""
-    for bundle in (Path(__file__).resolve().parents[2] / "dist").glob("*.tar"):
+    for bundle in (ROOT / "dist").glob("*.tar"):
         with tarfile.open(bundle) as archive:
             archive.extractall(tmp_path, filter="data")
         folder = tmp_path / bundle.stem
