@@ -96,6 +96,23 @@ class Gateway:
         assert done.status == 0, f"{command}\n{done.text}"
         return done.text
 
+    def kill_when(self, command: str, condition: str) -> None:
+        """Kill a command and all it started once the shell condition holds in the root, seen from outside; it must still
+        be at work then."""
+        process = self.process(command)
+        holds = ["sh", "-c", condition]
+        try:
+            wait_until(
+                lambda: process.poll() is not None or subprocess.run(holds, cwd=self.root, check=False).returncode == 0,
+                condition,
+                COMMAND_S,
+            )
+            assert process.poll() is None, process.stdout.read() if process.stdout else ""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
     def copy_in(self, file: Path, to: str = "/root") -> str:
         """Put a file of the test onto the gateway, as a stick would; its path there."""
         target = self.root / to.lstrip("/") / file.name

@@ -3,8 +3,6 @@
 import filecmp
 import hashlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import tarfile
@@ -14,7 +12,6 @@ import pytest
 
 from tests.appliance.gateway import ROOT, Gateway
 from tests.appliance.page import commands
-from tests.waiting import wait_until
 
 STICK = "/media"
 BOTH = pytest.mark.parametrize("target", ["debian12-amd64", "debian13-amd64"], indirect=True)
@@ -96,12 +93,12 @@ def test_a_kill_and_a_full_disk_leave_the_current_version(gateway: Gateway, bund
     left in part that a second try does not clear away."""
     folder = unpacked(gateway, bundle)
     install = f"{STICK}/{folder.name}/install"
-    kill_when(gateway, install, "ls opt/bsfg-*.part/lib/*/site-packages/cryptography >/dev/null 2>&1")
+    gateway.kill_when(install, "ls opt/bsfg-*.part/lib/*/site-packages/cryptography >/dev/null 2>&1")
     assert gateway.try_("test -e /opt/bsfg").status == 1
     gateway.run(install)
     current = gateway.run("readlink /opt/bsfg").strip()
     as_version(folder, "0.2.0")
-    kill_when(gateway, install, "ls opt/bsfg-*.part/lib/*/site-packages/agent/__pycache__/*.pyc >/dev/null 2>&1")
+    gateway.kill_when(install, "ls opt/bsfg-*.part/lib/*/site-packages/agent/__pycache__/*.pyc >/dev/null 2>&1")
     assert gateway.run("readlink /opt/bsfg").strip() == current
     assert "bsfg, version" in gateway.run("bsfg --version")
 
@@ -119,20 +116,6 @@ def test_a_kill_and_a_full_disk_leave_the_current_version(gateway: Gateway, bund
     gateway.run(install)
     assert gateway.run("readlink /opt/bsfg").strip() == "bsfg-0.3.0"
     assert sorted(gateway.run("ls /opt").split()) == ["bsfg", "bsfg-0.2.0", "bsfg-0.3.0"]
-
-
-def kill_when(gateway: Gateway, command: str, condition: str) -> None:
-    """Kill the command and all it started once the shell condition holds in the root; it must still be at work."""
-    process = gateway.process(command)
-    holds = ["sh", "-c", condition]
-    wait_until(
-        lambda: process.poll() is not None or subprocess.run(holds, cwd=gateway.root, check=False).returncode == 0,
-        condition,
-        limit_s=60,
-    )
-    assert process.poll() is None, process.stdout.read() if process.stdout else ""
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
 
 
 def test_two_builds_are_equal(tmp_path: Path) -> None:

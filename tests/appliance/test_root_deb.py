@@ -2,10 +2,8 @@
 
 import asyncio
 import dataclasses
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -188,20 +186,6 @@ def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Pat
         assert gateway.try_("test -e /var/lib/bsfg -o -e /etc/bsfg").status == 1
 
 
-def kill_dpkg_when(gateway: Gateway, deb: Path, condition: str) -> bool:
-    """Kill dpkg and all it started once the shell condition holds on the gateway; whether it was still at work."""
-    process = gateway.process(f"dpkg -i {STICK}/{deb.name}")
-    holds = ["sh", "-c", condition]
-    wait_until(
-        lambda: process.poll() is not None or subprocess.run(holds, cwd=gateway.root, check=False).returncode == 0,
-        condition,
-    )
-    at_work = process.poll() is None
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    return at_work
-
-
 @ONE
 @pytest.mark.parametrize(
     "moment",
@@ -216,7 +200,7 @@ def kill_dpkg_when(gateway: Gateway, deb: Path, condition: str) -> bool:
 def test_a_killed_installation_is_finished_by_the_second_try(gateway: Gateway, deb: Path, moment: str) -> None:
     """dpkg killed in the midst: the program does not run in parts, says what to do, and that does it."""
     put_on_stick(gateway, deb)
-    assert kill_dpkg_when(gateway, deb, moment)
+    gateway.kill_when(f"dpkg -i {STICK}/{deb.name}", moment)
     half = gateway.try_("test -x /opt/bsfg/bin/bsfg && /opt/bsfg/bin/bsfg --version")
     assert half.status != 0
     assert half.text == "" or "dpkg --configure -a" in half.text
@@ -237,7 +221,10 @@ def test_a_killed_upgrade_keeps_facts_and_is_finished_by_the_second_try(
     before = gateway.run("find /var/lib/bsfg /etc/bsfg -type f -exec sha256sum {} + | sort")
     later = next_version(deb, tmp_path)
     put_on_stick(gateway, later)
-    assert kill_dpkg_when(gateway, later, "ls opt/bsfg/lib/python3*/site-packages/*/*.dpkg-new 2>/dev/null | grep -q .")
+    gateway.kill_when(
+        f"dpkg -i {STICK}/{later.name}",
+        "ls opt/bsfg/lib/python3*/site-packages/*/*.dpkg-new 2>/dev/null | grep -q .",
+    )
     assert gateway.try_("bsfg --version").status != 0
     do(gateway, "interrupted")
     assert "0.2.0" in gateway.run("bsfg --version")
