@@ -29,7 +29,7 @@ help:
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
 	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
-	echo 'make appliance-test installs them on clean Debian roots, as root, some ten minutes; TEST=name for some'
+	echo 'make appliance-test installs them on clean Debian roots, as root, ten to thirty minutes; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 

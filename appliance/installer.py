@@ -26,7 +26,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# What a wheel holds and a gateway never uses; docs/decisions/0049 says what each weighs and why it can go.
+# What a wheel holds and a gateway never uses; the decision "Packages for gateways" says what each weighs.
 OMITTED = (
     "zstandard/_cffi.*",
     "zstandard/backend_cffi.py",

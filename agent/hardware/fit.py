@@ -17,6 +17,7 @@ from agent.health.flash import (
     EXAMPLE_AMPLIFICATION,
     EXAMPLE_CYCLES,
     SECONDS_PER_DAY,
+    commits_per_s,
     written_bytes_per_s,
 )
 
@@ -68,18 +69,18 @@ def assess(disk: Disk, load: Load) -> Fit:
     assert load.bytes_per_fact > 0
     assert load.commit_interval_ms > 0
     stored_per_s = load.facts_per_s * load.bytes_per_fact
-    commits_per_s = min(1000 / load.commit_interval_ms, load.facts_per_s)  # nothing to commit, no commit
-    written_per_s = written_bytes_per_s(commits_per_s, stored_per_s)
+    commits = commits_per_s(load.facts_per_s, load.commit_interval_ms)
+    written_per_s = written_bytes_per_s(commits, stored_per_s)
     usable, worn_out = _usable(disk), _endurance(disk)
     fit = Fit(
         hours_that_fit=None if usable is None else usable / stored_per_s / 3600,
         flash_years=None if worn_out is None else worn_out / (written_per_s * SECONDS_PER_YEAR),
-        facts_per_s_max=_most(usable, worn_out, commits_per_s, load),
+        facts_per_s_max=_most(usable, worn_out, load),
         bytes_stored_per_day=stored_per_s * SECONDS_PER_DAY,
         bytes_written_per_day=written_per_s * SECONDS_PER_DAY,
-        sync_share=None if disk.sync_p99_ms is None else disk.sync_p99_ms / (1000 / commits_per_s),
+        sync_share=None if disk.sync_p99_ms is None else disk.sync_p99_ms / (1000 / commits),
     )
-    return replace(fit, sums=tuple(_sums(disk, load, fit, commits_per_s)), concerns=tuple(_concerns(fit)))
+    return replace(fit, sums=tuple(_sums(disk, load, fit, commits)), concerns=tuple(_concerns(fit)))
 
 
 def _usable(disk: Disk) -> float | None:
@@ -103,20 +104,29 @@ def _wear(disk: Disk) -> tuple[int, float]:
     return disk.erase_cycles or EXAMPLE_CYCLES, disk.write_amplification or EXAMPLE_AMPLIFICATION
 
 
-def _most(usable: float | None, worn_out: float | None, commits_per_s: float, load: Load) -> float | None:
-    """Facts a second with which a day still fits and the flash lasts ten years, at the same commits a second."""
+def _most(usable: float | None, worn_out: float | None, load: Load) -> float | None:
+    """Facts a second with which a day still fits and the flash lasts ten years, at the same interval."""
     limits = []
     if usable is not None:
         limits.append(usable / (HOURS_WANTED * 3600 * load.bytes_per_fact))
     if worn_out is not None:
-        for_facts = worn_out / (YEARS_WANTED * SECONDS_PER_YEAR) - commits_per_s * BYTES_PER_COMMIT
-        limits.append(max(0.0, for_facts) / (load.bytes_per_fact * BYTES_PER_BYTE))
+        limits.append(_most_written(worn_out / (YEARS_WANTED * SECONDS_PER_YEAR), load))
     return math.floor(min(limits)) if limits else None
 
 
-def _sums(disk: Disk, load: Load, fit: Fit, commits_per_s: float) -> Iterator[str]:
+def _most_written(allowed_per_s: float, load: Load) -> float:
+    """The rate that writes so many bytes a second, by bisection: how often a node commits depends on the rate."""
+    low, high = 0.0, allowed_per_s / (load.bytes_per_fact * BYTES_PER_BYTE)
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        written = written_bytes_per_s(commits_per_s(middle, load.commit_interval_ms), middle * load.bytes_per_fact)
+        low, high = (middle, high) if written <= allowed_per_s else (low, middle)
+    return low
+
+
+def _sums(disk: Disk, load: Load, fit: Fit, commits: float) -> Iterator[str]:
     written = (
-        f"{commits_per_s:g} commits/s x {BYTES_PER_COMMIT:,} bytes + "
+        f"{commits:g} commits/s x {BYTES_PER_COMMIT:,} bytes + "
         f"{load.facts_per_s:g} facts/s x {load.bytes_per_fact:g} bytes x {BYTES_PER_BYTE:g}"
     )
     yield f"written: {written} = {fit.bytes_written_per_day / 1e9:,.1f} GB a day"

@@ -34,6 +34,12 @@ def test_the_rate_that_the_disk_bears_is_the_one_that_just_fits() -> None:
     assert assess(DISK, replace(load, facts_per_s=most)).concerns == ()
     (concern,) = assess(DISK, replace(load, facts_per_s=most * 1.1)).concerns
     assert "years" in concern
+    fast = Load(commit_interval_ms=250)  # the more facts, the more often a burst is committed
+    wide = replace(DISK, capacity_bytes=256_000_000_000, free_bytes=250_000_000_000, sync_p99_ms=5.0)
+    much = assess(wide, fast).facts_per_s_max or 0
+    assert much > 8_000
+    assert assess(wide, replace(fast, facts_per_s=much)).concerns == ()
+    assert assess(wide, replace(fast, facts_per_s=much * 1.1)).concerns != ()
     full = replace(DISK, free_bytes=2_000_000_000)
     (concern,) = assess(full, replace(load, facts_per_s=1.1 * (assess(full, load).facts_per_s_max or 0))).concerns
     assert "h of facts fit" in concern
