@@ -16,7 +16,7 @@ test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
 
-.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -30,6 +30,8 @@ help:
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
+	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
+	echo 'make appliance-test installs them on clean Debian roots, as root, ten to thirty minutes; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 
@@ -95,6 +97,14 @@ bench: system
 	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql wear ingest 'ingest --source modbus' spark stream); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
+
+# Wheels are downloaded once, into build/appliance.
+bundle: venv
+	$(VENV)/python -m appliance.build $(if $(TARGET),--target $(TARGET))
+
+# On minimal Debian without a network, some booted with systemd (tests/appliance). Skipped with the reason where it cannot.
+appliance-test: foreign bundle
+	APPLIANCE=1 $(VENV)/python -m pytest -q -rs tests/appliance -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST)) $(PYTEST)
 
 lock:
 	tools/lock

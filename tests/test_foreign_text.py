@@ -92,7 +92,7 @@ def test_an_error_ends_the_command_without_control_characters(monkeypatch: pytes
     class Wrong(BsfgError):
         hint = HOSTILE
 
-    def bsfg() -> None:
+    def bsfg(**_: object) -> None:
         raise Wrong(f"no {HOSTILE}")
 
     monkeypatch.setattr("agent.cli.bsfg", bsfg)

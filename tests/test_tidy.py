@@ -64,6 +64,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
+    "agent.hardware": ("agent.errors", "agent.health"),  # the sum of what a node writes
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
     # Reads only, and confirms what it has made durable.
@@ -71,7 +72,10 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.node": (*WHOLE, "agent.file_hints", "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
-    "agent.cli": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "bench"),
+    "agent.cli": (
+        *(*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "agent.hardware", "bench"),
+    ),
+    "appliance": (),
 }
 
 # The floors inside a part, lowest first: a folder imports only folders of lower floors; `a|b` share a floor and do not
@@ -97,7 +101,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
-    *("agent", "agent.replication", "agent.query", "agent.health", "agent.demo", "bench"),
+    *("agent", "agent.replication", "agent.query", "agent.hardware", "agent.health", "agent.demo", "bench"),
     "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
@@ -182,13 +186,13 @@ CORES: tuple[str, ...] = (
         )
     ),
     *(f"agent/fact_store/sqlite/{name}.py" for name in ("message_filter",)),
+    *(f"agent/hardware/{name}.py" for name in ("fit", "profile")),
     *(
         f"agent/health/{name}.py"
         for name in (
             "address",
             "consumer_lag",
             "flash",
-            "hardware",
             "metrics",
             "page",
             "verdict",
@@ -275,6 +279,7 @@ CORES: tuple[str, ...] = (
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
     *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
     "agent/query/sql/plan.py",
+    *(f"appliance/{name}.py" for name in ("packages", "sbom")),
     *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "messages", "runs")),
     *(
         f"agent/replication/broker/{name}.py"
@@ -356,7 +361,7 @@ IO_MODULES = {
 SUPERVISORS: dict[str, int] = {"agent/ingest/supervisor.py": 1}
 
 # Programs that wait for other programs, in a thread of their own and with nothing else to do.
-SYNCHRONOUS = ("bench/", "agent/demo/", "agent/cli/")
+SYNCHRONOUS = ("bench/", "agent/demo/", "agent/cli/", "appliance/")
 
 # Functions that may stay longer than a screen, with their length today: it may shrink, never grow.
 LONG_FUNCTIONS: dict[str, int] = {}
@@ -436,7 +441,7 @@ def modules() -> list[Module]:
     """Every Python file of the project."""
     files = (
         path.relative_to(ROOT)
-        for folder in ("agent", "spark", "bench", "tests", "tools")
+        for folder in ("agent", "appliance", "spark", "bench", "tests", "tools")
         for path in sorted((ROOT / folder).rglob("*.py"))
     )
     return [
@@ -451,7 +456,7 @@ def part_of(name: str) -> str | None:
     words = name.split(".")
     if words[0] == "agent":
         return ".".join(words[:2])
-    return words[0] if words[0] in {"pyspark_bsfg", "bench"} else None
+    return words[0] if words[0] in {"pyspark_bsfg", "bench", "appliance"} else None
 
 
 def floor_of(part: str, path: str) -> int:

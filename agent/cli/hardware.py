@@ -1,6 +1,7 @@
-"""`bsfg hardware`: whether a gateway is large enough for a given rate of facts.
+"""`bsfg hardware check`: what this gateway is, what its disk bears, and the sums behind it; or the same of a gateway that is
+not here, from its profile.
 
-A profile in hardware/ describes a gateway; this command computes the hours of facts that fit and the life of its flash.
+Profiles come with the program; `bsfg hardware list` names them.
 """
 
 from __future__ import annotations
@@ -8,46 +9,181 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import click
 
 from agent.cli import json_option
-from agent.health.hardware import Load, assess, parse_profile
+from agent.errors import BsfgError
+from agent.hardware.fit import Disk, Fit, Load, assess
+from agent.hardware.machine import Machine, MeasuredDisk, measure_disk, read_machine
+from agent.hardware.profile import ARCHITECTURES, Profile, choose, parse_profile
+
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class UnknownProfile(BsfgError):
+    """No profile of this name comes with the program."""
+
+    hint = "`bsfg hardware list` names them; a path to a file of your own works too"
 
 
 @click.group()
 def hardware() -> None:
-    """Check gateway profiles against a load."""
+    """Check gateways against a load."""
+
+
+@hardware.command("list")
+def list_() -> None:
+    """List the gateway profiles that come with the program."""
+    for profile in shipped_profiles():
+        click.echo(f"{profile.gateway.name:26}{profile.gateway.title}")
 
 
 @hardware.command()
-@click.argument("profile", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--facts-per-s", type=click.FloatRange(min=0, min_open=True), required=True)
-@click.option("--bytes-per-fact", type=click.FloatRange(min=0, min_open=True), default=Load.bytes_per_fact)
-@click.option("--commit-interval-ms", type=click.FloatRange(min=0, min_open=True), default=Load.commit_interval_ms)
+@click.argument("profile", required=False)
+@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True)
+@click.option("--bytes-per-fact", type=_POSITIVE, default=Load.bytes_per_fact, show_default=True)
+@click.option("--commit-interval-ms", type=_POSITIVE, default=Load.commit_interval_ms, show_default=True)
+@click.option("--erase-cycles", type=click.IntRange(min=1), help="Of the flash, from its data sheet.")
+@click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False, writable=True),
+    help="Measure the disk that this folder is on.  [default: /var/lib/bsfg, or where you are]",
+)
 @json_option
 def check(
-    profile: Path,
+    profile: str | None,
     facts_per_s: float,
     bytes_per_fact: float,
     commit_interval_ms: float,
+    erase_cycles: int | None,
+    write_amplification: float | None,
+    folder: Path | None,
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
-    """Print how many hours of facts fit the gateway PROFILE and how long its flash lasts. Exit status 1 when there is a
-    concern."""
-    found = parse_profile(profile.read_text(encoding="utf-8"), str(profile))
-    fit = assess(found, Load(facts_per_s, bytes_per_fact, commit_interval_ms))
-    if as_json:
-        click.echo(json.dumps(dataclasses.asdict(fit)))
+    """Print how many hours of facts fit, how long the flash lasts, and the sums. Without PROFILE, this machine is
+    measured (64 MB are written and deleted) and its profile chosen; PROFILE, a name or a file, answers for a gateway that
+    is not here. Exit status 1 when there is a concern."""
+    machine = measured = None
+    if profile is None:
+        machine, measured = read_machine(), measure_disk(folder or _state_folder())
+        found = choose(shipped_profiles(), machine.architecture, machine.device_tree, machine.dmi)
     else:
-        click.echo(f"{found.gateway.title} at {facts_per_s:g} facts/s:")
-        click.echo(f"  {fit.hours_that_fit:,.0f} hours of facts fit, {fit.bytes_stored_per_day / 1e6:,.1f} MB a day")
-        click.echo(
-            f"  the flash lasts {fit.flash_years:,.1f} years, {fit.bytes_written_per_day / 1e6:,.1f} MB written a day"
-        )
-        for concern in fit.concerns:
+        found = _named(profile)
+    disk = _disk(found, measured, erase_cycles, write_amplification)
+    fit = assess(disk, Load(facts_per_s, bytes_per_fact, commit_interval_ms))
+    concerns = (*_machine_concerns(found, machine), *fit.concerns)
+    if as_json:
+        click.echo(json.dumps(_as_json(found, machine, measured, dataclasses.replace(fit, concerns=concerns))))
+    else:
+        for line in _lines(found, machine, measured, fit, facts_per_s):
+            click.echo(line)
+        for concern in concerns:
             click.echo(f"  ! {concern}")
-        for note in fit.advice:
+        for note in _notes(found, machine):
             click.echo(f"  note: {note}")
-    sys.exit(1 if fit.concerns else 0)
+    sys.exit(1 if concerns else 0)
+
+
+def shipped_profiles() -> list[Profile]:
+    """The profiles that come with the program, by name."""
+    files = sorted(resources.files("agent.hardware").joinpath("profiles").iterdir(), key=lambda file: file.name)
+    return [parse_profile(file.read_text(encoding="utf-8"), file.name) for file in files if file.name.endswith(".toml")]
+
+
+def _named(name: str) -> Profile:
+    """A profile by its name, or from a file."""
+    for profile in shipped_profiles():
+        if profile.gateway.name == name:
+            return profile
+    if not Path(name).is_file():
+        raise UnknownProfile(f"no gateway profile is called {name}")
+    return parse_profile(Path(name).read_text(encoding="utf-8"), name)
+
+
+def _state_folder() -> Path:
+    state = Path("/var/lib/bsfg")
+    return state if state.is_dir() else Path()
+
+
+def _disk(
+    profile: Profile | None, measured: MeasuredDisk | None, erase_cycles: int | None, write_amplification: float | None
+) -> Disk:
+    """What is measured, and from the profile what cannot be."""
+    storage = profile.storage if profile else None
+    capacity = measured.capacity_bytes if measured else storage.capacity_bytes if storage else None
+    free = measured.free_bytes if measured else None
+    if free is None and storage and capacity is not None:
+        free = capacity - (storage.system_bytes or 0)
+    return Disk(
+        capacity_bytes=capacity,
+        free_bytes=free,
+        erase_cycles=erase_cycles or (storage.erase_cycles if storage else None),
+        write_amplification=write_amplification or (storage.write_amplification if storage else None),
+        sync_p99_ms=measured.sync_p99_ms if measured else storage.sync_p99_ms if storage else None,
+        wears=storage is None or storage.kind != "virtual",
+    )
+
+
+def _lines(
+    profile: Profile | None, machine: Machine | None, measured: MeasuredDisk | None, fit: Fit, facts_per_s: float
+) -> Iterator[str]:
+    title = profile.gateway.title if profile else "a machine that no profile describes"
+    yield f"{title} at {facts_per_s:g} facts/s:"
+    if machine:
+        yield f"  {machine.architecture}, {machine.cpu_cores} cores, {machine.memory_bytes / 1e9:,.1f} GB of memory"
+        synchronised = "synchronised" if machine.clock_synchronised else "not synchronised"
+        clock = "a real-time clock" if machine.has_real_time_clock else "no real-time clock"
+        yield f"  clock: {machine.clock_source or 'unknown source'}, {synchronised}, {clock}"
+        yield f"  serial ports: {', '.join(machine.serial_ports) or 'none'}"
+        yield f"  hardware watchdog: {', '.join(machine.watchdogs) or 'none'}"
+    if measured:
+        yield (
+            f"  disk {measured.device or '(no device)'}: fdatasync {measured.sync_p50_ms:g} ms, "
+            f"1 in 100 takes {measured.sync_p99_ms:g} ms; {measured.write_mb_per_s:g} MB/s in one piece"
+        )
+        if measured.life_time:
+            yield f"  the eMMC's own life-time register: {measured.life_time} (0x01: up to 10 % used)"
+    for line in fit.sums:
+        yield f"  {line}"
+    if fit.facts_per_s_max:
+        yield f"  the disk bears {fit.facts_per_s_max:,.0f} facts/s for a day of outage and ten years"
+    elif fit.facts_per_s_max == 0:
+        yield "  the disk bears no rate for ten years: the commits alone wear it"
+
+
+def _machine_concerns(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
+    architecture = machine.architecture if machine else profile.gateway.architecture if profile else ""
+    if architecture not in ARCHITECTURES:
+        yield f"there is no package for {architecture}; bsfg runs on {' and '.join(ARCHITECTURES)}"
+    if machine and not machine.has_entropy:
+        yield "the kernel has no random bytes yet: no key can be made; wait, or install rng-tools-debian"
+
+
+def _notes(profile: Profile | None, machine: Machine | None) -> Iterator[str]:
+    if profile and profile.storage.kind != "virtual" and not profile.storage.power_loss_protected:
+        yield "the disk may lie about a sync when power fails: feed the gateway from a buffered supply"
+    clock = profile.gateway.real_time_clock if profile else None
+    if clock == "none" or (machine and not machine.has_real_time_clock):
+        yield "no battery clock: certificates are refused until the time is set; use a time server or fake-hwclock"
+    if machine and not machine.clock_synchronised:
+        yield "the clock is not synchronised: facts carry its error; name a time server, `timedatectl` shows the state"
+    if not machine.watchdogs if machine else profile and profile.watchdog is None:
+        yield "no hardware watchdog: a hung kernel stays hung"
+    elif profile and profile.watchdog and profile.watchdog.timeout_s_max:
+        yield f"RuntimeWatchdogSec in /etc/systemd/system.conf: {profile.watchdog.timeout_s_max:g} s at most"
+
+
+def _as_json(
+    profile: Profile | None, machine: Machine | None, measured: MeasuredDisk | None, fit: Fit
+) -> dict[str, object]:
+    return {
+        "profile": profile.gateway.name if profile else None,
+        "machine": dataclasses.asdict(machine) if machine else None,
+        "disk": dataclasses.asdict(measured) if measured else None,
+        **dataclasses.asdict(fit),
+    }

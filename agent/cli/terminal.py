@@ -57,6 +57,10 @@ class PrintableStream(io.TextIOBase):
     def flush(self) -> None:
         self.inner.flush()
 
+    def close(self) -> None:
+        """Nothing: the stream inside belongs to others, and may be closed already when this one is collected, which
+        Python 3.13 reports."""
+
     def isatty(self) -> bool:
         return self.inner.isatty()
 

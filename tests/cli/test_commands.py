@@ -235,13 +235,26 @@ def test_an_interpreter_without_asserts_is_refused(tmp_path: Path) -> None:
 
 
 def test_hardware_check_answers_in_hours(bsfg: Bsfg) -> None:
-    """A profile of the house and a rate give hours and years; an impossible rate is a bad result that says why."""
-    profile = str(next((ROOT / "hardware").glob("*.toml")))
+    """A profile and a rate give hours and years; an impossible rate is a bad result that says why."""
+    profile = "siemens-iot2050-advanced"
     fits = json.loads(bsfg("hardware", "check", profile, "--facts-per-s", "1000", "--json").stdout)
     assert fits["hours_that_fit"] > 0
     done = bsfg("hardware", "check", profile, "--facts-per-s", "10000000")
     assert done.returncode == 1
     assert "!" in done.stdout
+
+
+def test_hardware_check_measures_this_machine(bsfg: Bsfg) -> None:
+    """Without a profile, the disk and the machine are measured, the profile is chosen, and every sum has its result; a
+    profile that does not exist is refused with what to type."""
+    found = json.loads(bsfg("hardware", "check", "--folder", ".", "--json").stdout)
+    assert found["profile"] in bsfg("hardware", "list").stdout
+    assert found["disk"]["sync_p99_ms"] >= found["disk"]["sync_p50_ms"] > 0
+    assert found["hours_that_fit"] > 0
+    assert len(found["sums"]) == 3
+    unknown = bsfg("hardware", "check", "no-such-gateway")
+    assert unknown.returncode == 1
+    assert "bsfg hardware list" in unknown.stderr
 
 
 def test_every_command_explains_itself(bsfg: Bsfg) -> None:

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Installs bsfg from this folder, without a network, a compiler or pip: for gateways on which a .deb cannot be used.
+
+    ./install             into /opt/bsfg-VERSION, and /opt/bsfg becomes a link to it
+    ./install --back      the version before becomes the current one again
+    ./install --remove    removes the program; configuration, keys and facts stay
+
+Run as root. Every file is compared with SHA256SUMS first. The new version is unpacked beside the current one, and the
+link changes in one step, so an interrupted installation leaves the current version as it was and can be repeated. The
+.deb is built with `unpack` of this file. Only the standard library is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import fnmatch
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# What a wheel holds and a gateway never uses; the decision "Packages for gateways" says what each weighs.
+OMITTED = (
+    "zstandard/_cffi.*",
+    "zstandard/backend_cffi.py",
+    "apsw/tests/*",
+    "apsw/sqlite_extra_binaries/*",
+    "pyspark_bsfg/*",
+    "*.data/scripts/*",
+    "*.dist-info/sboms/*",
+    "*.pyi",
+)
+LAUNCHER = """#!/bin/sh
+# bsfg in a Python environment of its own. No path or option of the caller's Python reaches it.
+if [ -e {home}/.installing ]; then
+    echo "bsfg: its installation was interrupted. As root: dpkg --configure -a; if that names bsfg, install it again" >&2
+    exit 1
+fi
+if [ ! -x /usr/bin/{python} ]; then
+    echo "bsfg: this package needs Debian's {python}, which is not here; install the package for this release" >&2
+    exit 1
+fi
+unset PYTHONPATH PYTHONHOME
+exec {home}/bin/python3 -sP -m agent.cli "$@"
+"""
+UNIT_FOLDERS = {"sysusers.d": "sysusers.d", "tmpfiles.d": "tmpfiles.d", "system": "systemd/system"}
+FREE_BYTES_PER_PACKED = 8  # unpacked and compiled, a bundle takes six times its size
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class Refused(Exception):
+    """The installation cannot be done; the text says why and what to do."""
+
+
+def unpack(wheels: Iterable[Path], folder: Path, home: str, python: str) -> None:
+    """Write the environment that will be found at `home` into `folder`: packages, launcher and link to `python`
+    (python3.11) of the system."""
+    packages = folder / "lib" / python / "site-packages"
+    for wheel in sorted(wheels):
+        with zipfile.ZipFile(wheel) as archive:
+            for member in archive.infolist():
+                if not member.is_dir() and not any(fnmatch.fnmatch(member.filename, one) for one in OMITTED):
+                    _extract(archive, member, packages)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(f"/usr/bin/{python}")
+    launcher = folder / "bin" / "bsfg"
+    launcher.write_text(LAUNCHER.format(home=home, python=python), encoding="utf-8")
+    launcher.chmod(0o755)
+    version = python.removeprefix("python")
+    (folder / "pyvenv.cfg").write_text(
+        f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {version}\n", encoding="utf-8"
+    )
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, packages: Path) -> None:
+    head, _, rest = member.filename.partition("/")
+    if head.endswith(".data"):
+        kind, _, rest = rest.partition("/")
+        if kind not in {"purelib", "platlib"}:
+            raise Refused(f"{archive.filename}: {member.filename} has no place in this environment")
+        target = packages / rest
+    else:
+        target = packages / member.filename
+    if not target.resolve().is_relative_to(packages.resolve()):
+        raise Refused(f"{archive.filename}: {member.filename} leads out of its folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(archive.read(member))
+    target.chmod(0o755 if (member.external_attr >> 16) & 0o100 else 0o644)
+
+
+def install(root: Path) -> str:
+    """Install what lies beside this file below `root`; returns what to say. Raises Refused, and OSError for a full
+    disk."""
+    about = json.loads((HERE / "bundle.json").read_text(encoding="utf-8"))
+    _check(about, root)
+    home = _unused(root / "opt", f"bsfg-{about['version']}")
+    part = home.with_name(home.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        unpack((HERE / "wheels").glob("*.whl"), part, "/opt/bsfg", about["python"])
+        shutil.copytree(HERE / "share", part / "share")
+        if not compileall.compile_dir(part / "lib", quiet=2, stripdir=str(part), prependdir="/opt/bsfg", workers=1):
+            raise Refused("a file of this bundle cannot be compiled; copy the bundle again")
+        os.sync()
+    except OSError:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    link = root / "opt" / "bsfg"
+    before = link.readlink().name if link.is_symlink() else ""
+    (part / "before").write_text(before, encoding="utf-8")
+    part.rename(home)
+    _point(link, home.name)
+    for other in set(home.parent.glob("bsfg-*")) - {home, home.with_name(before or home.name)}:
+        shutil.rmtree(other)
+    _place_units(root, home / "share" / "systemd")
+    _settle(root)
+    return f"installed bsfg {about['version']} in /opt/bsfg; next: bsfg --help, and docs in /opt/bsfg/share/doc"
+
+
+def _check(about: dict[str, str], root: Path) -> None:
+    for line in (HERE / "SHA256SUMS").read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        if hashlib.sha256((HERE / name).read_bytes()).hexdigest() != digest:
+            raise Refused(f"{name} is not as it was built; copy the bundle again")
+    here = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    if here != about["python"]:
+        raise Refused(f"this bundle is for {about['python']} (Debian {about['debian']}), and here is {here}")
+    machine = MACHINES.get(os.uname().machine, os.uname().machine)
+    if machine != about["architecture"]:
+        raise Refused(f"this bundle is for {about['architecture']}, and this machine is {machine}")
+    if (root / "var/lib/dpkg/info/bsfg.list").exists():
+        raise Refused("bsfg is installed as a Debian package; upgrade it with the .deb, or remove it: dpkg -r bsfg")
+    link = root / "opt" / "bsfg"
+    if link.exists() and not link.is_symlink():
+        raise Refused(f"{link} was not made by this program; move it away")
+    (root / "opt").mkdir(exist_ok=True)
+    wanted = FREE_BYTES_PER_PACKED * sum(file.stat().st_size for file in HERE.rglob("*") if file.is_file())
+    free = shutil.disk_usage(root / "opt").free
+    if free < wanted:
+        raise Refused(f"/opt has {free >> 20} MiB free, and {wanted >> 20} MiB are needed; nothing was changed")
+
+
+def _unused(opt: Path, name: str) -> Path:
+    """A folder that is not there, also when one version is installed again: the current one is never written to."""
+    names = (name, *(f"{name}.{number}" for number in range(1, 9)))
+    return next(opt / one for one in names if not (opt / one).exists())
+
+
+def _point(link: Path, name: str) -> None:
+    """Let the link lead to `name`, in one step."""
+    new = link.with_name("bsfg.new")
+    new.unlink(missing_ok=True)
+    new.symlink_to(name)
+    new.replace(link)
+
+
+def _place_units(root: Path, units: Path) -> None:
+    """Copy units, users and folders to where systemd reads what no package brought, and the command to the PATH."""
+    for kind, place in UNIT_FOLDERS.items():
+        target = root / "usr/local/lib" / place
+        target.mkdir(parents=True, exist_ok=True)
+        for file in (units / kind).iterdir():
+            shutil.copy(file, target / file.name)
+    command = root / "usr/local/bin/bsfg"
+    command.parent.mkdir(parents=True, exist_ok=True)
+    command.unlink(missing_ok=True)
+    command.symlink_to("/opt/bsfg/bin/bsfg")
+
+
+def _settle(root: Path) -> None:
+    """User, folders, and nodes that run the new program. A machine without systemd does this by hand."""
+    if root != Path("/"):
+        return
+    for command in (
+        ["systemd-sysusers"],
+        ["systemd-tmpfiles", "--create", "--prefix=/etc/bsfg", "--prefix=/var/lib/bsfg"],
+    ):
+        if shutil.which(command[0]):
+            subprocess.run(command, check=False)
+    if Path("/run/systemd/system").exists():
+        subprocess.run(["systemctl", "daemon-reload"], check=False)
+        subprocess.run(["systemctl", "try-restart", "bsfg@*.service"], check=False)
+
+
+def back(root: Path) -> str:
+    """Make the version before the current one again. The facts stay as they are."""
+    link = root / "opt" / "bsfg"
+    note = link / "before"
+    name = note.read_text(encoding="utf-8") if note.exists() else ""
+    if not name or not link.with_name(name).is_dir():
+        raise Refused("there is no version before this one; install its bundle")
+    _point(link, name)
+    _place_units(root, link / "share" / "systemd")
+    _settle(root)
+    return f"/opt/bsfg is {link.readlink().name} again"
+
+
+def remove(root: Path) -> str:
+    """Remove program and units. /etc/bsfg, /var/lib/bsfg and the user stay."""
+    if root == Path("/") and Path("/run/systemd/system").exists():
+        subprocess.run(["systemctl", "stop", "bsfg@*.service"], check=False)
+    link = root / "opt" / "bsfg"
+    if link.is_symlink():
+        for kind, place in UNIT_FOLDERS.items():
+            for file in (link / "share/systemd" / kind).glob("*"):
+                (root / "usr/local/lib" / place / file.name).unlink(missing_ok=True)
+        link.unlink()
+    (root / "usr/local/bin/bsfg").unlink(missing_ok=True)
+    for folder in (root / "opt").glob("bsfg-*"):
+        shutil.rmtree(folder)
+    return "removed bsfg; configuration and keys in /etc/bsfg and facts in /var/lib/bsfg stay"
+
+
+def main() -> None:
+    """The command line; exit status 1 and one line for what cannot be done."""
+    parser = argparse.ArgumentParser(prog="install", description="Install bsfg from this folder.")
+    parser.add_argument("--back", action="store_true", help="the version before becomes the current one again")
+    parser.add_argument("--remove", action="store_true", help="remove the program; configuration and facts stay")
+    parser.add_argument("--root", type=Path, default=Path("/"), help="a mounted system other than the running one")
+    given = parser.parse_args()
+    try:
+        print(remove(given.root) if given.remove else back(given.root) if given.back else install(given.root))
+    except (Refused, OSError) as error:
+        sys.exit(f"install: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The core of the packages, in seconds and without a network: which packages a gateway needs, the bill of materials, the
+environment that is unpacked, and the scripts around it."""
+
+import fnmatch
+import importlib.metadata
+import json
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from appliance.build import ROOT
+from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, unpack
+from appliance.packages import (
+    OWN,
+    TARGETS,
+    Package,
+    Target,
+    needed,
+    read_lock,
+    read_metadata,
+    requirements_text,
+)
+from appliance.sbom import bill_of_materials
+from tests.appliance.page import commands
+
+LOCK = read_lock((ROOT / "requirements.lock").read_text())
+SCRIPTS = sorted((ROOT / "appliance" / "debian").iterdir())
+
+
+def requires(name: str) -> list[str]:
+    """The requirements that an installed package declares."""
+    return importlib.metadata.requires(name) or []
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_gateway_gets_what_the_agent_needs_and_no_more(target: Target) -> None:
+    """Every dependency of pyproject.toml is there, with what it needs; Spark, test and build tools and pip are not; and
+    each has its hashes in requirements.lock."""
+    asked = needed(target, requires)
+    assert {"asyncua", "cryptography", "pymodbus", "pyserial", "cffi", "apsw"} <= asked.keys()
+    assert not {"pyspark", "pyarrow", "pip", "pytest", "hatchling", "ruff", "mypy", "rich"} & asked.keys()
+    assert {other for others in asked.values() for other in others} <= asked.keys()
+    lines = requirements_text([name for name in asked if name != OWN], LOCK)
+    assert lines.count("==") == len(asked) - 1
+    assert all(LOCK[name].digests for name in asked if name != OWN)
+
+
+def test_markers_of_the_gateway_decide_and_not_of_this_machine() -> None:
+    """A requirement for another Python or machine is left out, one of a chosen extra is taken."""
+    declared = {
+        OWN: [
+            "one; python_version >= '3.12'",
+            "two; platform_machine == 'aarch64'",
+            "three[more]",
+            "four; extra == 'x'",
+        ],
+        "three": ["five; extra == 'more'", "six; extra == 'other'"],
+    }
+    by_name = {
+        target.name: set(needed(target, lambda name: declared.get(name, []))) - {OWN, "three", "five"}
+        for target in TARGETS
+    }
+    assert by_name == {
+        "debian12-amd64": set(),
+        "debian12-arm64": {"two"},
+        "debian13-amd64": {"one"},
+        "debian13-arm64": {"one", "two"},
+    }
+
+
+def test_a_package_without_a_pin_ends_the_build() -> None:
+    """What requirements.lock does not pin is never downloaded."""
+    with pytest.raises(KeyError):
+        requirements_text(["no-such-package"], LOCK)
+
+
+def test_the_bill_of_materials_names_each_package_with_its_hash() -> None:
+    """Components, purls, hashes, licences and who needs whom, in CycloneDX's words; equal contents give equal bytes."""
+    own = Package(OWN, "1.0", "the agent", "Apache-2.0", True, ("click",), "a" * 64)
+    other = read_metadata("Name: Click\nVersion: 8.1\nSummary: s\nLicense: BSD\n\n", "b" * 64)
+    packages, asked = {OWN: own, "click": other}, {OWN: ("click",), "click": ()}
+    text = bill_of_materials(TARGETS[0], packages, asked)
+    assert text == bill_of_materials(TARGETS[0], dict(reversed(packages.items())), asked)
+    bill = json.loads(text)
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    assert bill["metadata"]["component"]["licenses"] == [{"expression": "Apache-2.0"}]
+    (component,) = bill["components"]
+    assert component["purl"] == component["bom-ref"] == "pkg:pypi/click@8.1"
+    assert component["hashes"] == [{"alg": "SHA-256", "content": "b" * 64}]
+    assert component["licenses"] == [{"license": {"name": "BSD"}}]
+    assert bill["dependencies"][0] == {"ref": f"pkg:pypi/{OWN}@1.0", "dependsOn": ["pkg:pypi/click@8.1"]}
+    changed = bill_of_materials(TARGETS[1], packages, asked)
+    assert json.loads(changed)["serialNumber"] != bill["serialNumber"]
+
+
+def make_wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
+    """A wheel with these files."""
+    wheel = folder / f"{name}-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+def test_an_environment_is_unpacked_without_what_a_gateway_never_uses(tmp_path: Path) -> None:
+    """Packages, launcher and the link to Debian's Python; tests, Spark and second backends are left out."""
+    kept = {"zstandard/backend_c.so": "x", "one.data/purelib/one.py": "x", "zstandard-1.dist-info/METADATA": "x"}
+    dropped = {"zstandard/_cffi.so": "x", "pyspark_bsfg/source.py": "x", "apsw/tests/__main__.py": "x", "a/b.pyi": "x"}
+    home = tmp_path / "home"
+    unpack([make_wheel(tmp_path, "one", kept | dropped)], home, "/opt/bsfg", "python3.11")
+    packages = home / "lib/python3.11/site-packages"
+    found = {file.relative_to(packages).as_posix() for file in packages.rglob("*") if file.is_file()}
+    assert found == {"zstandard/backend_c.so", "one.py", "zstandard-1.dist-info/METADATA"}
+    assert (home / "bin/python3").readlink() == Path("/usr/bin/python3.11")
+    launcher = (home / "bin/bsfg").read_text()
+    assert "exec /opt/bsfg/bin/python3" in launcher
+    assert subprocess.run(["sh", "-n", home / "bin/bsfg"], check=False).returncode == 0
+
+
+def test_a_wheel_cannot_write_outside(tmp_path: Path) -> None:
+    """A file name that leads out of the environment, or a kind of file that has no place there, is refused."""
+    for name in ("../../../../outside.py", "one.data/headers/x.h"):
+        wheel = make_wheel(tmp_path, "one", {name: "x"})
+        with pytest.raises(Refused):
+            unpack([wheel], tmp_path / "home", "/opt/bsfg", "python3.11")
+    assert not (tmp_path / "outside.py").exists()
+
+
+def test_what_is_left_out_is_really_in_the_packages() -> None:
+    """Each pattern of OMITTED still matches a file of an installed package: one that does not is dead."""
+    names = [str(file) for one in importlib.metadata.distributions() for file in one.files or ()]
+    elsewhere = {"pyspark_bsfg/*", "*.data/scripts/*"}  # of our own wheel; a wheel, once installed, has no .data
+    unused = [one for one in OMITTED if one not in elsewhere and not any(fnmatch.fnmatch(name, one) for name in names)]
+    assert unused == []
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_the_scripts_of_the_package_are_shell(script: Path) -> None:
+    """dash reads each script, it ends at the first error, and it can be started."""
+    assert subprocess.run(["sh", "-n", script], check=False).returncode == 0
+    text = script.read_text()
+    assert text.startswith("#!/bin/sh\n")
+    assert "\nset -e\n" in text
+    assert script.stat().st_mode & 0o111
+
+
+def test_the_page_has_every_block_that_the_tests_type() -> None:
+    """docs/operate/install.md shows the commands of each step; the slow tests type these."""
+    for name in ("deb", "source", "values", "upgrade", "remove", "interrupted", "bundle"):
+        assert commands(name)
+    assert re.search(r"<<'END'\n.+\nEND$", commands("source")[0], re.DOTALL)
+    assert set(UNIT_FOLDERS) == {"system", "sysusers.d", "tmpfiles.d"}

@@ -1,0 +1,281 @@
+"""The .deb on clean Debian roots without a network: installed, run under systemd, upgraded, interrupted, removed."""
+
+import asyncio
+import dataclasses
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from appliance.packages import Target
+from tests.appliance.gateway import Gateway
+from tests.appliance.page import commands
+from tests.foreign.modbus.device import LIBMODBUS, ModbusDevice
+from tests.foreign.server import NODE_OPCUA, ForeignServer
+from tests.waiting import wait_until
+
+CONFIG = "--config /etc/bsfg/plant-a.toml"
+INSTALLED_MIB_MAX = 120
+STICK = "/media"
+BOTH = pytest.mark.parametrize("target", ["debian12-amd64", "debian13-amd64"], indirect=True)
+ONE = pytest.mark.parametrize("target", ["debian12-amd64"], indirect=True)
+VALUES_S = 60
+
+
+def next_version(deb: Path, folder: Path) -> Path:
+    """The same package as a later version, which reports itself as 0.2.0."""
+    tree = folder / "next"
+    subprocess.run(["dpkg-deb", "--raw-extract", deb, tree], check=True)
+    control = tree / "DEBIAN" / "control"
+    text = control.read_text()
+    version = re.search(r"^Version: (\S+)\+deb", text, re.MULTILINE)[1]  # type: ignore[index]
+    control.write_text(text.replace(f"Version: {version}+", "Version: 0.2.0+"))
+    (own,) = tree.glob("opt/bsfg/lib/*/site-packages/agent/__init__.py")
+    own.write_text(own.read_text().replace(f'"{version}"', '"0.2.0"'))
+    file = folder / deb.name.replace(version, "0.2.0")
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Zgzip", "--build", tree, file], check=True, capture_output=True)
+    shutil.rmtree(tree)
+    return file
+
+
+@contextmanager
+def boiler(gateway: Gateway, folder: Path) -> Iterator[ModbusDevice]:
+    """A Modbus device of another make in the gateway's network; register 10 counts how often it was read."""
+    if why := LIBMODBUS.why_not():
+        pytest.skip(why)
+    stack = dataclasses.replace(LIBMODBUS, command=(*gateway.in_network, *LIBMODBUS.command))
+    device = ModbusDevice(folder / "boiler", stack)
+    device.start()
+    device.set(1, "holding", 10, 1, 215)
+    device.count(1, "holding", 10, 10)
+    try:
+        yield device
+    finally:
+        device.close()
+
+
+@contextmanager
+def press(gateway: Gateway, folder: Path) -> Iterator[ForeignServer]:
+    """An OPC UA server of another make in the gateway's network, with one variable that changes."""
+    if why := NODE_OPCUA.why_not():
+        pytest.skip(why)
+    server = ForeignServer(
+        folder / "press",
+        dataclasses.replace(NODE_OPCUA, command=(*gateway.in_network, *NODE_OPCUA.command)),
+        variables=[{"name": "count", "type": "Int32", "period_ms": 200}],
+    )
+    (folder / "press").mkdir()
+    asyncio.run(server.start())
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def add_press(gateway: Gateway, server: ForeignServer) -> None:
+    """One more source in the node's configuration, without security: the certificates have tests of their own."""
+    etc = gateway.root / "etc" / "bsfg"
+    (etc / "press.csv").write_text(f"tag,address\npress/count,{server.address('count')}\n")
+    with (etc / "plant-a.toml").open("a") as config:
+        config.write(f"""[[opcua]]
+name = "press"
+url = "{server.url}"
+tags_file = "press.csv"
+security_policy = "None"
+security_mode = "None"
+insecure = true
+""")
+    gateway.run(f"bsfg check {CONFIG} && systemctl restart bsfg@plant-a")
+
+
+def put_on_stick(gateway: Gateway, file: Path) -> None:
+    """The only package on the stick, with its checksum."""
+    stick = gateway.root / STICK.lstrip("/")
+    for old in stick.glob("bsfg*"):
+        old.unlink()
+    shutil.copy(file, stick)
+    gateway.run(f"cd {STICK} && sha256sum bsfg* >SHA256SUMS")
+
+
+def do(gateway: Gateway, block: str, port: int = 0) -> str:
+    """Type the commands of a block of the page on the gateway, in the folder of the stick; what the last one printed. The
+    device of the test has an address of its own."""
+    printed = ""
+    for command in commands(block):
+        typed = command.replace('host = "10.20.0.5"', f'host = "127.0.0.1"\nport = {port}')
+        printed = gateway.run(f"cd {STICK}\n{typed}")
+    return printed
+
+
+def count_reads(gateway: Gateway) -> int:
+    """The latest value of the counting register that the gateway's store holds."""
+    done = gateway.try_(f"bsfg latest {CONFIG} --json")
+    found = re.search(r'boiler/pressure".*?"value": ?"?(\d+)', done.text)
+    return int(found[1]) if found else 0
+
+
+def wait_for_more(gateway: Gateway, than: int) -> int:
+    """Wait until newer values of the device are in the store; the newest."""
+    wait_until(lambda: count_reads(gateway) > than, "newer values in the store", VALUES_S)
+    return count_reads(gateway)
+
+
+def offsets(gateway: Gateway) -> tuple[int, int]:
+    """First and last offset of the telemetry in the store."""
+    text = gateway.run(f'bsfg sql {CONFIG} --json "select min(offset) low, max(offset) high from facts"')
+    low, high = (int(re.search(rf'"{name}": ?(\d+)', text)[1]) for name in ("low", "high"))  # type: ignore[index]
+    return low, high
+
+
+def installed_mib(gateway: Gateway) -> int:
+    """What the package takes on the disk, compiled files included."""
+    return int(gateway.run("du --summarize --block-size=1M /opt/bsfg").split()[0])
+
+
+@BOTH
+def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
+    """The page, from a clean booted root to removal: values flow, a killed node returns, an upgrade keeps every fact and
+    the way back too, removal leaves the facts, and purge deletes them only if told."""
+    put_on_stick(gateway, deb)
+    with gateway.boot(), boiler(gateway, tmp_path) as device, press(gateway, tmp_path) as server:
+        assert re.findall(r"(\w+):", gateway.run("cat /proc/net/dev")) == ["lo"], "the root must have no network"
+        do(gateway, "deb")
+        assert installed_mib(gateway) <= INSTALLED_MIB_MAX
+        do(gateway, "source", device.port)
+        seen = wait_for_more(gateway, 0)
+        assert "boiler/temperature" in do(gateway, "values")
+        add_press(gateway, server)
+        wait_until(lambda: "press/count" in gateway.run(f"bsfg latest {CONFIG}"), "a value of OPC UA", VALUES_S)
+        first, _ = offsets(gateway)
+
+        gateway.run("systemctl kill --signal=KILL bsfg@plant-a")
+        restarts = "systemctl show --property=NRestarts --value bsfg@plant-a"
+        wait_until(lambda: gateway.run(restarts).strip() != "0", "a restart by systemd", VALUES_S)
+        seen = wait_for_more(gateway, count_reads(gateway))
+
+        put_on_stick(gateway, next_version(deb, tmp_path))
+        before = offsets(gateway)[1]
+        do(gateway, "upgrade")
+        assert "0.2.0" in gateway.run("bsfg --version")
+        seen = wait_for_more(gateway, seen)
+        put_on_stick(gateway, deb)
+        do(gateway, "upgrade")
+        assert "0.2.0" not in gateway.run("bsfg --version")
+        seen = wait_for_more(gateway, seen)
+        low, high = offsets(gateway)
+        assert low == first
+        assert high > before
+        gateway.run("systemctl stop bsfg@plant-a")
+        gateway.run(f"bsfg store verify {CONFIG}")
+
+        do(gateway, "remove")
+        assert gateway.try_("test -e /opt/bsfg -o -e /usr/bin/bsfg").status == 1
+        gateway.run("test -e /var/lib/bsfg/plant-a -a -e /etc/bsfg/plant-a.toml")
+        do(gateway, "upgrade")  # the facts are found again
+        gateway.run("systemctl start bsfg@plant-a")
+        wait_for_more(gateway, seen)
+        assert offsets(gateway)[0] == first
+        gateway.run("dpkg --purge bsfg")
+        gateway.run("test -e /var/lib/bsfg/plant-a -a -e /etc/bsfg/plant-a.toml")
+        assert gateway.try_("ls /etc/systemd/system/*.wants/bsfg@*").status != 0
+        gateway.run(f"dpkg -i {STICK}/{deb.name} && BSFG_PURGE=delete dpkg --purge bsfg")
+        assert gateway.try_("test -e /var/lib/bsfg -o -e /etc/bsfg").status == 1
+
+
+@ONE
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "test -e opt/bsfg/.installing",
+        "ls opt/bsfg/lib/python3*/site-packages/cryptography* 2>/dev/null | grep -q .",
+        "ls opt/bsfg/lib/python3*/site-packages/zstandard* 2>/dev/null | grep -q .",
+        "ls opt/bsfg/lib/python3*/site-packages/agent/__pycache__/*.pyc 2>/dev/null | grep -q .",
+    ],
+    ids=["before unpacking", "unpacking", "nearly unpacked", "compiling"],
+)
+def test_a_killed_installation_is_finished_by_the_second_try(gateway: Gateway, deb: Path, moment: str) -> None:
+    """dpkg killed in the midst: the program does not run in parts, says what to do, and that does it."""
+    put_on_stick(gateway, deb)
+    gateway.kill_when(f"dpkg -i {STICK}/{deb.name}", moment)
+    half = gateway.try_("test -x /opt/bsfg/bin/bsfg && /opt/bsfg/bin/bsfg --version")
+    assert half.status != 0
+    assert half.text == "" or "dpkg --configure -a" in half.text
+    do(gateway, "interrupted")
+    assert "bsfg, version" in gateway.run("bsfg --version")
+    assert gateway.run("dpkg --audit") == ""
+
+
+@ONE
+def test_a_killed_upgrade_keeps_facts_and_is_finished_by_the_second_try(
+    gateway: Gateway, deb: Path, tmp_path: Path
+) -> None:
+    """dpkg killed in the midst of an upgrade: settings and facts are as they were, and the second try ends with the new
+    version and its files alone."""
+    put_on_stick(gateway, deb)
+    do(gateway, "deb")
+    record_a_message(gateway)
+    before = gateway.run("find /var/lib/bsfg /etc/bsfg -type f -exec sha256sum {} + | sort")
+    later = next_version(deb, tmp_path)
+    put_on_stick(gateway, later)
+    gateway.kill_when(
+        f"dpkg -i {STICK}/{later.name}",
+        "ls opt/bsfg/lib/python3*/site-packages/*/*.dpkg-new 2>/dev/null | grep -q .",
+    )
+    assert gateway.try_("bsfg --version").status != 0
+    do(gateway, "interrupted")
+    assert "0.2.0" in gateway.run("bsfg --version")
+    assert gateway.run("find /var/lib/bsfg /etc/bsfg -type f -exec sha256sum {} + | sort") == before
+    assert gateway.run("find /opt/bsfg -name '*.dpkg-*'") == ""
+
+
+def record_a_message(gateway: Gateway) -> None:
+    """A store with one message, made by hand."""
+    gateway.run(f"bsfg append {CONFIG} batch:B-1042 step_completed '{{}}'")
+
+
+@ONE
+def test_a_full_disk_takes_nothing_and_the_second_try_works(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
+    """A first installation and an upgrade that meet a full disk: dpkg fails and says so, the old version still works,
+    the message is there, and with more room the same command succeeds."""
+    put_on_stick(gateway, deb)
+    opt = gateway.root / "opt"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=40m", "tmpfs", opt], check=True)
+    assert gateway.try_(f"dpkg -i {STICK}/{deb.name}").status != 0
+    subprocess.run(["mount", "-o", "remount,size=128m", opt], check=True)
+    do(gateway, "interrupted")
+    gateway.run(f"bsfg init --zone plant-a {CONFIG}")
+    record_a_message(gateway)
+
+    put_on_stick(gateway, next_version(deb, tmp_path))
+    used = int(gateway.run("du --summarize --block-size=1M /opt").split()[0])
+    subprocess.run(["mount", "-o", f"remount,size={used + 5}m", opt], check=True)
+    failed = gateway.try_(f"dpkg -i {STICK}/bsfg_*.deb")
+    assert failed.status != 0
+    assert "No space left" in failed.text
+    assert "0.2.0" not in gateway.run("bsfg --version")
+    assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
+    subprocess.run(["mount", "-o", "remount,size=200m", opt], check=True)
+    do(gateway, "interrupted")
+    assert "0.2.0" in gateway.run("bsfg --version")
+    assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
+
+
+@pytest.mark.parametrize("target", ["debian12-arm64"], indirect=True)
+def test_arm64_runs_under_emulation(gateway: Gateway, deb: Path, target: Target) -> None:
+    """The arm64 package on an arm64 root: installed, every package imported, a key made, a fact stored and read."""
+    put_on_stick(gateway, deb)
+    do(gateway, "deb")
+    assert gateway.run("uname -m").strip() == "aarch64"
+    assert installed_mib(gateway) <= INSTALLED_MIB_MAX
+    python = f"/opt/bsfg/lib/python{target.python}/site-packages"
+    names = [one.name.partition("-")[0] for one in (gateway.root / python.lstrip("/")).glob("*.dist-info")]
+    tops = {"bsfg_agent": "agent", "paho_mqtt": "paho.mqtt.client", "pyserial": "serial", "python_dateutil": "dateutil"}
+    modules = ", ".join(tops.get(name.lower(), name.lower()) for name in names)
+    gateway.run(f"/opt/bsfg/bin/python3 -sPc 'import {modules}'")
+    record_a_message(gateway)
+    assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
+    gateway.run("cd /root && bsfg pki ca --pki pki --no-passphrase && test -s pki/ca.pem")
