@@ -72,7 +72,7 @@ class Node:
         since_s = self.before.get("ns", self.started_ns) / 1e9
         limit_s = seconds if self.before else warm_s
         is_turn = self.watch.turns > 0 and (not self.before or now_s > since_s + seconds)
-        if self.after or not (is_turn or now_s > since_s + LATE * limit_s):
+        if self.after or not (is_turn or now_s > since_s + LATE * limit_s) or (self.before and not self.facts):
             return
         if self.before:
             self.after = self.counters()
