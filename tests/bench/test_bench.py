@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent.cli.bench import bench
-from agent.fact_store import StoreSettings
+from agent.health.flash import BURST_FACTS
 from bench.common import data_sets, measuring
 from tests.support.samples import check_sample
 
@@ -153,6 +153,6 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 
 def test_a_backlog_has_the_batches_a_node_makes() -> None:
-    """`bsfg bench replicate` measures, unless told otherwise, batches of the size the store makes by default."""
+    """`bsfg bench replicate` measures, unless told otherwise, batches of the size that a node commits early by default."""
     option = next(parameter for parameter in bench.commands["replicate"].params if parameter.name == "batch_facts")
-    assert option.default == StoreSettings().batch_facts_target
+    assert option.default == BURST_FACTS

@@ -193,15 +193,6 @@ def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_pat
         reading.load(str(tmp_path / "nowhere" / "*.db")).count()
 
 
-def test_read_stream_is_refused_in_words(spark: SparkSession, tmp_path: Path) -> None:
-    """There is no streaming read; who asks for one is told so, and what there is."""
-    making.store(tmp_path / "facts.db", [RUN])
-    with pytest.raises(PySparkException, match=r"format bsfg has no readStream"):
-        spark.readStream.format("bsfg").load(str(tmp_path / "facts.db")).writeStream.format(
-            "noop"
-        ).start().processAllAvailable()
-
-
 def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
     """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are quotients."""
     with open_testbed(tmp_path) as testbed:

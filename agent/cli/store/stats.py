@@ -18,7 +18,7 @@ from agent.cli import config_option, json_option
 from agent.cli.store.store_file import file_option, open_reader
 from agent.config import load
 from agent.fact_store import StoreReader
-from agent.health.client import NodeSilent, ask_health
+from agent.health.client import NodeSilent, ask_health_of
 from agent.health.flash import BYTES_PER_BYTE, BYTES_PER_COMMIT, written_bytes_per_s, years_text
 from agent.message import time_text
 from agent.query.statistics import Statistics, statistics
@@ -48,9 +48,10 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
 def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
     """What the node that runs on this store has written a second since its start; None where none answers, or it has
     just begun."""
-    health = load(config_file).health
+    settings = load(config_file)
+    page = (settings.health.listen_host, settings.health.listen_port)
     try:
-        answer = ask_health(health.listen_host, health.listen_port)
+        answer = ask_health_of(settings.node.state_dir, settings.node.zone, *page)
     except NodeSilent:
         return None
     if (answer["zone"], answer["epoch"]) != (origin.zone, origin.epoch.hex()):  # another node has the port
