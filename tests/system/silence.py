@@ -30,12 +30,13 @@ def fall_silent(stage: RunningZones) -> int:
     last, since = (0, 0), time.monotonic()
 
     def level() -> bool:
-        """Equal everywhere, and nothing new for a while: what was recorded last waits in the queue for its commit."""
+        """Equal everywhere, and nothing new for a while since the node is up: what was recorded last waits in the queue
+        for its commit."""
         nonlocal last, since
         counts = {tuple(stage.facts(zone, stream) for stream in layout.STREAMS) for zone in layout.ZONES}
-        if counts != {last}:
+        if counts != {last} or stage.status(layout.PLANT) is None:
             last, since = max(counts), time.monotonic()
-        return stage.status(layout.PLANT) is not None and time.monotonic() - since > SETTLED_S
+        return time.monotonic() - since > SETTLED_S
 
     wait_until(level, "the zones level", LIMIT_S)
     for node in stage.nodes.values():
