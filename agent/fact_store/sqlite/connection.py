@@ -228,8 +228,11 @@ def reading_tables(path: Path) -> Iterator[None]:
 
 
 def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:
-    """The store's error for an SQLite error while reading tables of this program."""
-    return StoreDamaged(f"{path}: {error}") if is_damage(error) else opening_error(path, error)
+    """The store's error for an SQLite error while opening, or reading tables of this program."""
+    # What an opening inserts is not in the table; where a constraint is broken, an index contradicts its table.
+    if is_damage(error) or isinstance(error, sqlite3.IntegrityError):
+        return StoreDamaged(f"{path}: {error}")
+    return opening_error(path, error)
 
 
 def is_damage(error: sqlite3.Error) -> bool:

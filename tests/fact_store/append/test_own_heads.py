@@ -84,7 +84,7 @@ def test_each_commit_ends_with_a_head(tmp_path: Path) -> None:
     a head each 128 KiB; every signature verifies, from the tail cache and from the file."""
     with opened(tmp_path) as store:
         fill(store)
-        fill(store, 60_000, seed=1)
+        fill(store, 90_000, seed=1)
         done(store.appends.append_message(OPERATIONAL, message("a")))
         page = read_file(store, TELEMETRY)
         assert page.batches[0].head
