@@ -152,17 +152,17 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         FactStore.open(tmp_path / "facts.db", "plant")
 
 
-def test_a_broken_constraint_at_the_opening_is_damage() -> None:
-    """Pages of two states, as above: what an opening inserts is not in the table, and is in its index. The file is
-    quarantined, as other damage; a node that ended there would not start again."""
-    with closing(sqlite3.connect(":memory:")) as found:
-        found.execute("CREATE TABLE stream (name TEXT UNIQUE)")
-        found.execute("INSERT INTO stream VALUES ('a')")
-        with pytest.raises(sqlite3.IntegrityError) as caught:
-            found.execute("INSERT INTO stream VALUES ('a')")
-    assert isinstance(connection.reading_error(Path("facts.db"), caught.value), StoreDamaged)
-
-
+@pytest.mark.parametrize(
+    "damage, why",
+    [
+        ("UPDATE held SET last_sequence = last_sequence - 1", "the last batch is not the one held"),
+        ("UPDATE held SET last_digest = zeroblob(16)", "the last batch is not the one held"),
+        ("INSERT INTO held SELECT stream, origin, 2, 2, last_digest, last_digest FROM held", "overlap or touch"),
+        ("UPDATE consumer SET frontier = 100", "beyond the log"),
+        ("UPDATE origin SET id = 2", "which is not there"),
+        ("DELETE FROM store", "no longer says whose store it is"),
+    ],
+)
 def test_tables_that_contradict_each_other(tmp_path: Path, damage: str, why: str) -> None:
     """A store whose tables contradict each other is refused."""
     with plant(tmp_path) as store:
@@ -210,6 +210,17 @@ def test_a_stream_without_a_name(tmp_path: Path) -> None:
             found.execute(change, (asked, given))
     with pytest.raises(StoreDamaged, match="has no name"):
         FactStore.open(tmp_path / "facts.db", "plant")
+
+
+def test_a_broken_constraint_at_the_opening_is_damage() -> None:
+    """Pages of two states, as above: what an opening inserts is not in the table, and is in its index. The file is
+    quarantined, as other damage; a node that ended there would not start again."""
+    with closing(sqlite3.connect(":memory:")) as found:
+        found.execute("CREATE TABLE stream (name TEXT UNIQUE)")
+        found.execute("INSERT INTO stream VALUES ('a')")
+        with pytest.raises(sqlite3.IntegrityError) as caught:
+            found.execute("INSERT INTO stream VALUES ('a')")
+    assert isinstance(connection.reading_error(Path("facts.db"), caught.value), StoreDamaged)
 
 
 def test_a_first_start_cut_short_is_repeated(tmp_path: Path) -> None:
