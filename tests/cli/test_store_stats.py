@@ -32,12 +32,12 @@ def config(tmp_path: Path) -> Path:
 def line_of(config: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any] | None) -> str | None:
     """The line, where the health page answers this."""
 
-    def ask(_host: str, _port: int) -> dict[str, Any]:
+    def ask(_state_dir: Path, _zone: str, _host: str, _port: int) -> dict[str, Any]:
         if answer is None:
             raise NodeSilent("no answer")
         return answer
 
-    monkeypatch.setattr(stats, "ask_health", ask)
+    monkeypatch.setattr(stats, "ask_health_of", ask)
     shown = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config)])
     assert shown.exit_code == 0, shown.output
     as_json = CliRunner().invoke(bsfg, ["store", "stats", "--config", str(config), "--json"])
