@@ -98,7 +98,7 @@ class CatchUpTracker:
         assert self.now is not None
         then_ms, then_offset, then_end = self._samples[0]
         took_s = (now_ms - then_ms) / 1000
-        if took_s <= 0:
+        if took_s < SAMPLE_MS / 1000:  # the first page may still be on its way to the disk
             return CatchUp(self.now.from_offset, offset, end_offset)
         closing = ((then_end - then_offset) - (end_offset - offset)) / took_s
         left = (end_offset - offset) / closing if closing > 0 else None
