@@ -121,7 +121,7 @@ async def test_a_device_that_takes_short_reads_only(tmp_path: Path) -> None:
         counting(device)
         device.fault("longer", 20, unit=1)
         tags = joined(words_map(0, 300))
-        settings = source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS // 2, **NO_RETRY)
+        settings = source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS, **NO_RETRY)
         async with ingesting(settings) as run:
             await wait_until_async(lambda: last_poll(device.asked()) == ["good"] * 15, "the fewest requests")
             judge(run, [f"f/{address}" for address in range(300)])
