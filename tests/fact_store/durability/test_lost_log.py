@@ -9,6 +9,7 @@ may lag by half a minute; `test_a_log_that_is_gone_after_a_power_cut` says what 
 import json
 import random
 import shutil
+import sqlite3
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -18,11 +19,23 @@ from pathlib import Path
 
 from agent.batch import open_messages, parse
 from agent.fact_store import FactStore, StoreReader
+from agent.fact_store.sqlite.connection import connect
+from agent.fact_store.sqlite.queries import QUERIES
 from tests.fact_store.durability.power import crashes, require_strace
 from tests.fact_store.durability.promises import NORTH, RUN, Promises, broken
 from tests.fact_store.durability.test_kill import run_and_kill
 from tests.fact_store.durability.test_power_cut import recording
-from tests.fact_store.making import EVERYTHING, IN_MEMORY, OPERATIONAL, TELEMETRY, done, samples, tag
+from tests.fact_store.making import (
+    AT_ONCE,
+    EVERYTHING,
+    IN_MEMORY,
+    OPERATIONAL,
+    TELEMETRY,
+    done,
+    samples,
+    tag,
+    values_in,
+)
 from tests.sim import first_seed, patient, scaled
 
 KILLS = scaled(4, 40)
@@ -204,3 +217,29 @@ def test_a_log_that_is_gone_after_a_power_cut(tmp_path: Path, memory: Path) -> N
     print({kind: dict(found) for kind, found in outcomes.items()})
     assert outcomes["deleted"]["told"] > POWER_CUTS / 4
     assert not outcomes["deleted"]["lost without a word"]
+
+
+def test_the_log_is_copied_before_the_mark_of_an_open_store_goes(tmp_path: Path) -> None:
+    """When a closing store removes its mark, the database alone, without the log, holds every fact: a power cut from
+    there on, in whatever order pages reach the disk, leaves no store that looks closed and lacks facts."""
+    copied = tmp_path / "copied" / "facts.db"
+    copied.parent.mkdir()
+
+    class Watched(sqlite3.Connection):
+        def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
+            if (sql, parameters) == (QUERIES["update_is_open"], ((0,),)):
+                shutil.copy(tmp_path / "facts.db", copied)
+            return super().execute(sql, *parameters)  # type: ignore[arg-type]
+
+    def connect_watched(uri: str) -> sqlite3.Connection:
+        if uri.endswith("mode=ro"):
+            return connect(uri)
+        return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, factory=Watched)
+
+    with FactStore.open(tmp_path / "facts.db", "plant", settings=AT_ONCE, connect_to=connect_watched) as store:
+        done(store.appends.define([tag(1)]))
+        done(store.appends.append_samples(TELEMETRY, samples(100)))
+        acknowledged = values_in(store)
+    with closing(StoreReader(copied)) as reader:
+        assert values_in(reader) == acknowledged
+    assert len(acknowledged) == 100
