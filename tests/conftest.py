@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.memory import memory_folder
+
+# Time is no verdict: on a busy machine any example may take long (by default, 200 ms are a failure).
+settings.register_profile("bsfg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("bsfg")
 
 
 def pytest_configure() -> None:
