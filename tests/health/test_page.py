@@ -21,7 +21,7 @@ from agent.health.server import CONNECTIONS_MAX, CONNECTIONS_OF_ADDRESS_MAX, Hea
 from agent.health.snapshot import NodeSnapshot
 
 HOST = "127.0.0.1"
-LIMIT_S = 10
+LIMIT_S = 30
 
 
 @contextmanager

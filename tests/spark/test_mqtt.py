@@ -28,7 +28,7 @@ from tests.spark.served import ENTERPRISE, Served, served, store_path
 from tests.spark.test_reader import read, sent
 from tests.support.mosquitto import free_port
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system]
 
 RUN = [Sample(1 + n % 3, NOON_NS + n * 100, value, n % 2) for n, value in enumerate(VALUES)]
 LONG_BATCHES = 30

@@ -13,7 +13,7 @@ from tests.spark.making import AT_ONCE, DEFINITIONS
 from tests.spark.served import ENTERPRISE, READER, served, store_path
 from tests.spark.streaming.test_stream_reader import append, stream, values
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system]
 
 CONSUMER = f"{READER}.lake"
 
