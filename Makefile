@@ -82,7 +82,7 @@ spark-stream-test: system
 
 # A minute or two, and some 3 GB of memory.
 spark-cluster-test: system
-	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_first_read.py tests/spark/test_cluster.py -o timeout=0 -o faulthandler_timeout=0
+	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit}.py -o timeout=0 -o faulthandler_timeout=0
 
 # Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
 mutants: system

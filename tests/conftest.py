@@ -4,26 +4,33 @@ first.
 A fixture belongs to the folder that needs it; one that several folders need is here.
 """
 
+import logging
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+from hypothesis import HealthCheck
 
 from tests.support.memory import memory_folder
 
 
 def pytest_configure() -> None:
     """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C, which
-    a shell's background jobs ignore and their children with them."""
+    a shell's background jobs ignore and their children with them. How long an example or a callback took is no test's
+    affair: the machine may stall in it, for which hypothesis fails a test and asyncio's debug mode writes to its log."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
         del os.environ[name]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    hypothesis.settings.load_profile("any machine")
+    logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing "))
 
 
 LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/")

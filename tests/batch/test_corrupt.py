@@ -87,7 +87,7 @@ def accept_or_refuse(data: bytes) -> None:
         batch.verify(batch.parse(data))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.binary(max_size=300) | st.binary(max_size=300).map(lambda tail: b"BSFB\x01" + tail))
 def test_garbage_is_refused_in_one_way(data: bytes) -> None:
     """Any other bytes raise BatchError, so a caller needs no other except."""
@@ -96,7 +96,7 @@ def test_garbage_is_refused_in_one_way(data: bytes) -> None:
     accept_or_refuse(data)
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.sampled_from(sorted(SMALL)), st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4))
 def test_changed_bytes_with_a_right_digest_are_read_or_refused(name: str, changes: list[tuple[int, int]]) -> None:
     """Changed bytes with a valid digest reach every later check, and none fails with another error."""
@@ -106,7 +106,7 @@ def test_changed_bytes_with_a_right_digest_are_read_or_refused(name: str, change
     accept_or_refuse(sealed_again(bytes(data)))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.sampled_from(sorted(SMALL)), st.integers(0, 10_000), st.integers(0, 8), st.binary(max_size=8))
 def test_spliced_bodies_with_right_lengths_are_read_or_refused(name: str, at: int, gone: int, new: bytes) -> None:
     """As above, with the lengths in the header adjusted, so that MessagePack and zstd get the bytes."""

@@ -45,7 +45,6 @@ def seal(rows: list[tuple], link: batch.Link = LINK) -> batch.Batch:
     return batch.seal_samples(link, rows, MANY_DEFINITIONS)
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_a_resealed_batch_has_the_same_facts_in_another_chain(rows: list) -> None:
     """The facts to the bit and the number of bytes stay the same; the header is that of the other chain, and the next
@@ -67,7 +66,6 @@ def test_a_resealed_batch_has_the_same_facts_in_another_chain(rows: list) -> Non
         batch.resealed(first, batch.Link(LINK.stream, ORIGIN, 2))
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_samples_round_trip(rows: list) -> None:
     """Every value type to the bit, any order of times, and a header that matches them."""
@@ -86,7 +84,6 @@ def test_samples_round_trip(rows: list) -> None:
     assert not header.is_slice
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_sealing_what_was_opened_gives_the_same_bytes(rows: list) -> None:
     """The encoding depends only on the values: not on the identity of objects, nor on rows or columns."""
@@ -103,7 +100,6 @@ def test_uneven_columns_are_the_callers_mistake(columns: tuple[list, ...]) -> No
         batch.seal_columns(LINK, batch.SampleColumns(*columns), MANY_DEFINITIONS)
 
 
-@settings(deadline=None)
 @given(ROWS, st.data())
 def test_a_slice_is_the_rows_between(rows: list, data: st.DataObject) -> None:
     """Slicing anywhere, also a slice of a slice, gives those rows, under a header that cannot pass for the chain's."""
@@ -132,7 +128,7 @@ def test_a_slice_outside_the_batch_is_the_callers_mistake(positions: tuple[int, 
         batch.cut(seal([(1, 5, 1.5, 0)] * 3), *positions)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(ROWS, min_size=1, max_size=5))
 def test_a_chain_links(runs: list) -> None:
     """Each batch starts where its predecessor ended and names its digest; changing one fact early changes every digest
@@ -155,7 +151,6 @@ def test_a_chain_links(runs: list) -> None:
     assert not {b.digest for b in batches} & {b.digest for b in others}
 
 
-@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_messages_round_trip(messages: list[Message], data: st.DataObject) -> None:
     """Every field of every message, whole and sliced; the header's times are those of production."""

@@ -70,7 +70,7 @@ def test_the_densest_messages_cost_what_the_limits_allow(name: str) -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(chance=st.randoms(use_true_random=False), data=st.data())
 def test_spoiled_messages_are_read_or_refused(name: str, chance: random.Random, data: st.DataObject) -> None:
     """Wrong lengths, duplicate keys, depth, huge numbers, invalid text, bombs: each decoder handles them."""

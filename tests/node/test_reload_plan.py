@@ -5,7 +5,6 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,7 +161,6 @@ def settings() -> st.SearchStrategy[NodeSettings]:
     return tables.map(lambda table: read(table, FILE))
 
 
-@hypothesis.settings(deadline=None)
 @given(settings(), settings())
 def test_any_two_files(old: NodeSettings, new: NodeSettings) -> None:
     """A plan that was carried out leaves only what needs a restart; a restart leaves nothing; the settings in force are

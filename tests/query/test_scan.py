@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import FACTS_MAX
@@ -75,7 +75,6 @@ def test_any_value_comes_back_to_the_bit(value: Value) -> None:
 moments = st.integers(BASE_NS - SECOND_NS, BASE_NS + 1100 * SECOND_NS)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_bounds_leave_out_exactly_what_they_exclude(
     file: Path, facts: list[dict[str, Any]], data: st.DataObject

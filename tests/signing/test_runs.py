@@ -52,7 +52,7 @@ def honest_pages(draw: Any) -> list[Offered]:
     return page(batches, heads)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(honest_pages(), st.sampled_from(["required", "if_present", "off"]))
 def test_an_honest_page_is_accepted_whole(offered: list[Offered], rule: Any) -> None:
     """Whatever the rule, nothing of an honest page is declined, and its heads count as verified unless the rule is
@@ -65,7 +65,7 @@ def test_an_honest_page_is_accepted_whole(offered: list[Offered], rule: Any) -> 
     assert {one.is_verified for one in judged.heads} == {rule != "off"}
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(honest_pages(), st.integers(1, 900))
 def test_what_is_kept_is_proven_again_two_hops_later(offered: list[Offered], reach: int) -> None:
     """A relay stores a page with fewer heads; the page that it serves, and the one after the next relay, are judged the
@@ -162,7 +162,7 @@ ATTACKS = [
 ]
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=250)
 @given(
     st.integers(1, 6),
     st.sets(st.integers(0, 5)),

@@ -61,7 +61,7 @@ def plain(values: dict[str, Any]) -> dict[str, Any]:
     return values | {"ts": values["ts"].astimezone(UTC)}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.lists(SAMPLES, min_size=1, max_size=12), min_size=1, max_size=6), st.data())
 def test_every_value_arrives_as_the_oracle_sees_it(runs: list[list[Sample]], data: st.DataObject) -> None:
     """Any values, times and qualities, in any runs of two origins, sliced anywhere: the same rows, in order."""
@@ -95,7 +95,7 @@ def test_integers_beside_floats_stay_exact(number: int) -> None:
     same(rows(built([(batch, 1, 0, 2)])), [row(one, n, PLANT_A, n) for n, one in enumerate(run, 1)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.lists(SAMPLES, min_size=1, max_size=12), min_size=1, max_size=4), st.data())
 def test_any_choice_of_columns_has_the_same_values(runs: list[list[Sample]], data: st.DataObject) -> None:
     """A column is the same whatever else is asked for, so what is left unbuilt or unopened changes nothing."""

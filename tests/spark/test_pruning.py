@@ -144,7 +144,7 @@ def filters(draw: st.DrawFn) -> Filter:
     return Not(one) if draw(st.booleans()) else one
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(filters(), min_size=1, max_size=3))
 def test_nothing_that_matches_is_excluded(path: Path, asked: list[Filter]) -> None:
     """Whatever is filtered: the rows that match are those of an unfiltered read that match, in order, each once."""

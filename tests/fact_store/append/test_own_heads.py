@@ -292,7 +292,7 @@ def test_declined_facts_are_named_once(tmp_path: Path) -> None:
         assert mill.put(store, sealed).stored_facts == 10
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     commits=st.lists(st.integers(1, 12_000), min_size=1, max_size=6),
     bytes_max=st.integers(1_000, 300_000),

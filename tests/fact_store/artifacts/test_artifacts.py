@@ -112,7 +112,7 @@ def test_an_artifact_round_trips(tmp_path: Path) -> None:
     assert list(store.digests()) == [digest]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(1, 5000), min_size=1, max_size=8), stops=st.integers(0, 7))
 def test_a_transfer_goes_on_where_it_stopped(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], stops: int

@@ -412,7 +412,6 @@ def test_the_store_agrees_with_the_model(memory: Path, monkeypatch: pytest.Monke
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -40,7 +40,7 @@ def buckets(found: MessageFilter) -> list[bytes]:
     return [bytes(bucket or b"") for bucket in found._buckets]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(GENERATIONS)
 def test_no_key_is_ever_forgotten(generations: list[list[bytes]]) -> None:
     """Whatever was added is among the candidates with its generation, and candidates come newest first."""
@@ -54,7 +54,7 @@ def test_no_key_is_ever_forgotten(generations: list[list[bytes]]) -> None:
     assert len(found) == sum(map(len, generations))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(GENERATIONS)
 def test_a_filter_is_restored_from_its_summaries(generations: list[list[bytes]]) -> None:
     """A filter loaded from its summaries equals the one that made them, and a summary can be made from a table's
@@ -71,7 +71,7 @@ def test_a_filter_is_restored_from_its_summaries(generations: list[list[bytes]])
     assert loaded.close() == found.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(GENERATIONS, st.integers(0, 7))
 def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]], dropped: int) -> None:
     """Without its oldest generations a filter equals one that never had them; the open generation is summed up as
@@ -85,7 +85,7 @@ def test_dropping_leaves_the_younger_generations(generations: list[list[bytes]],
     assert found.close() == young.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(KEYS, max_size=20), st.lists(KEYS, max_size=20))
 def test_undoing_additions_restores_the_filter(kept: list[bytes], undone: list[bytes]) -> None:
     """Undoing additions, the last first, leaves what was there before them."""

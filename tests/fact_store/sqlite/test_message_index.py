@@ -160,7 +160,7 @@ class IndexAgainstDict(RuleBasedStateMachine):
             assert rows == len(known)
 
 
-IndexAgainstDict.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=20)
+IndexAgainstDict.TestCase.settings = settings(max_examples=30, stateful_step_count=20)
 TestIndexAgainstDict = IndexAgainstDict.TestCase
 
 

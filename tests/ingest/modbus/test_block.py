@@ -35,7 +35,7 @@ def same(left: object, right: object) -> bool:
     return type(left) is type(right) and (left == right or is_nan)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 20), kinds()), min_size=1, max_size=12), st.data())
 def test_a_block_has_the_values_of_its_registers(places: list[tuple[int, ValueType]], data: st.DataObject) -> None:
     """Whatever types lie where, overlapping or with holes, the block gives for each what `decode` gives for its words,

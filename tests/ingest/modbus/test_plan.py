@@ -47,7 +47,7 @@ def is_allowed(group: list[Register], everything: list[Register], bounds: Limits
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(registers, limits)
 def test_no_plan_has_fewer_reads(wanted: list[Register], bounds: Limits) -> None:
     """The plan is as short as the best of all partitions, found by trying every one."""
@@ -79,7 +79,7 @@ def test_a_thousand_neighbours_take_eight_reads() -> None:
     assert len(plan_reads([register(a) for a in range(1000)], Limits(125, 0))) == 8
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(registers, limits, st.lists(st.tuples(st.integers(0, 44), st.integers(1, 6)), max_size=5))
 def test_no_plan_around_refused_spans_has_fewer_reads(
     wanted: list[Register], bounds: Limits, refused: list[tuple[int, int]]

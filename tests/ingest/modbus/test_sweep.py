@@ -25,7 +25,7 @@ def given_by(device: Device, wanted: list[Register]) -> set[Register]:
     return {r for r in wanted if device.judge(r.address, r.end) is None}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(registers, limits, devices)
 def test_every_poll_accounts_for_every_value(wanted: list[Register], bounds: Limits, device: Device) -> None:
     """In each poll each value is read or marked; what the device does not give is never read, and once a read that
@@ -44,7 +44,7 @@ def test_every_poll_accounts_for_every_value(wanted: list[Register], bounds: Lim
     assert settled == good
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(registers, limits, devices)
 def test_what_is_learned_leaves_the_fewest_reads(wanted: list[Register], bounds: Limits, device: Device) -> None:
     """In the steady state a poll has as few planned reads as the device itself allows for the values that it gives, and
@@ -64,7 +64,7 @@ few = st.lists(
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(few, limits, devices, st.integers(1, 5))
 def test_an_interrupted_search_goes_on(wanted: list[Register], bounds: Limits, device: Device, searches: int) -> None:
     """With time for a few searching reads a poll, each poll still accounts for each value, and what the device gives is

@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.ingest.opcua.plan import Created, ItemPlan
@@ -24,7 +24,6 @@ def test_parked_nodes_never_share_a_call_with_untried_ones() -> None:
     assert plan.parked == frozenset()
 
 
-@settings(deadline=None)  # a thousand calls for a thousand items take their time on a busy machine
 @given(st.integers(1, 3000), st.integers(0, 500), st.integers(1, 700), st.sets(st.integers(0, 2999), max_size=20))
 def test_every_item_is_created_whatever_the_limits(wanted: int, told: int, real: int, bad: set[int]) -> None:
     """A server that states one limit, or none, and enforces another ends up with every item that it has."""

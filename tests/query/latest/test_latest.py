@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader
@@ -150,7 +150,6 @@ rounds = st.lists(
 clock_steps = st.lists(st.integers(-1, 2), min_size=12, max_size=12)  # minutes
 
 
-@settings(deadline=None)
 @given(rounds, st.sets(st.sampled_from(["tag:a", "tag:b", "tag:c"]), min_size=1), clock_steps)
 @example(
     [[(1, 0, False)] * 2, [(1, 0, True)], [(1, 0, True), (2, 6, False)], [(2, 2, False)]],
@@ -208,7 +207,6 @@ def newest_of(facts: list[tuple[Arrival, int]]) -> set[tuple[int, int] | None]:
     return {(one[1], one[0].offset) for one in since if rank(one) == newest} or {None}
 
 
-@settings(deadline=None)
 @given(
     rounds,
     st.lists(st.tuples(st.integers(0, 12), st.sets(st.sampled_from("abcd"), min_size=1), st.integers(1, 40))),

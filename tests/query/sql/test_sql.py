@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.fact_store import FactStore, StoreReader
@@ -123,7 +123,6 @@ def wheres(draw: st.DrawFn) -> str:
     return draw(st.sampled_from([" and ", " or "])).join(parts)
 
 
-@settings(deadline=None)
 @given(wheres(), st.sampled_from(["", " order by offset desc", " order by stream, offset", " order by stream desc, offset desc",
                                   " order by source_time, stream, offset", " order by stream, offset limit 7"]))  # fmt: skip
 def test_a_where_clause_equals_a_filter(file: Path, where: str, order: str) -> None:

@@ -266,7 +266,7 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
     EvidenceFolder(blocked).keep("nothing", b"x")
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from(["plant", "evil"]), st.one_of(st.just(b""), st.binary(min_size=82, max_size=82))),

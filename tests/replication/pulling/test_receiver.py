@@ -439,7 +439,7 @@ apt_events = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(apt_events | own_events | hostile_events, st.sampled_from([0, 500, 60_000])), min_size=20, max_size=60

@@ -7,7 +7,7 @@ from typing import Any
 import deltalake
 import pyarrow.dataset as ds
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import Origin
@@ -159,7 +159,6 @@ def test_losses_are_found_by_their_offsets(tmp_path: Path) -> None:
     assert (found.rows, holes) == (15, [OffsetRange(6, 10)])
 
 
-@settings(deadline=None)  # a busy machine
 @given(st.integers(1, 50), st.integers(0, 50), st.lists(st.integers(1, 60), unique=True))
 def test_missing_and_seen_are_the_whole(first: int, count: int, seen: list[int]) -> None:
     """Every offset of a range is either in a run that was seen or in one that is missing."""
@@ -185,7 +184,6 @@ def test_a_missing_range_has_its_reason() -> None:
     assert json.loads(row.detail) == {"reason": "unknown", "count": 8}
 
 
-@settings(deadline=None)  # a busy machine
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 60)), max_size=80))
 def test_identities_are_those_that_were_added(facts: list[tuple[str, int]]) -> None:
     """In any order, also over the text that goes to the tasks."""

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_bsfg.errors import FactsGone, OptionError
@@ -44,7 +44,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)  # a busy machine
 @given(STEPS)
 def test_each_offset_is_in_one_batch(steps: list[tuple[str, int]]) -> None:
     """Batches of an epoch lie end to end from where it was begun, none has more held facts than its limit, all that was
@@ -72,7 +71,6 @@ def test_each_offset_is_in_one_batch(steps: list[tuple[str, int]]) -> None:
     assert all(found == list(range(found[0], found[-1] + 1)) for found in covered.values() if found)
 
 
-@settings(deadline=None)  # a busy machine
 @given(st.integers(0, 100), st.integers(1, 100), st.integers(0, 100), st.integers(1, 50), st.integers(0, 100))
 def test_a_batch_never_goes_back_or_beyond(at: int, first: int, more: int, limit: int, target: int) -> None:
     """Whatever the log shows, the end of a batch is not before its start, and neither beyond the log nor beyond the end
