@@ -15,6 +15,8 @@ export PATH := $(PATH):/usr/sbin:/sbin
 test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
+# Each of the hundreds of processes that the tests start would compile the agent anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
 
