@@ -93,6 +93,7 @@ mutants: system
 format: venv
 	$(VENV)/ruff check --quiet --fix
 	$(VENV)/ruff format --quiet
+	git ls-files -co --exclude-standard '*.md' '*.py' | xargs $(VENV)/python tools/wrap_prose.py
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system
