@@ -4,7 +4,6 @@ store."""
 import itertools
 import logging
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,6 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 BAD_COMMUNICATION, BAD_TIMEOUT, BAD_NODE_ID = 0x8005_0000, 0x800A_0000, 0x8034_0000
-
-
-@pytest.fixture(name="plc")
-def running_plc() -> Iterator[Program]:
-    """The plant's OPC UA server."""
-    with running("opcua_server") as program:
-        yield program
-
-
-@pytest.fixture(name="meter")
-def running_meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 @in_loop

@@ -4,7 +4,6 @@ happened."""
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -42,20 +41,6 @@ def put(file: Path, text: str) -> None:
     beside = file.with_suffix(".new")
     write(beside, text)
     beside.rename(file)
-
-
-@pytest.fixture(name="plc")
-def running_plc() -> Iterator[Program]:
-    """The plant's OPC UA server."""
-    with running("opcua_server") as program:
-        yield program
-
-
-@pytest.fixture(name="meter")
-def running_meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 async def wait_problem(run: Running, source: str, part: str) -> None:
