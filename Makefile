@@ -15,6 +15,8 @@ export PATH := $(PATH):/usr/sbin:/sbin
 test: export PYTHONASYNCIODEBUG = 1
 # The agent relies on its asserts and refuses to run without them, so the variable must not be inherited.
 unexport PYTHONOPTIMIZE
+# Each of the hundreds of processes that the tests start would compile the agent anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
 
@@ -82,7 +84,7 @@ spark-stream-test: system
 
 # A minute or two, and some 3 GB of memory.
 spark-cluster-test: system
-	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_first_read.py tests/spark/test_cluster.py -o timeout=0 -o faulthandler_timeout=0
+	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit}.py -o timeout=0 -o faulthandler_timeout=0
 
 # Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
 mutants: system
@@ -91,6 +93,7 @@ mutants: system
 format: venv
 	$(VENV)/ruff check --quiet --fix
 	$(VENV)/ruff format --quiet
+	git ls-files -co --exclude-standard '*.md' '*.py' | xargs $(VENV)/python tools/wrap_prose.py
 
 # Drains a tenth of a day; NAME=drain drains a whole day.
 bench: system

@@ -4,6 +4,7 @@ first.
 A fixture belongs to the folder that needs it; one that several folders need is here.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -22,13 +23,15 @@ settings.load_profile("bsfg")
 
 def pytest_configure() -> None:
     """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C, which
-    a shell's background jobs ignore and their children with them."""
+    a shell's background jobs ignore and their children with them. How long a callback took is no test's
+    affair: the machine may stall in it, which asyncio's debug mode writes to its log."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:
         del os.environ[name]
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing "))
 
 
 LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/")

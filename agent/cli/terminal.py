@@ -13,7 +13,7 @@ import json
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, BinaryIO, TextIO
 
@@ -109,6 +109,18 @@ def _is_single(value: float) -> bool:
     except OverflowError:
         return False
     return bool(single == value)
+
+
+def print_check(what: str, problems: Sequence[str], summary: str, notes: Sequence[str]) -> None:
+    """What the check of a file found: its problems, or that it is good."""
+    if problems:
+        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
+    for problem in problems:
+        click.echo(f"  {problem}")
+    if not problems:
+        click.echo(f"{what}: good; {summary}")
+    for note in notes:
+        click.echo(f"note: {note}")
 
 
 def print_step(step: ProbeStep, *, as_json: bool) -> None:

@@ -7,13 +7,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from bench.common.measuring import peak_rss_mib, rounded
-from bench.common.testbed import Worker, start_worker
+from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
+from agent.ingest import Ingest, SourceSettings, load_tag_maps
+from bench.common.measuring import files_bytes, peak_rss_mib, rounded
+from bench.common.testbed import SERVING, Worker, start_worker
 from bench.common.worker_io import Options
 
+STREAM = "facts.telemetry"
 WARM_S = 1.5  # after the first value: caches filled, the first commits made
 START_S = 60.0
 EDGE_S = 0.01  # how often a count is looked at where a measurement begins and ends
@@ -45,6 +49,19 @@ def growth(found: Mapping[str, Any]) -> dict[str, float]:
     flat = rss[int(len(rss) * SOAK_WARM_SHARE) :]
     fifth = max(1, len(flat) // 5)
     return {"first": max(flat[:fifth]), "last": max(flat[-fifth:]), "peak": found["peak_rss_mib"]}
+
+
+async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options) -> tuple[dict[str, Any], Ingest]:
+    """The product with these sources, into a real store in the folder `into`: what counts is what is committed."""
+    folder = Path(options["into"])
+    with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
+        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ingest.run(), name="ingest")
+            found = await measured(lambda: store.end_offset(STREAM), options)
+            ingest.stop()
+        facts = store.end_offset(STREAM)
+    return {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0}, ingest
 
 
 async def measured(count: Callable[[], int], options: Options) -> dict[str, Any]:

@@ -10,22 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from pymodbus.client import AsyncModbusTcpClient
 
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
-from agent.ingest import Ingest, ModbusSourceSettings, load_tag_maps
-from bench.common.measuring import files_bytes
-from bench.common.testbed import SERVING
+from agent.ingest import ModbusSourceSettings
 from bench.common.worker_io import Options, emit
-from bench.ingest.measured import measured
+from bench.ingest.measured import measured, measured_ingest
 from bench.ingest.modbus_server import places, registers_of
 
 HOST = "127.0.0.1"
-STREAM = "facts.telemetry"
 BLOCK_REGISTERS = 125
 INTERVAL_MS_MIN = 10  # the product's shortest: it polls again as soon as it can
 
@@ -46,15 +41,8 @@ async def _agent(options: Options, *, devices: int, interval_ms: int) -> None:
     folder = Path(options["into"])
     sources = tuple(_source(folder, f"device-{n}", options, interval_ms) for n in range(devices))
     emit("READY")
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
-        ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(ingest.run(), name="ingest")
-            found = await measured(lambda: store.end_offset(STREAM), options)
-            ingest.stop()
-        facts = store.end_offset(STREAM)
-        missed = sum(source.polls_missed_total for source in ingest.statistics())
-    emit("RESULT", {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0, "polls_missed": missed})
+    found, ingest = await measured_ingest(sources, options)
+    emit("RESULT", {**found, "polls_missed": sum(source.polls_missed_total for source in ingest.statistics())})
 
 
 def _source(folder: Path, name: str, options: Options, interval_ms: int) -> ModbusSourceSettings:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,11 @@ from asyncua.client.client import Client
 from asyncua.common.node import Node
 from asyncua.ua.attribute_ids import AttributeIds
 
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
-from agent.ingest import Ingest, OpcuaSourceSettings, load_tag_maps
-from bench.common.measuring import files_bytes
-from bench.common.testbed import SERVING
+from agent.ingest import OpcuaSourceSettings
 from bench.common.worker_io import Options, emit
-from bench.ingest.measured import START_S, measured
+from bench.ingest.measured import START_S, measured, measured_ingest
 
 NAMESPACE = "urn:bsfg:bench"
-STREAM = "facts.telemetry"
 CALL_ITEMS = 1_000
 
 
@@ -45,14 +40,8 @@ async def _agent(options: Options) -> None:
     settings = OpcuaSourceSettings("bench", options["url"], tags, **_security(options))
     assert not list(settings.problems()), list(settings.problems())
     emit("READY")
-    with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
-        ingest = Ingest(SERVING, (settings,), load_tag_maps((settings,)), store.appends, (StoreBusy, StoreFull))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(ingest.run(), name="ingest")
-            found = await measured(lambda: store.end_offset(STREAM), options)
-            ingest.stop()
-        facts = store.end_offset(STREAM)
-    emit("RESULT", {**found, "bytes_per_fact": files_bytes(folder) / facts if facts else 0})
+    found, _ = await measured_ingest((settings,), options)
+    emit("RESULT", found)
 
 
 def _security(options: Options) -> dict[str, Any]:

@@ -52,13 +52,8 @@ class Files:
 
 def run(facts: int, repeats: int, seed: int, below: Path | None) -> Report:
     """Fill a store with `facts` samples, then read it `repeats` times each way."""
-    with open_testbed(below) as testbed, words_aside((folder := testbed.folder) / "spark.log"):
-        described = machine(folder)
-        spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
-        try:
-            return measure(spark, testbed, described, facts, repeats, seed)
-        finally:
-            spark.stop()
+    with open_testbed(below) as testbed, bench_session(testbed.folder) as (spark, described):
+        return measure(spark, testbed, described, facts, repeats, seed)
 
 
 def measure(
@@ -95,7 +90,19 @@ def measure(
 
 
 @contextmanager
-def words_aside(log: Path) -> Iterator[None]:
+def bench_session(folder: Path) -> Iterator[tuple[SparkSession, Mapping[str, Any]]]:
+    """A session of its own with TASKS tasks at once, and the machine as it was before."""
+    described = machine(folder)
+    with _words_aside(folder / "spark.log"):
+        spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
+        try:
+            yield spark, described
+        finally:
+            spark.stop()
+
+
+@contextmanager
+def _words_aside(log: Path) -> Iterator[None]:
     """What the JVM writes to standard error as it starts goes to a file, and is shown only if the block fails."""
     shown = os.dup(2)
     try:

@@ -22,15 +22,14 @@ from pyspark.sql import SparkSession
 from agent.fact_store import FactStore
 from agent.message import Sample
 from bench.common.data_sets import runs
-from bench.common.measuring import Latency, Report, machine, results, rounded
+from bench.common.measuring import Latency, Report, results, rounded
 from bench.common.testbed import scratch_folder
-from bench.spark.spark import TASKS, words_aside
+from bench.spark.spark import bench_session
 from bench.store.append import BATCH_FACTS, IN_FLIGHT, STREAM, new_store
 from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.jobs.land import run as land
 from pyspark_bsfg.landing.lander import Totals
 from pyspark_bsfg.session import facts as facts_of
-from pyspark_bsfg.session import session
 
 EVERY_S = 0.1
 LAST_S = 3.0
@@ -39,13 +38,8 @@ WARM_FACTS = 2000
 
 def run(facts: int, seconds: float, seed: int, below: Path | None) -> Report:
     """Land `facts` samples, then record a fact every 100 ms for `seconds`."""
-    with scratch_folder(below) as folder, words_aside(folder / "spark.log"):
-        described = machine(folder)
-        spark = session("bench", f"local[{TASKS}]", {"spark.local.dir": str(folder / "spark")})
-        try:
-            return measure(spark, folder, described, facts, seconds, seed)
-        finally:
-            spark.stop()
+    with scratch_folder(below) as folder, bench_session(folder) as (spark, described):
+        return measure(spark, folder, described, facts, seconds, seed)
 
 
 def measure(

@@ -24,12 +24,12 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """An implementation of a protocol: how its server is started, and the variable that names its libraries."""
+    """An implementation of a protocol: how its server is started, and the variable that names the folder of its modules."""
 
     name: str
     command: tuple[str, ...]
-    library_variable: str = ""
-    libraries: Path = Path()
+    modules_variable: str = ""
+    modules: Path = Path()
 
     def why_not(self) -> str:
         """Why it cannot be used here; empty when it can."""
@@ -89,8 +89,8 @@ class ServerProcess:
         assert self._process is None, "started already"
         self._folder.mkdir(parents=True, exist_ok=True)
         environment = dict(os.environ)
-        if self._stack.library_variable:
-            environment[self._stack.library_variable] = str(self._stack.libraries)
+        if self._stack.modules_variable:
+            environment[self._stack.modules_variable] = str(self._stack.modules)
         environment.pop("PYTHONASYNCIODEBUG", None)  # the library's affair, not ours
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(

@@ -53,6 +53,8 @@ class ForeignServer(ServerProcess):
         self.url = self.namespace = ""
         self.port = 0
         self.certificate = Path()
+        self._record: dict[str, list[Recorded]] = {}
+        self._record_bytes = 0  # read so far
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -163,13 +165,15 @@ class ForeignServer(ServerProcess):
 
     def record(self, name: str) -> list[Recorded]:
         """All values that this variable has had, by the server's account, in order."""
-        lines = Path(self._options["record"]).read_text().splitlines(keepends=True)
-        found = (json.loads(line) for line in lines if line.endswith("}\n"))  # the last of a killed server may be cut
-        return [
-            Recorded(name, int(entry["time_ns"]), entry["value"], entry["status"])
-            for entry in found
-            if entry["name"] == name
-        ]
+        with Path(self._options["record"]).open("rb") as file:
+            file.seek(self._record_bytes)
+            whole = file.read()
+        whole = whole[: whole.rfind(b"\n") + 1]  # the last line of a killed server may be cut
+        self._record_bytes += len(whole)
+        for entry in map(json.loads, whole.splitlines()):
+            found = Recorded(entry["name"], int(entry["time_ns"]), entry["value"], entry["status"])
+            self._record.setdefault(found.name, []).append(found)
+        return list(self._record.get(name, []))
 
 
 @asynccontextmanager

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from agent.ingest.lifecycle import State
 from tests.foreign.account import account, stored
 from tests.foreign.plant import facts, opcua, running_node, storing
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.server import ForeignServer
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running
 from tests.waiting import wait_until_async
@@ -24,17 +23,22 @@ KEPT = [f"kept_{i}" for i in range(3)]
 STILL = "still"
 
 
-@asynccontextmanager
-async def historian(folder: Path, **options: Any) -> AsyncIterator[ForeignServer]:
+VARIABLES = [
+    *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
+    {"name": STILL, "type": "Int32", "value": 7, "history": True},
+    {"name": "plain", "type": "Int32", "period_ms": 50},
+    {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
+]
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
     """A server with three variables that change and one that stands still, all with history, and one without."""
-    variables = [
-        *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
-        {"name": STILL, "type": "Int32", "value": 7, "history": True},
-        {"name": "plain", "type": "Int32", "period_ms": 50},
-        {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
-    ]
-    async with foreign_server(folder / "server", variables=variables, **options) as server:
+    server = ForeignServer(tmp_path_factory.mktemp("server"), variables=VARIABLES)
+    try:
         yield server
+    finally:
+        server.close()
 
 
 def fills(run: Running) -> list[dict[str, Any]]:
@@ -74,123 +78,120 @@ def check_complete(server: ForeignServer, folder: Path, *names: str) -> None:
         assert found.invented == [], name
 
 
-def test_an_outage_is_filled(tmp_path: Path) -> None:
+def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """The server is away twice. What changed meanwhile is read from history and stands in the store once, marked as
     acquired from history; a variable without history keeps its gap fact, and the fact of the filling names it."""
 
     @in_loop
     async def story() -> None:
-        async with historian(tmp_path) as server:
-            async with storing(opcua(server, tmp_path, *KEPT, STILL, "plain"), tmp_path) as run:
-                for outage in (1, 2):
-                    await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
-                    await away(server, run, 40)
-                    said = await wait_filled(run, outage)
-                    assert (said["cause"], said["tags_without_history"], said["tags"]) == ("outage", 1, ["tag:f/plain"])
-                    assert said["values"] > 100
-                    await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
+        async with storing(opcua(server, tmp_path, *KEPT, STILL, "plain"), tmp_path) as run:
+            for outage in (1, 2):
                 await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
-            check_complete(server, tmp_path, *KEPT, STILL)
-            assert account(server, tmp_path, "plain").lost
-            assert account(server, tmp_path, "plain").undeclared == []
+                await away(server, run, 40)
+                said = await wait_filled(run, outage)
+                assert (said["cause"], said["tags_without_history"], said["tags"]) == ("outage", 1, ["tag:f/plain"])
+                assert said["values"] > 100
+                await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open")
+            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+        check_complete(server, tmp_path, *KEPT, STILL)
+        assert account(server, tmp_path, "plain").lost
+        assert account(server, tmp_path, "plain").undeclared == []
 
     story()
     marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
     assert {one["acquisition"] for one in marked} == {"history"}
 
 
-def test_an_element_of_an_array_is_filled(tmp_path: Path) -> None:
+def test_an_element_of_an_array_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number, once;
     of a range the part."""
 
     @in_loop
     async def story() -> None:
-        async with historian(tmp_path) as server:
-            address = server.address("array")
-            tags = f"tag,address\nf/element,{address}[2]\nf/range,{address}[1:2]\nf/kept_0,{server.address('kept_0')}\n"
-            async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
-                await run.wait_good("f/element", 20)
-                await away(server, run, 40)
-                said = await wait_filled(run, 1)
-                assert (said["tags_filled"], said["tags_without_history"]) == (3, 0)
-                await run.wait_good("f/element", len(run.store.good("f/element")) + 10)
-            recorded = {one.time_ns: one.value for one in server.record("array")}
-            for name, part in (("element", slice(2, 3)), ("range", slice(1, 3))):
-                found = {one.time_ns: one.value for one in stored(tmp_path, name) if one.quality == 0}
-                assert len(found) == sum(one.quality == 0 for one in stored(tmp_path, name)), "none twice"
-                between = {at: value for at, value in recorded.items() if min(found) <= at <= max(found)}
-                wanted = {at: value[part] for at, value in between.items()}
-                assert {at: value if name == "range" else [value] for at, value in found.items()} == wanted
+        address = server.address("array")
+        tags = f"tag,address\nf/element,{address}[2]\nf/range,{address}[1:2]\nf/kept_0,{server.address('kept_0')}\n"
+        async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
+            await run.wait_good("f/element", 20)
+            await away(server, run, 40)
+            said = await wait_filled(run, 1)
+            assert (said["tags_filled"], said["tags_without_history"]) == (3, 0)
+            await run.wait_good("f/element", len(run.store.good("f/element")) + 10)
+            await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap of a busy machine open")
+        recorded = {one.time_ns: one.value for one in server.record("array")}
+        for name, part in (("element", slice(2, 3)), ("range", slice(1, 3))):
+            found = {one.time_ns: one.value for one in stored(tmp_path, name) if one.quality == 0}
+            assert len(found) == sum(one.quality == 0 for one in stored(tmp_path, name)), "none twice"
+            between = {at: value for at, value in recorded.items() if min(found) <= at <= max(found)}
+            wanted = {at: value[part] for at, value in between.items()}
+            assert {at: value if name == "range" else [value] for at, value in found.items()} == wanted
 
     story()
 
 
-def test_a_stop_of_the_node_is_filled(tmp_path: Path) -> None:
+def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """Ingest ends and begins again later on the same store: what changed meanwhile comes from history, a value that
     stood still is not recorded again, and the time of the stop is declared for what has no history."""
 
     @in_loop
     async def story() -> None:
-        async with historian(tmp_path) as server:
-            source = opcua(server, tmp_path, *KEPT, STILL, "plain")
-            for turn in range(3):
-                async with storing(source, tmp_path) as run:
-                    await run.wait_good("f/kept_0", 20)
-                    if turn:
-                        await wait_filled(run, 1)
-                await server_goes_on(server, 40)
-            check_complete(server, tmp_path, *KEPT, STILL)
-            assert account(server, tmp_path, "plain").undeclared == []
+        source = opcua(server, tmp_path, *KEPT, STILL, "plain")
+        for turn in range(3):
+            async with storing(source, tmp_path) as run:
+                await run.wait_good("f/kept_0", 20)
+                if turn:
+                    await wait_filled(run, 1)
+            await server_goes_on(server, 40)
+        check_complete(server, tmp_path, *KEPT, STILL)
+        assert account(server, tmp_path, "plain").undeclared == []
 
     story()
 
 
-def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(tmp_path: Path) -> None:
+def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(server: ForeignServer, tmp_path: Path) -> None:
     """The node stops amid the filling of an outage. The next one fills its own stop, then what is left of the outage:
     the store says which values it has."""
 
     @in_loop
     async def story() -> None:
-        async with historian(tmp_path) as server:
-            slow = opcua(server, tmp_path, *KEPT, STILL, history_values_per_s_max=40)
-            async with storing(slow, tmp_path) as run:
-                await run.wait_good("f/kept_0", 20)
-                await away(server, run, 100)
-                await wait_until_async(lambda: run.source("plc").backfilled_total > 0, "the first page", 60)
-                assert fills(run) == []
-            async with storing(opcua(server, tmp_path, *KEPT, STILL), tmp_path) as run:
-                assert {(await wait_filled(run, 1))["cause"], (await wait_filled(run, 2))["cause"]} == {
-                    "outage",
-                    "restart",
-                }
-                await run.wait_good("f/kept_0", 20)
-            check_complete(server, tmp_path, *KEPT, STILL)
+        slow = opcua(server, tmp_path, *KEPT, STILL, history_values_per_s_max=40)
+        async with storing(slow, tmp_path) as run:
+            await run.wait_good("f/kept_0", 20)
+            await away(server, run, 100)
+            await wait_until_async(lambda: run.source("plc").backfilled_total > 0, "the first page", 60)
+            assert fills(run) == []
+        async with storing(opcua(server, tmp_path, *KEPT, STILL), tmp_path) as run:
+            await wait_filled(run, 2)
+            assert {one["cause"] for one in fills(run)} == {"outage", "restart"}
+            await run.wait_good("f/kept_0", 20)
+            await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap of a busy machine open")
+        check_complete(server, tmp_path, *KEPT, STILL)
 
     story()
 
 
 @in_loop
-async def test_a_time_is_filled_by_hand(tmp_path: Path) -> None:
+async def test_a_time_is_filled_by_hand(server: ForeignServer, tmp_path: Path) -> None:
     """`bsfg opcua backfill` has the running node read the time before it was first started. A source without history to
     read and an unknown one are named, with what there is."""
-    async with historian(tmp_path) as server:
-        await server_goes_on(server, 250)  # beyond the ten seconds that are left to live values
-        async with running_node(server, tmp_path, *KEPT) as node:
-            status, output = 1, ""
-            for _ in range(200):
-                status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--json")
-                if status == 0:
-                    break
-            assert status == 0, output
-            await wait_until_async(lambda: node.events("history_backfilled"), "the end of the filling", 60)
-            status, output = await node.bsfg("opcua", "backfill", "plx", "--from", "1h")
-            assert (status, "the sources of this node: plc" in output) == (1, True), output
-            status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--to", "2h")
-            assert (status, "is not before" in output) == (2, True), output
-        (said,) = [one for one in node.events("history_backfilled") if one["cause"] == "request"]
-        assert said["tags_filled"] == len(KEPT)
-        recorded = server.record(KEPT[0])
-        in_store = [one.time_ns for one in stored(tmp_path / "state", KEPT[0])]
-        assert len(in_store) == len(set(in_store))
-        assert recorded[0].time_ns in in_store
-        assert said["values"] >= 3 * 20
+    ten_seconds_ns = 10_000_000_000  # are left to live values
+    began_ns = server.record(KEPT[0])[0].time_ns
+    await wait_until_async(lambda: server.record(KEPT[0])[-1].time_ns > began_ns + ten_seconds_ns, "ten seconds", 60)
+    async with running_node(server, tmp_path, *KEPT) as node:
+        status, output = 1, ""
+        for _ in range(200):
+            status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--json")
+            if status == 0:
+                break
+        assert status == 0, output
+        await wait_until_async(lambda: node.events("history_backfilled"), "the end of the filling", 60)
+        status, output = await node.bsfg("opcua", "backfill", "plx", "--from", "1h")
+        assert (status, "the sources of this node: plc" in output) == (1, True), output
+        status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--to", "2h")
+        assert (status, "is not before" in output) == (2, True), output
+    (said,) = [one for one in node.events("history_backfilled") if one["cause"] == "request"]
+    assert said["tags_filled"] == len(KEPT)
+    recorded = server.record(KEPT[0])
+    in_store = [one.time_ns for one in stored(tmp_path / "state", KEPT[0])]
+    assert len(in_store) == len(set(in_store))
+    assert recorded[0].time_ns in in_store
+    assert said["values"] >= 3 * 20

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.ingest import lifecycle
 from agent.ingest.lifecycle import Backoff, State
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, running_node, storing
@@ -186,16 +187,17 @@ def recorded_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @in_loop
 async def test_short_lives_with_values_are_no_failures(
-    server: ForeignServer, tmp_path: Path, waits_ms: list[int]
+    server: ForeignServer, tmp_path: Path, waits_ms: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source that delivered values for some seconds and was lost waits the shortest time, however often that happens:
-    a server that restarts every ten minutes is not punished for it."""
-    lives = scaled(3, 12)
+    a server that restarts every ten minutes is not punished for it. `make sim`: the seconds that the product asks for."""
+    lives, forget_s = scaled(3, 12), scaled(1, 5)
+    monkeypatch.setattr(lifecycle, "FORGET_S", float(forget_s))
     delays = {"reconnect_delay_ms": 1_000, "reconnect_delay_max_ms": 60_000}
     async with ingesting(opcua(server, tmp_path, "count", **delays)) as run:
         for life in range(1, lives + 1):
             await run.wait_good("f/count", len(run.store.good("f/count")))
-            await live_on(run, 7)
+            await live_on(run, forget_s + 2)
             await server.kill_sessions()
             await wait_until_async(lambda life=life: len(waits_ms) >= life, "the loss")
         assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"

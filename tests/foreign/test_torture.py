@@ -142,7 +142,7 @@ def printed_log() -> Iterator[None]:
 def test_every_value_is_stored_or_declared(tmp_path: Path) -> None:
     """After rounds of random trouble, each value of the server's record is in the store once or in a declared gap, and
     the store has none that the server never had."""
-    seed, rounds = first_seed(), scaled(4, 50)
+    seed, rounds = first_seed(), scaled(3, 50)
     chance = random.Random(seed)
 
     @in_loop

@@ -14,7 +14,7 @@ from tests.fuzz.forged_requests import serve_forged
 from tests.fuzz.paths import bounded_memory
 from tests.sim import first_seed, patient, scaled
 
-CASES = scaled(1_500, 100_000)
+CASES = scaled(900, 100_000)
 
 
 @patient

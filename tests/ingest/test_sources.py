@@ -4,7 +4,6 @@ store."""
 import itertools
 import logging
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,20 +18,6 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 BAD_COMMUNICATION, BAD_TIMEOUT, BAD_NODE_ID = 0x8005_0000, 0x800A_0000, 0x8034_0000
-
-
-@pytest.fixture(name="plc")
-def running_plc() -> Iterator[Program]:
-    """The plant's OPC UA server."""
-    with running("opcua_server") as program:
-        yield program
-
-
-@pytest.fixture(name="meter")
-def running_meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 @in_loop
@@ -197,18 +182,16 @@ def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_dead_unit_does_not_delay_the_others(tmp_path: Path) -> None:
-    """Unit 2 never answers, with a time-out of five poll intervals: unit 1 loses at most the first wait, then keeps its
-    grid."""
+    """Unit 2 never answers, with a time-out of thirty poll intervals: unit 1 loses at most the first wait, and no other
+    that is as long."""
     with running("modbus_server", "--silent", "2") as meter:
-        async with ingesting(modbus(meter.port, tmp_path, timeout_ms=500)) as run:
+        async with ingesting(modbus(meter.port, tmp_path, timeout_ms=3_000)) as run:
             await run.wait_bad("plant/unit2.torque_1", BAD_TIMEOUT)
             await run.wait_good("plant/unit1.energy", 1)
-            missed = run.source("meter").polls_missed_total
             before = len(run.store.good("plant/unit1.energy"))
-            await run.wait_good("plant/unit1.energy", before + 30)
-            times = [s.source_time_ns / 1e9 for s in run.store.good("plant/unit1.energy")[before:]]
-            assert times[-1] - times[0] < 2 * 0.1 * (len(times) - 1)
-            assert run.source("meter").polls_missed_total - missed <= 3  # a busy machine, not 500 ms a question
+            await run.wait_good("plant/unit1.energy", before + 20)
+            times = [s.source_time_ns for s in run.store.good("plant/unit1.energy")[before:]]
+            assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 2_900_000_000
             assert len(run.store.of("plant/unit2.torque_1")) == 1
             assert run.source("meter").connected
             assert run.source("meter").tags_bad == 10
@@ -259,8 +242,8 @@ async def test_a_store_that_is_full_for_a_while(plc: Program, meter: Program, tm
         before = len(store.good("plant/count_01"))
         await run.wait_good("plant/count_01", before + 3)
         assert [found.connects_total for found in run.ingest.statistics()] == [1, 1]
-    gaps = {message.fact.subject: message.fact.object_json for message in store.messages.values()}
-    assert b'"reason":"store_refused"' in gaps["source:meter"]
+    gaps = [message.fact for message in store.messages.values() if message.fact.subject == "source:meter"]
+    assert any(b'"reason":"store_refused"' in gap.object_json for gap in gaps)
     assert run.source("meter").dropped_total > 0
 
 

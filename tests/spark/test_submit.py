@@ -1,4 +1,4 @@
-"""Jobs as people start them: with spark-submit, on this host's cores and on a real cluster, also from a zip."""
+"""Jobs as people start them: with spark-submit and a zip, on this host's cores and on a real cluster."""
 
 import contextlib
 import json
@@ -60,14 +60,33 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("java")
 def test_spark_submit_runs_the_job_by_its_path(damaged: Path, tmp_path: Path) -> None:
-    """As documented for one host: by path; the summary is the last line also where facts are missing, good status."""
+    """As documented for one host: by path; the summary is the last line also where facts are missing, good status. The
+    driver and its workers have no code of ours but that of --py-files."""
+    python = packed(tmp_path)
     job = Path(rollup_minute.__file__)
-    arguments = ("--master", "local[1]", job, "--store", damaged, "--out", tmp_path / "out")
-    status, lines = submit(tmp_path, Path(sys.executable), *arguments)
+    zipped = ("--py-files", tmp_path / "bsfg.zip")
+    arguments = ("--master", "local[1]", *zipped, job, "--store", damaged, "--out", tmp_path / "out")
+    status, lines = submit(tmp_path, python, *arguments)
     assert status == 0, "\n".join(lines)
     summary = json.loads(lines[-1])
     assert (summary["facts_rolled_up"], summary["stream"], summary["master"]) == (900, TELEMETRY, "local[1]")
     assert any("100 facts could not be read" in line for line in lines)
+
+
+def packed(folder: Path) -> Path:
+    """A Python that has the libraries we use, and neither the agent nor pyspark_bsfg, which are in `folder`/bsfg.zip."""
+    libraries = {str(Path(str(one.__file__)).parents[1]) for one in (msgspec, pa, pyspark, rfc8785, zstandard)}
+    python = folder / "python"
+    base = sys._base_executable  # type: ignore[attr-defined]
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{":".join(sorted(libraries))}" exec {base} -s "$@"\n')
+    python.chmod(0o755)
+    absent = subprocess.run([python, "-c", "import agent"], capture_output=True, text=True, check=False, cwd=folder)
+    assert "No module named 'agent'" in absent.stderr
+    assert pack.main([str(folder / "bsfg.zip")]) == 0
+    return python
+
+
+# --- a cluster: make spark-cluster-test -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -111,24 +130,11 @@ def master(java: str, tmp_path: Path) -> Iterator[str]:
             yield found[0]
 
 
-def bare_python(folder: Path) -> Path:
-    """A Python that has our libraries, and neither the agent nor pyspark_bsfg."""
-    libraries = {str(Path(str(one.__file__)).parents[1]) for one in (msgspec, pa, pyspark, rfc8785, zstandard)}
-    script = folder / "python"
-    script.write_text(
-        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{":".join(sorted(libraries))}" exec {sys._base_executable} -s "$@"\n'
-    )  # type: ignore[attr-defined]
-    script.chmod(0o755)
-    return script
-
-
+@pytest.mark.skipif("SPARK_CLUSTER" not in os.environ, reason="a cluster: make spark-cluster-test")
 def test_a_cluster_reads_with_what_the_zip_holds(master: str, damaged: Path, tmp_path: Path) -> None:
-    """`--master` is honoured: the tasks run in an executor of the cluster, whose log names the damaged facts. Neither
-    the driver nor the executor has any code of ours but that of --py-files."""
-    python = bare_python(tmp_path)
-    absent = subprocess.run([python, "-c", "import agent"], capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert "No module named 'agent'" in absent.stderr
-    assert pack.main([str(tmp_path / "bsfg.zip")]) == 0
+    """`--master` is honoured: the tasks run in an executor of the cluster, whose log names the damaged facts. The
+    executor, too, has no code of ours but that of --py-files."""
+    python = packed(tmp_path)
     job = tmp_path / "job.py"
     job.write_text("import sys\nfrom pyspark_bsfg.jobs.rollup_minute import main\nsys.exit(main())\n")
     options = ("--master", master, "--conf", "spark.executor.memory=600m", "--conf", "spark.ui.enabled=false")

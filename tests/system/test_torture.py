@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
 
-ROUNDS = scaled(6, 30)
+ROUNDS = scaled(4, 30)
 LASTS_S_MAX = scaled(3, 20)  # the longest is beyond the broker's patience with a silent client
 RECOVERED_S_MAX = 60.0  # a limit for "lives", far above what is seen: the figures are in the table
 FACTS_MIN = 500

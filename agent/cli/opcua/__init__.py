@@ -1,1 +1,6 @@
-"""`bsfg opcua`: look at OPC UA servers before they are sources. None of the commands needs a node.toml."""
+"""`bsfg opcua`: try a server, browse it, read from it, and keep the certificates that its sources trust.
+
+The commands connect as a source with the same settings would: signed and encrypted unless `--insecure` is given, and
+to a server whose certificate is trusted. URL is `opc.tcp://host:4840/path`, or the name of a source of node.toml, whose
+settings are then used. None of the commands needs a node.toml.
+"""

@@ -26,6 +26,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.prepare import unit
+from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
 from agent.foreign_text import printable
@@ -77,14 +78,8 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
     if as_json:
         told = {"file": str(config_file), "problems": problems, "notes": notes}
         click.echo(json.dumps(told | ({"connections": [asdict(one) for one in tried]} if connect else {})))
-    elif problems:
-        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
-        for problem in problems:
-            click.echo(f"  {problem}")
     else:
-        click.echo(f"{config_file}: good; {summary}")
-    for note in () if as_json else notes:
-        click.echo(f"note: {note}")
+        print_check(str(config_file), problems, summary, notes)
     for one in () if as_json else tried:
         click.echo(printable(f"  {'failed' if one.is_bad else 'ok':<7} {one.kind} {one.name}: {one.what}"))
         if one.is_bad and one.todo:

@@ -10,6 +10,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.tags.options import FILE, base_option, protocol_option, source_for, source_option, sources_of
+from agent.cli.terminal import print_check
 from agent.ingest import SourceSettings, TagMap, TagMapError, load_tag_map
 from agent.ingest.tags.change import clashes
 
@@ -45,14 +46,8 @@ def check(
     count = 0 if found is None else len(found.tags)
     if as_json:
         click.echo(json.dumps({"file": str(file), "tags": count, "problems": problems, "notes": notes}))
-    elif problems:
-        click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
-        for problem in problems:
-            click.echo(f"  {problem}")
     else:
-        click.echo(f"{file}: good; {count} tags")
-    for note in () if as_json else notes:
-        click.echo(f"note: {note}")
+        print_check(str(file), problems, f"{count} tags", notes)
     sys.exit(1 if problems else 0)
 
 

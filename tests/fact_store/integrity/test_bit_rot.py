@@ -37,7 +37,7 @@ from tests.fact_store.making import (
 )
 from tests.sim import first_seed, patient, scaled
 
-FLIPS = scaled(1_000, 100_000)
+FLIPS = scaled(600, 100_000)
 PIECE = 16
 STREAMS = (TELEMETRY, OPERATIONAL, NORTH)
 PAGE_BYTES = 8_192

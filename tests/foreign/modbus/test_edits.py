@@ -239,6 +239,7 @@ def judge(store: Tally, run: Running, file: Edited, begin_ns: int) -> None:
 
 @pytest.mark.system
 @pytest.mark.foreign("libmodbus")
+@pytest.mark.usefixtures("unhurried")
 @patient
 def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
     """After 30 edits (`make sim`: 300) of three tag files, good, bad and half written, every tag that was not edited has

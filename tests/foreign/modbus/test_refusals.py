@@ -1,8 +1,8 @@
 """What a device refuses: a register, long reads, everything. Whatever is good beside it has its value in every poll.
 
 Registers of the device count their reads, so no value comes twice. A tag that has as many values as a tag of another
-unit, which nothing troubles, has a value of every poll. A poll has a second where something is learned, because the
-search for what is refused ends with its slot, and the machine may do much else.
+unit, which nothing troubles, has a value of every poll. The search for what is refused does not end with its slot here
+(`unhurried`), so a machine that stalls costs polls and never a value of a poll.
 """
 
 from pathlib import Path
@@ -16,13 +16,12 @@ from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
-pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
+pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus"), pytest.mark.usefixtures("unhurried")]
 
 CODES = (1, 2, 3, 4, 5, 6)  # Modbus exceptions; unit n refuses with exception n
 MOMENTARY = (4, 5, 6)  # may be about the moment: such a read is made once more before it is split
 WITNESS = ("f/witness", 9, "holding", 0, "uint16")
 UNITS = (*CODES, 9)
-SECOND_MS = 1_000
 NO_RETRY = {"unit_retry_ms": 60_000, "unit_retry_max_ms": 60_000}
 SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
 
@@ -70,7 +69,7 @@ async def test_a_refused_register_costs_itself_alone(tmp_path: Path) -> None:
         for code in CODES:
             device.fault("exception", code, unit=code, at=(50, 50))
         tags = joined(*(words_map(0, 100, unit=code, scope=f"u{code}") for code in CODES))
-        async with ingesting(source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS)) as run:
+        async with ingesting(source(device.port, tmp_path, tags)) as run:
             await run.wait_good("f/witness")
             await polls_pass(run, 4)
             second_poll = places(run, "f/witness")[1]
@@ -97,7 +96,7 @@ async def test_a_refusing_unit_is_marked_at_once(tmp_path: Path) -> None:
             device.fault("exception", code, unit=code)
         tags = joined(*(words_map(0, 200, unit=code, scope=f"u{code}") for code in CODES))
         refusing = [f"u{code}/{address}" for code in CODES for address in range(200)]
-        async with ingesting(source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS)) as run:
+        async with ingesting(source(device.port, tmp_path, tags)) as run:
             await polls_pass(run, 2)
             unmarked = [tag for tag in refusing if not run.store.of(tag)]
             assert not unmarked, f"{len(unmarked)} of {len(refusing)} tags have no sample"
@@ -121,7 +120,7 @@ async def test_a_device_that_takes_short_reads_only(tmp_path: Path) -> None:
         counting(device)
         device.fault("longer", 20, unit=1)
         tags = joined(words_map(0, 300))
-        settings = source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS, **NO_RETRY)
+        settings = source(device.port, tmp_path, tags, **NO_RETRY)
         async with ingesting(settings) as run:
             await wait_until_async(lambda: last_poll(device.asked()) == ["good"] * 15, "the fewest requests")
             judge(run, [f"f/{address}" for address in range(300)])
@@ -144,7 +143,7 @@ async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_p
             device.fault("exception", code, unit=1, at=(address, address))
         there = [address for address in range(300) if address % 5]  # a hole in every five; the bad ones are in holes
         rows = [(f"f/{address}", 1, "holding", address, "uint16") for address in there]
-        settings = source(device.port, tmp_path, joined(tag_map(rows)), poll_interval_ms=SECOND_MS // 2)
+        settings = source(device.port, tmp_path, joined(tag_map(rows)))
         async with ingesting(settings, times=SWIFT) as run:
             await polls_pass(run, 3)
             before = {address: len(run.store.of(f"f/{address}")) for address in there}
@@ -169,7 +168,7 @@ async def test_a_register_that_begins_to_refuse_costs_itself_alone(tmp_path: Pat
         counting(device)
         bad = (7, 124, 125)
         tags = joined(words_map(0, 250))
-        async with ingesting(source(device.port, tmp_path, tags, poll_interval_ms=SECOND_MS // 2)) as run:
+        async with ingesting(source(device.port, tmp_path, tags)) as run:
             await polls_pass(run, 2)
             for address in bad:
                 device.fault("exception", 4, unit=1, at=(address, address))

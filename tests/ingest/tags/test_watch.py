@@ -4,7 +4,6 @@ happened."""
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -42,20 +41,6 @@ def put(file: Path, text: str) -> None:
     beside = file.with_suffix(".new")
     write(beside, text)
     beside.rename(file)
-
-
-@pytest.fixture(name="plc")
-def running_plc() -> Iterator[Program]:
-    """The plant's OPC UA server."""
-    with running("opcua_server") as program:
-        yield program
-
-
-@pytest.fixture(name="meter")
-def running_meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 async def wait_problem(run: Running, source: str, part: str) -> None:
@@ -128,13 +113,14 @@ async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_pat
         before = len(run.store.good("plant/unit2.torque_1"))
         await run.wait_good("plant/unit2.torque_1", before + 3)
         found = run.source("meter")
-        assert (found.connects_total, found.errors_total, found.tags_bad, found.dropped_total) == (1, 0, 0, 0)
+        assert (found.connects_total, found.errors_total, found.tags_bad) == (1, 0, 0)
+        assert found.dropped_total <= found.polls_missed_total * len(lines), "by polls that a busy machine missed"
     samples = run.store.of("plant/unit1.energy")
     assert [s for s in samples if s.quality] == []
     assert len({s.tag for s in run.store.of("plant/unit2.torque_1")}) == 1, "the same definition, the same number"
-    # Every slot of the grid gave a value, but for those that a busy machine made it miss, which are counted.
+    # Every slot of the grid gave one value, but for those that a busy machine made it miss, which are counted.
     slots = (samples[-1].source_time_ns - samples[0].source_time_ns) / 1e8
-    assert abs(len(samples) - 1 + run.source("meter").polls_missed_total - slots) <= 2
+    assert slots - 2 - run.source("meter").polls_missed_total <= len(samples) - 1 <= slots + 2
 
 
 @pytest.mark.system

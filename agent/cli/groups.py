@@ -1,0 +1,75 @@
+"""The groups of commands that have a folder each: which module holds which command. A command's module is imported when
+the command is called, and with it the library of a protocol."""
+
+from agent.cli import LazyGroup
+
+source = LazyGroup(
+    "source",
+    help="The OPC UA servers and Modbus devices that the node reads.",
+    lazy={
+        "list": "agent.cli.source.listing:list_command",
+        "test": "agent.cli.source.probe:test",
+        "read": "agent.cli.source.read:read",
+        "retry": "agent.cli.source.retry:retry",
+    },
+)
+tags = LazyGroup(
+    "tags",
+    help="Begin, check, compare and translate tag files.",
+    lazy={
+        "template": "agent.cli.tags.template:template",
+        "check": "agent.cli.tags.check:check",
+        "diff": "agent.cli.tags.diff:diff",
+        "import": "agent.cli.tags.import_list:import_list",
+    },
+)
+opcua = LazyGroup(
+    "opcua",
+    help="Try, browse and read OPC UA servers; keep trusted certificates.",
+    lazy={
+        "test": "agent.cli.opcua.probe:test",
+        "browse": "agent.cli.opcua.browse:browse",
+        "read": "agent.cli.opcua.read:read",
+        "backfill": "agent.cli.opcua.backfill:backfill",
+        "trust": "agent.cli.opcua.trust:trust",
+        "certificate": "agent.cli.opcua.certificate:certificate",
+    },
+)
+modbus = LazyGroup(
+    "modbus",
+    help="Scan and read Modbus devices, find types and byte orders, show the requests of a tag file.",
+    lazy={
+        "scan": "agent.cli.modbus.scan:scan",
+        "read": "agent.cli.modbus.read:read",
+        "probe": "agent.cli.modbus.probe:probe",
+        "plan": "agent.cli.modbus.plan:plan",
+    },
+)
+pki = LazyGroup(
+    "pki",
+    help="Create and show the certificates of zones and brokers, and the keys that sign facts.",
+    lazy={
+        "ca": "agent.cli.pki.authority:ca",
+        "request": "agent.cli.pki.requests:request",
+        "sign": "agent.cli.pki.requests:sign",
+        "import": "agent.cli.pki.requests:import_command",
+        "issue": "agent.cli.pki.authority:issue",
+        "renew": "agent.cli.pki.authority:renew",
+        "revoke": "agent.cli.pki.authority:revoke",
+        "crl": "agent.cli.pki.authority:crl",
+        "list": "agent.cli.pki.authority:list_command",
+        "show": "agent.cli.pki.show:show",
+        "signer": "agent.cli.pki.signer:signer",
+    },
+)
+store = LazyGroup(
+    "store",
+    help="Check, migrate and export a store, print its statistics, begin a new epoch.",
+    lazy={
+        "export": "agent.cli.store.export:export",
+        "migrate": "agent.cli.store.migrate:migrate",
+        "new-epoch": "agent.cli.store.new_epoch:new_epoch",
+        "stats": "agent.cli.store.stats:stats",
+        "verify": "agent.cli.store.verify:verify",
+    },
+)
