@@ -44,9 +44,21 @@ def list_() -> None:
 
 @hardware.command()
 @click.argument("profile", required=False)
-@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True)
-@click.option("--bytes-per-fact", type=_POSITIVE, default=Load.bytes_per_fact, show_default=True)
-@click.option("--commit-interval-ms", type=_POSITIVE, default=Load.commit_interval_ms, show_default=True)
+@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True, help="The load.")
+@click.option(
+    "--bytes-per-fact",
+    type=_POSITIVE,
+    default=Load.bytes_per_fact,
+    show_default=True,
+    help="Sealed; `bsfg store stats` shows those of a node.",
+)
+@click.option(
+    "--commit-interval-ms",
+    type=_POSITIVE,
+    default=Load.commit_interval_ms,
+    show_default=True,
+    help="As in node.toml.",
+)
 @click.option("--erase-cycles", type=click.IntRange(min=1), help="Of the flash, from its data sheet.")
 @click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
 @click.option(
