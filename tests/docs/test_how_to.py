@@ -126,6 +126,7 @@ def test_upgrade_a_fleet(site: Site) -> None:
 def test_replace_a_gateway(site: Site) -> None:
     """The new gateway's values reach the IDMZ beside those of the old one, whose certificate no broker accepts."""
     site.page("map-tags")
+    arrive(site, "plant-a")
     site.running["plant-a bsfg@plant-a"].kill()
     site.page("replace-a-gateway")
     epochs = "bsfg sql --json --config /etc/bsfg/idmz.toml \"select distinct epoch from facts where zone = 'plant-a'\""
