@@ -50,7 +50,7 @@ _COMMANDS = {
     "tags": "agent.cli.tags.group:tags",
     "opcua": "agent.cli.opcua.group:opcua",
     "modbus": "agent.cli.modbus.group:modbus",
-    "hardware": "agent.cli.hardware:hardware",
+    "hardware": "agent.cli.hardware.group:hardware",
     "bench": "agent.cli.bench:bench",
     "demo": "agent.cli.demo:demo",
 }

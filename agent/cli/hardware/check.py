@@ -30,19 +30,14 @@ class UnknownProfile(BsfgError):
     hint = "`bsfg hardware list` names them; a path to a file of your own works too"
 
 
-@click.group()
-def hardware() -> None:
-    """Check gateways against a load."""
-
-
-@hardware.command("list")
+@click.command("list")
 def list_() -> None:
     """List the gateway profiles that come with the program."""
     for profile in shipped_profiles():
         click.echo(f"{profile.gateway.name:26}{profile.gateway.title}")
 
 
-@hardware.command()
+@click.command()
 @click.argument("profile", required=False)
 @click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True, help="The load.")
 @click.option(
