@@ -236,7 +236,9 @@ def _command(path: str, command: click.Command) -> str:
         parts.append(f"    {' '.join([path, *command.collect_usage_pieces(context)])}")
     records = [one.get_help_record(context) for one in command.get_params(context)]
     options = [
-        f"- `{names}`: {' '.join(text.split())}" for names, text in filter(None, records) if text and "--help" not in names
+        f"- `{names}`: {' '.join(text.split())}"
+        for names, text in filter(None, records)
+        if text and "--help" not in names
     ]
     parts.append("\n".join(_filled(one) for one in options))
     return "\n\n".join(part for part in parts if part) + "\n"
