@@ -32,7 +32,7 @@ help:
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
 	echo 'make docs           the pages as a static site that opens without a network, dist/docs/index.html'
 	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
-	echo 'make appliance-test installs them on clean Debian roots, as root, ten to thirty minutes; TEST=name for some'
+	echo 'make appliance-test installs them on clean Debian roots, as root, and a day of traffic; an hour; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 
