@@ -18,7 +18,7 @@ unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -32,8 +32,9 @@ help:
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
+	echo 'make docs           the pages as a static site that opens without a network, dist/docs/index.html'
 	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
-	echo 'make appliance-test installs them on clean Debian roots, as root, ten to thirty minutes; TEST=name for some'
+	echo 'make appliance-test installs them on clean Debian roots, as root, and a day of traffic; an hour; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 
@@ -100,6 +101,13 @@ bench: system
 	for name in $(or $(NAME),append replicate lag fetch 'drain --facts 8640000' hostile growth ids producers retention sql wear ingest 'ingest --source modbus' spark stream); do \
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
+
+# A link that leads nowhere fails it.
+docs: venv
+	$(VENV)/python -m tools.draw_lifecycle
+	$(VENV)/python -m tools.draw_reference
+	$(VENV)/python -m sphinx -q -W --keep-going -b html -d build/docs -c docs . dist/docs
+	SITE=dist/docs $(VENV)/python -m pytest -q -n0 tests/docs/test_site.py
 
 # Wheels are downloaded once, into build/appliance.
 bundle: venv

@@ -124,7 +124,7 @@ class _Hints(FileSystemEventHandler):
         if self._is_on_its_way or self.paths.isdisjoint((os.fsdecode(event.src_path), os.fsdecode(event.dest_path))):
             return
         self._is_on_its_way = True
-        with suppress(RuntimeError):  # the loop was closed before the observer had stopped: nobody waits any more
+        with suppress(RuntimeError):  # the loop was closed before the observer had stopped: no task waits for it now
             self._loop.call_soon_threadsafe(self._arrive)
 
     async def wait(self, limit_s: float) -> bool:

@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 OWN = "bsfg-agent"
-EXTRAS = ("sql",)  # `bsfg sql`: what is missing on a gateway cannot be installed when somebody needs it
+EXTRAS = ("sql",)  # `bsfg sql`: what is missing on a gateway cannot be installed when it is needed
 LEFT_OUT = frozenset({"pip"})
 
 

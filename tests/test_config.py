@@ -267,16 +267,6 @@ def test_where_pulls_begin() -> None:
     assert set(found_wrong) == {"peer[0].start[0].at"}
 
 
-def test_the_page_on_retention_shows_the_defaults() -> None:
-    """The settings shown in docs/operate/retention.md are the defaults."""
-    page = (Path(__file__).resolve().parents[1] / "docs" / "operate" / "retention.md").read_text()
-    (shown,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
-    found = tomllib.loads(shown)
-    assert StoreSettings(**found["store"]) == StoreSettings()
-    (stream,) = found["stream"]
-    assert StreamSettings(**stream) == StreamSettings(stream["name"])
-
-
 PROFILE = {"name": "m", "host": "h", "tags_file": "t.csv"}
 
 

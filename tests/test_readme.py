@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+FOLDERS = ("*.md", *(f"{name}/**/*.md" for name in ("agent", "bench", "docs", "hardware", "spark", "systemd", "tests")))
+LINK = re.compile(r"(?<!!)\]\((?!https?:)([^)#\s]+)")
 
 
 def block(name: str) -> str:
@@ -38,8 +41,23 @@ def test_the_first_steps_work_as_written(tmp_path: Path) -> None:
     assert "plant-a: 1 facts in" in done.stdout
 
 
+def pages_and_links() -> dict[Path, set[Path]]:
+    """Every page of the repository, and the files that its links name."""
+    pages = [page for folder in FOLDERS for page in ROOT.glob(folder)]
+    return {page: {(page.parent / one).resolve() for one in LINK.findall(page.read_text("utf-8"))} for page in pages}
+
+
 def test_every_link_leads_somewhere() -> None:
-    """No relative link of the README or the map points at a file that does not exist."""
-    for page in (README, README.with_name("ARCHITECTURE.md")):
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
-            assert (README.parent / target).exists(), f"{page.name} links to {target}"
+    """No relative link of any page points at a file that does not exist."""
+    assert [(page, one) for page, links in pages_and_links().items() for one in links if not one.exists()] == []
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    """By following links from README.md, every page is found."""
+    pages = pages_and_links()
+    found: set[Path] = set()
+    left = {README}
+    while left:
+        found |= left
+        left = {one for page in left for one in pages[page] if one in pages} - found
+    assert pages.keys() - found == set()

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 GROUND = (
     "agent.errors",
     "agent.foreign_text",
-    "agent.foreign_text",
+    "agent.nftables",
     "agent.ranges",
     "agent.status_codes",
     "agent.message",
@@ -42,6 +42,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.errors": (),
     "agent.file_hints": (),
     "agent.foreign_text": (),
+    "agent.nftables": (),
     "agent.ranges": (),
     "agent.status_codes": (),
     "agent.message": ("agent.errors",),
@@ -64,7 +65,7 @@ KNOWS: dict[str, tuple[str, ...]] = {
     ),  # appends through a port
     "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
     "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
-    "agent.hardware": ("agent.errors", "agent.health"),  # the sum of what a node writes
+    "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
     "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
     # Reads only, and confirms what it has made durable.
@@ -105,7 +106,7 @@ OPEN = {
     "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
-    *("agent.cli.pki", "agent.cli.prepare", "agent.cli.tags"),
+    *("agent.cli.hardware", "agent.cli.pki", "agent.cli.prepare", "agent.cli.tags"),
     *("bench.common", "bench.store", "bench.replication", "bench.wear"),
     # Inside agent.ingest: a face would import a protocol library where only a tag file is read.
     *(
@@ -144,6 +145,7 @@ CORES: tuple[str, ...] = (
             "foreign_text",
             "lease",
             "message",
+            "nftables",
             "pages",
             "ranges",
             "status_codes",
@@ -186,7 +188,7 @@ CORES: tuple[str, ...] = (
         )
     ),
     *(f"agent/fact_store/sqlite/{name}.py" for name in ("message_filter",)),
-    *(f"agent/hardware/{name}.py" for name in ("fit", "profile")),
+    *(f"agent/hardware/{name}.py" for name in ("conduits", "fit", "profile", "udev")),
     *(
         f"agent/health/{name}.py"
         for name in (

@@ -50,7 +50,7 @@ _COMMANDS = {
     "tags": "agent.cli.groups:tags",
     "opcua": "agent.cli.groups:opcua",
     "modbus": "agent.cli.groups:modbus",
-    "hardware": "agent.cli.hardware:hardware",
+    "hardware": "agent.cli.groups:hardware",
     "bench": "agent.cli.bench:bench",
     "demo": "agent.cli.demo:demo",
 }
@@ -95,6 +95,7 @@ config_option = click.option(
     default=DEFAULT_CONFIG,
     show_default=True,
     envvar="BSFG_CONFIG",
+    show_envvar=True,
     help="The node's configuration.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")

@@ -236,8 +236,8 @@ def _reloads(config_file: Path, pid: int | None) -> Iterator[Diagnostic]:
     help="Also check what a reload would read: the folder of this machine's brokers, or one mosquitto.conf.",
 )
 @click.option("--link", "links", type=_LinkType(), multiple=True, help=_HELP + " Links of other zones are ignored.")
-@click.option("--host", default="localhost", show_default=True)
-@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
+@click.option("--host", default="localhost", show_default=True, help="Of the broker.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Of the broker.")
 @click.option("--ca", "ca_file", type=click.Path(path_type=Path), help="By default ca.pem of the authority's folder.")
 @click.option("--cert", "cert_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")
 @click.option("--key", "key_file", type=click.Path(path_type=Path), help="By default the zone's in that folder.")

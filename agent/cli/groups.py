@@ -73,3 +73,13 @@ store = LazyGroup(
         "verify": "agent.cli.store.verify:verify",
     },
 )
+hardware = LazyGroup(
+    "hardware",
+    help="Check gateways against a load, and make packet filter rules and names of serial ports.",
+    lazy={
+        "check": "agent.cli.hardware.check:check",
+        "list": "agent.cli.hardware.check:list_",
+        "conduits": "agent.cli.hardware.rules:conduits",
+        "udev": "agent.cli.hardware.rules:udev",
+    },
+)

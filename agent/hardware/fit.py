@@ -1,7 +1,7 @@
-"""Core: whether a gateway's disk bears a load: how many hours of facts fit, how many years its flash lasts, and how many
-facts a second it could take.
+"""Core: whether a gateway's disk bears a load: how many hours of facts fit, how many years its flash lasts, and how
+many facts a second it could take.
 
-Each answer comes with the sum it is made of. Without a figure that nobody measured or published there is no answer, and
+Each answer comes with the sum it is made of. Where a figure was neither measured nor published there is no answer, and
 the text says which figure is missing. The processor is not judged here: `bsfg bench ingest` measures it.
 """
 
@@ -99,8 +99,8 @@ def _endurance(disk: Disk) -> float | None:
 
 
 def _wear(disk: Disk) -> tuple[int, float]:
-    """Erase cycles and write amplification; nobody publishes them of a gateway's eMMC, so those of the example are assumed
-    where a data sheet or the operator does not say better."""
+    """Erase cycles and write amplification. Vendors do not publish them for a gateway's eMMC: those of the example are
+    assumed unless a data sheet or the operator gives others."""
     return disk.erase_cycles or EXAMPLE_CYCLES, disk.write_amplification or EXAMPLE_AMPLIFICATION
 
 

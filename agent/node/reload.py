@@ -1,7 +1,7 @@
 """Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and the
-reason goes to the log, to the status, and to whoever asked. The same holds for tag files and for the certificates of a
+reason goes to the log, to the status, and to the caller. The same holds for tag files and for the certificates of a
 broker that would begin anew.
 """
 

@@ -1,6 +1,7 @@
 """`bsfg setup`: the answers of the page lead to a node that reads a real device, step by step as an operator would."""
 
 import json
+import os
 import re
 import subprocess
 import tomllib
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli.prepare import setup as command_module
+from agent.config import ConfigError
 from agent.replication import pki
 from tests.ingest.fakes import Program, running
 from tests.support import command
@@ -101,6 +103,31 @@ def test_a_bad_answer_is_named(tmp_path: Path, text: str, why: str) -> None:
     assert "Traceback" not in done.stderr
     file = tmp_path / "node.toml"
     assert not file.exists() or "modbus" not in tomllib.loads(file.read_text())
+
+
+def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new text takes the file's place in one step, with its mode and owner. Power that fails before that leaves the
+    old text, and the next attempt is not hindered by what it left."""
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nzone = "plant-a"\n')
+    file.chmod(0o640)
+    os.chown(file, -1, 1 if os.geteuid() == 0 else -1)
+    before = file.stat()
+    run = command_module.Setup({"zone": "plant-a"}, file)
+    with monkeypatch.context() as cut:
+        cut.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("power")))
+        cut.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(OSError, match="power"):
+            run._add("stream", {"name": "facts.telemetry"})
+    assert file.read_text() == '[node]\nzone = "plant-a"\n'
+    with pytest.raises(ConfigError, match="no \\[\\[broker\\]\\] is named"):
+        run._add("peer", {"zone": "idmz", "broker": "b", "asks": True})
+    run._add("stream", {"name": "facts.telemetry", "keep_hours": 2.0})
+    after = file.stat()
+    assert after.st_ino != before.st_ino
+    assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert tomllib.loads(file.read_text())["stream"][0]["keep_hours"] == 2.0
+    assert [one.name for one in tmp_path.iterdir()] == ["node.toml"]
 
 
 def test_questions_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:

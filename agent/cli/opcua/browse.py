@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 @click.option("--filter", "text", default="", help="Only variables with this text in path or node id.")
 @click.option("--glob", "pattern", default="", help="Only variables whose path matches, as 'Line1/*/Temperature'.")
 @click.option("--depth", type=click.IntRange(1, 100), default=20, show_default=True, help="How deep to look.")
-@click.option("--max-nodes", type=click.IntRange(1, 2_000_000), default=200_000, show_default=True)
+@click.option("--max-nodes", type=click.IntRange(1, 2_000_000), default=200_000, show_default=True, help="Stop there.")
 @click.option("--properties", is_flag=True, help="Also properties, such as serial numbers and limits.")
 @click.option("--server-object", is_flag=True, help="Also the server's own state and diagnostics.")
 @click.option("--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write a tag file.")

@@ -32,6 +32,7 @@ pki_option = click.option(
     default=Path("pki/opcua"),
     show_default=True,
     envvar="BSFG_OPCUA_PKI",
+    show_envvar=True,
     help="The folder of our certificate (own.der, own.key) and of those that are trusted.",
 )
 _OPTIONS = (
@@ -40,17 +41,29 @@ _OPTIONS = (
     pki_option,
     click.option("--certificate", "certificate_file", type=_FILE, help="Our certificate, in place of --pki's."),
     click.option("--key", "private_key_file", type=_FILE, help="Its key."),
-    click.option("--policy", type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"])),
-    click.option("--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"])),
+    click.option(
+        "--policy", type=click.Choice([p for p in get_args(SecurityPolicy) if p != "None"]), help="Only this policy."
+    ),
+    click.option(
+        "--mode", type=click.Choice([m for m in get_args(SecurityMode) if m != "None"]), help="Only this mode."
+    ),
     click.option("--insecure", is_flag=True, help="Neither sign nor encrypt (policy None)."),
     click.option("--server-certificate", "server_certificate_file", type=_FILE, help="Pin this certificate."),
     click.option("--server-sha256", "server_certificate_sha256", default="", help="Pin the one with this SHA-256."),
-    click.option("--application-uri", default=APPLICATION_URI, show_default=True),
+    click.option(
+        "--application-uri", default=APPLICATION_URI, show_default=True, help="Our name, as our certificate holds it."
+    ),
     click.option("--user", "user_name", default="", help="A user name; the password is asked for."),
     click.option("--password-file", type=_FILE, help="The password, instead of asking for it."),
     click.option("--user-certificate", "user_certificate_file", type=_FILE, help="A certificate as the user."),
     click.option("--user-key", "user_private_key_file", type=_FILE, help="Its key."),
-    click.option("--timeout-ms", "request_timeout_ms", type=click.IntRange(500, 120_000), default=10_000),
+    click.option(
+        *("--timeout-ms", "request_timeout_ms"),
+        type=click.IntRange(500, 120_000),
+        default=10_000,
+        show_default=True,
+        help="How long an answer may take.",
+    ),
 )
 
 

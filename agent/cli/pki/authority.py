@@ -34,6 +34,12 @@ from agent.replication.protocol.topics import is_zone
 @pki_option
 @click.option("--name", default="", help="Name of the authority; by default a random one.")
 @days_option(authority.CA_DAYS)
+@click.option(
+    "--token",
+    default="",
+    metavar="URI",
+    help="Make the key in this token or HSM: pkcs11:token=LABEL;object=NAME?module-path=DRIVER. Its PIN is asked for.",
+)
 @new_passphrase_options
 @force_option
 @json_option
@@ -41,6 +47,7 @@ def ca(
     pki_folder: Path,
     name: str,
     days: int,
+    token: str,
     passphrase_file: Path | None,
     no_passphrase: bool,  # noqa: FBT001 click's way
     force: bool,  # noqa: FBT001 click's way
@@ -49,15 +56,17 @@ def ca(
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
     now = datetime.now(UTC)
-    facts = authority.create_authority(pki_folder, now, name=name, days=days, force=force, passphrase=passphrase)
+    facts = authority.create_authority(
+        pki_folder, now, name=name, days=days, force=force, passphrase=passphrase, token=token
+    )
     if as_json:
         print_json(asdict(facts))
         return
     click.echo(f"authority {facts.subject} in {pki_folder}, until {facts.not_after:%Y-%m-%d}")
-    click.echo(
-        f"next: bsfg pki request ZONE on each node, bsfg pki sign here; keep {pki_folder / 'ca.key'} and its passphrase "
-        "secret, and a copy of both at another place"
-    )
+    kept = f"keep {pki_folder / 'ca.key'} and its passphrase secret, and a copy of both at another place"
+    if token:
+        kept = "no copy of the key can be made: keep a second token with an authority of its own"
+    click.echo(f"next: bsfg pki request ZONE on each node, bsfg pki sign here; {kept}")
 
 
 @click.command()

@@ -23,6 +23,7 @@ pki_option = click.option(
     default=Path("pki"),
     show_default=True,
     envvar="BSFG_PKI",
+    show_envvar=True,
     help="The authority's folder.",
 )
 force_option = click.option("--force", is_flag=True, help="Replace existing files.")
@@ -45,6 +46,7 @@ passphrase_option = click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     envvar="BSFG_PKI_PASSPHRASEFILE",
+    show_envvar=True,
     help="The passphrase of the authority's key, in the first line; by default it is asked for.",
 )
 

@@ -40,6 +40,7 @@ facts_option = click.option(
     default=Path("facts"),
     show_default=True,
     envvar="BSFG_FACTS",
+    show_envvar=True,
     help="The facts authority's folder.",
 )
 _INSTANTS = ["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"]

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -37,7 +38,11 @@ class SetupFailed(BsfgError):
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(path_type=Path), help="[default: /etc/bsfg/ZONE.toml]")
+@click.option(
+    *("--config", "config_file"),
+    type=click.Path(path_type=Path),
+    help="The node's configuration, written if it does not exist.  [default: /etc/bsfg/ZONE.toml]",
+)
 @click.option(
     "--answers", type=click.Path(path_type=Path, exists=True), help="A TOML file with the answers: nothing is asked."
 )
@@ -154,7 +159,7 @@ class Setup:
             self._give_to_node()
             self._bsfg("source", "test", name, "--config", str(self.file), as_node=True)
         except SetupFailed:
-            self.file.write_text(before, encoding="utf-8")
+            self._replace(before)
             raise
 
     def _found_by_test(self, source: Mapping[str, Any]) -> dict[str, Any]:
@@ -169,7 +174,7 @@ class Setup:
         return section
 
     def _start(self) -> None:
-        """The service: enabled, and started or told of the new file."""
+        """The service: enabled, and started, or reloaded where it runs."""
         if not self._is_unit or shutil.which("systemctl") is None or not Path("/run/systemd/system").exists():
             self.left.append(f"start the node: bsfg run --config {self.file}")
             return
@@ -219,17 +224,31 @@ class Setup:
         """Add a section to node.toml. Raises ConfigError, and adds nothing, where the file would have a problem."""
         lines = [f"[[{section}]]", *(f"{name} = {_toml(name, value)}" for name, value in settings.items())]
         text = f"{self.file.read_text('utf-8')}\n" + "\n".join(lines) + "\n"
-        part = self.file.with_name(f".{self.file.name}.part")
-        part.write_text(text, encoding="utf-8")
-        problems = load_sections(part).problems
-        part.unlink()
-        if problems:
-            raise ConfigError(self.file, problems)
+        self._replace(text)
         click.echo("\n".join([f"# added to {self.file}", *lines]))
-        self.file.write_text(text, encoding="utf-8")
+
+    def _replace(self, text: str) -> None:
+        """Give node.toml another text: after a power cut it has the old or the new one, whole. Mode and owner stay.
+        Raises ConfigError, and changes nothing, where the text has a problem."""
+        before = self.file.stat()
+        part = self.file.with_name(f".{self.file.name}.part")
+        part.unlink(missing_ok=True)  # what an interrupted attempt left
+        try:
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                if problems := load_sections(part).problems:
+                    raise ConfigError(self.file, problems)
+                # Owner before mode: in the other order the old group could read the file for a moment.
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+                os.fsync(file.fileno())
+            part.replace(self.file)
+        finally:
+            part.unlink(missing_ok=True)
 
     def _give_to_node(self) -> None:
-        """What this process made may be read by the node, and by nobody else; the state folder is the node's."""
+        """What this process made may be read by the node's group and no other; the state folder belongs to the node."""
         if not self._is_unit or os.geteuid() != 0:
             return
         group = self.file.parent.stat().st_gid

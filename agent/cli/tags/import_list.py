@@ -23,7 +23,7 @@ OWN_BASE = {"kepware": "40001", "neuron": "40001", "ignition": "1"}  # in which 
 @click.option(
     "--from", "product", type=click.Choice(list(PRODUCTS)), required=True, help="The product whose list it is."
 )
-@click.option("--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True)
+@click.option("--protocol", type=click.Choice(PROTOCOLS), default="modbus", show_default=True, help="Of the tags.")
 @click.option("--out", type=FILE, help="Write the tag file here.  [default: standard output]")
 @click.option("--base", type=click.Choice(BASES), help="How the written registers count.  [default: as in the file]")
 @click.option("--zero-based", is_flag=True, help="The device was set to count registers from 0.")

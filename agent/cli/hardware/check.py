@@ -30,23 +30,30 @@ class UnknownProfile(BsfgError):
     hint = "`bsfg hardware list` names them; a path to a file of your own works too"
 
 
-@click.group()
-def hardware() -> None:
-    """Check gateways against a load."""
-
-
-@hardware.command("list")
+@click.command("list")
 def list_() -> None:
     """List the gateway profiles that come with the program."""
     for profile in shipped_profiles():
         click.echo(f"{profile.gateway.name:26}{profile.gateway.title}")
 
 
-@hardware.command()
+@click.command()
 @click.argument("profile", required=False)
-@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True)
-@click.option("--bytes-per-fact", type=_POSITIVE, default=Load.bytes_per_fact, show_default=True)
-@click.option("--commit-interval-ms", type=_POSITIVE, default=Load.commit_interval_ms, show_default=True)
+@click.option("--facts-per-s", type=_POSITIVE, default=Load.facts_per_s, show_default=True, help="The load.")
+@click.option(
+    "--bytes-per-fact",
+    type=_POSITIVE,
+    default=Load.bytes_per_fact,
+    show_default=True,
+    help="Sealed; `bsfg store stats` shows those of a node.",
+)
+@click.option(
+    "--commit-interval-ms",
+    type=_POSITIVE,
+    default=Load.commit_interval_ms,
+    show_default=True,
+    help="As in node.toml.",
+)
 @click.option("--erase-cycles", type=click.IntRange(min=1), help="Of the flash, from its data sheet.")
 @click.option("--write-amplification", type=click.FloatRange(min=1), help="Bytes worn per byte written.")
 @click.option(

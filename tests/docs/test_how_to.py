@@ -1,0 +1,138 @@
+"""The pages of docs/how-to: every command as it stands there, on a site of real nodes, a broker and a device."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.docs.one_machine import PAGES, Site
+from tests.ingest.fakes import running
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+TYPED = ("map-tags", "survive-an-outage", "rotate-certificates", "move-the-store")
+TYPED += ("add-a-plant", "upgrade-a-fleet", "replace-a-gateway")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The site, with plant-a connected to the IDMZ."""
+    with running("modbus_server") as device:
+        made = Site(tmp_path_factory.mktemp("site"), device.port)
+        try:
+            made.prepare()
+            yield made
+        finally:
+            made.stop()
+
+
+def arrived(site: Site, zone: str) -> int:
+    """The facts of a zone that the IDMZ has."""
+    query = f"select count(*) as n from facts where zone = '{zone}'"
+    return int(json.loads(site.type("idmz", f'bsfg sql --json --config /etc/bsfg/idmz.toml "{query}"'))["n"])
+
+
+def arrive(site: Site, zone: str) -> None:
+    """Return when more facts of a zone have come to the IDMZ."""
+    before = arrived(site, zone)
+    wait_until(lambda: arrived(site, zone) > before, f"facts of {zone}", 60)
+
+
+def epoch(site: Site, zone: str) -> str:
+    """The epoch of a zone's store."""
+    return str(json.loads(site.type(zone, f"bsfg store stats --json --config /etc/bsfg/{zone}.toml"))["epoch"])
+
+
+def said_by(said: dict[str, str], part: str) -> str:
+    """What the last command with these words printed."""
+    return next(text for line, text in reversed(said.items()) if part in line)
+
+
+def test_every_page_is_typed() -> None:
+    """A page without a test could show what does not work."""
+    assert {page.stem for page in PAGES.glob("*.md")} == set(TYPED)
+
+
+def test_map_tags(site: Site) -> None:
+    """The values of the device, the difference that the page promises, and the new tag without a restart."""
+    said = site.page("map-tags")
+    assert "line1/voltage" in said_by(said, "source read")
+    assert "1 added, 0 removed, 0 changed" in said_by(said, "tags diff")
+    latest = "bsfg latest line1/* --config /etc/bsfg/plant-a.toml"
+    wait_until(lambda: "line1/current" in site.type("plant-a", latest), "the new tag", 60)
+    arrive(site, "plant-a")
+
+
+def test_survive_an_outage(site: Site) -> None:
+    """Without the broker, status names it and the exit status is 1; with it, what was recorded meanwhile arrives."""
+    site.page("map-tags")
+
+    def cut(line: str) -> None:
+        broker = site.running["idmz bsfg-broker@idmz.plant-a"]
+        broker.stop()
+        wait_until(lambda: "broker idmz" in site.type("plant-a", line).partition("\n")[0], "the verdict names it", 60)
+        before = arrived(site, "plant-a")
+        site.type("plant-a", "bsfg append --config /etc/bsfg/plant-a.toml batch:B-1 step_completed {}")
+        assert arrived(site, "plant-a") == before
+        broker.start()
+
+    said = site.page("survive-an-outage", cut)
+    assert "hours" in said_by(said, "hardware check")
+    assert "bytes" in said_by(said, "store stats")
+    assert "facts.telemetry" in said_by(said, "peer list")
+    arrive(site, "plant-a")
+
+
+def test_rotate_certificates(site: Site) -> None:
+    """The node goes on with the new certificate, and so does the broker, without a restart of either."""
+    site.page("map-tags")
+    before = {name: child.pid for name, child in site.running.items()}
+    site.page("rotate-certificates")
+    arrive(site, "plant-a")
+    log = site.folder / "plant-a.bsfg@plant-a.log"
+    wait_until(lambda: "identity_taken_over" in log.read_text(), "the node uses its new certificate", 60)
+    assert {name: child.pid for name, child in site.running.items()} == before
+
+
+def test_move_the_store(site: Site) -> None:
+    """The moved store has its epoch and its facts, and the IDMZ goes on reading it without an incident."""
+    site.page("map-tags")
+    before, count = epoch(site, "plant-a"), arrived(site, "plant-a")
+    site.page("move-the-store")
+    assert epoch(site, "plant-a") == before
+    arrive(site, "plant-a")
+    assert arrived(site, "plant-a") > count
+
+
+def test_add_a_plant(site: Site) -> None:
+    """The new plant's facts arrive in the IDMZ, which was not restarted."""
+    pid = site.running["idmz bsfg@idmz"].pid
+    said = site.page("add-a-plant")
+    assert "ok      streams" in said_by(said, "peer test")
+    site.type("plant-b", "bsfg append --config /etc/bsfg/plant-b.toml batch:B-2 step_completed {}")
+    wait_until(lambda: arrived(site, "plant-b") >= 1, "facts of plant-b", 60)
+    assert site.running["idmz bsfg@idmz"].pid == pid
+
+
+def test_upgrade_a_fleet(site: Site) -> None:
+    """After the restart the zones are connected and hold the same."""
+    site.page("add-a-plant")
+    before = epoch(site, "plant-b")
+    said = site.page("upgrade-a-fleet")
+    assert "equal" in said_by(said, "peer compare")
+    assert epoch(site, "plant-b") == before
+
+
+def test_replace_a_gateway(site: Site) -> None:
+    """The new gateway's values reach the IDMZ beside those of the old one, whose certificate no broker accepts."""
+    site.page("map-tags")
+    arrive(site, "plant-a")
+    site.running["plant-a bsfg@plant-a"].kill()
+    site.page("replace-a-gateway")
+    epochs = "bsfg sql --json --config /etc/bsfg/idmz.toml \"select distinct epoch from facts where zone = 'plant-a'\""
+    wait_until(lambda: site.type("idmz", epochs).count("epoch") == 2, "facts of both stores", 60)
+    kinds = "bsfg sql --json --config /etc/bsfg/plant-a.toml 'select distinct kind from incidents'"
+    wait_until(lambda: "former_epoch" in site.type("plant-a2", kinds), "the incident that the page names", 60)
+    site.running["plant-a2 bsfg@plant-a"].stop()
+    refused = site.type("plant-a", "bsfg peer test idmz --config /etc/bsfg/plant-a.toml", is_good=False)
+    assert "Was the zone denied on purpose?" in refused

@@ -1,0 +1,254 @@
+"""Writes docs/reference/configuration.md and docs/reference/commands.md from the code. Prints nothing when both are up
+to date.
+
+The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
+page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are described
+as their `--help` describes them. Run it after changing a setting or a command.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from agent.cli import bsfg
+from agent.cli.prepare.init import node_toml
+from agent.config import NodeSettings
+from agent.ingest.settings import toml
+from agent.node.reload_plan import Reach, reach_of
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+REACHES = {Reach.APPLY: "reload", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
+
+_TYPES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
+_UNITS = (
+    (r"_ms$", "ms"),
+    (r"hours", "hours"),
+    (r"bytes_per_second", "bytes/s"),
+    (r"_per_s(econd)?_max$", "a second"),
+    (r"bytes", "bytes"),
+    (r"^baud_rate$", "bit/s"),
+)
+_WRONG = "Ä !"
+_BREAKING: dict[type, tuple[object, ...]] = {
+    str: ("", _WRONG),
+    int: (-(10**15), -1, 0, 10**15),
+    float: (-1.0, 0.0, 1e15),
+    bool: (True, False),
+    Path: (Path("a"),),
+}
+_GOOD: dict[str, object] = {  # for settings without a default, and for those that the rules of a section ask for
+    "name": "a",
+    "zone": "a",
+    "host": "a",
+    "broker": "a",
+    "exports": ("a",),
+    "pulls": ("a",),
+    "address_base": 0,
+    "url": "opc.tcp://a",
+    "tags_file": Path("a"),
+    "certificate_file": Path("a"),
+    "private_key_file": Path("a"),
+}
+_WIDTH = 120
+_SETTING = re.compile(r"(?:# )?([a-z_0-9]+) = .+")
+_SECTION = re.compile(r"(?:# )?\[\[?([a-z]+)\]\]?")
+
+_CONFIGURATION = """# Configuration: node.toml
+
+<!-- from the code: python tools/draw_reference.py -->
+
+Every setting of `node.toml`, its default, and the values that are accepted. `bsfg init` writes the file with each
+setting in place, and `bsfg check` reads it and lists every problem. A path is relative to the folder of the file. A
+section in double brackets may occur several times.
+
+The last column says what a change needs. *reload*: `bsfg reload` or `systemctl reload` takes it over in the running
+node. *restart*: the value of the start stays in force until the node is restarted; the reload says so. *refused*: a
+reload of the file is refused, because the file describes another node.
+"""
+_COMMANDS = """# Commands
+
+<!-- from the code: python tools/draw_reference.py -->
+
+Every command of `bsfg`, as `--help` prints it. A command prints one line or facts; with `--json` it prints JSON. The exit
+status is 0 for a good result, 1 for a bad one and 2 for wrong usage.
+"""
+
+
+@dataclass(slots=True)
+class Section:
+    """A section of node.toml: its record, and the prose of the sample file about it and about groups of settings."""
+
+    name: str
+    record: type
+    is_list: bool
+    about: list[str]
+    notes: list[tuple[list[str], str]] = field(default_factory=list)
+
+
+def sections() -> list[Section]:
+    """The sections, in the order of the sample file."""
+    hints = typing.get_type_hints(NodeSettings)
+    found: list[Section] = []
+    prose: list[str] = []
+    for line in node_toml("plant-a").splitlines():
+        if line.startswith("## ---"):
+            prose = []
+        elif line.startswith("##"):
+            prose.append(line.removeprefix("##").strip())
+        elif named := _SECTION.fullmatch(line):
+            is_list = typing.get_origin(hints[named[1]]) is tuple
+            record = typing.get_args(hints[named[1]])[0] if is_list else hints[named[1]]
+            found.append(Section(named[1], record, is_list, prose if found else []))
+            prose = []
+        elif named := _SETTING.fullmatch(line):
+            if prose:
+                found[-1].notes.append(([], " ".join(prose)))
+            if found[-1].notes:
+                found[-1].notes[-1][0].append(named[1])
+            prose = []
+    return found
+
+
+def configuration() -> str:
+    """The page of the settings."""
+    return "\n".join([_CONFIGURATION, *(_section(one) for one in sections())])
+
+
+def commands() -> str:
+    """The page of the commands."""
+    return "\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))])
+
+
+def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """Every command and group below one, with the words that call it."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command, info_name=path)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None, name
+            yield from walk(below, f"{path} {name}")
+
+
+def accepted(record: type, name: str) -> str:
+    """The rules of a setting, as the record states them about values that break them; empty without such rules."""
+    given = {one.name: _GOOD[one.name] for one in fields(record) if one.name in _GOOD}
+    given |= {one.name: Path("a") for one in fields(record) if one.default is MISSING and one.name not in given}
+    before = set(record(**given).problems())
+    said: list[str] = []
+    for wrong in _breaking(typing.get_type_hints(record)[name]):
+        for setting, why in record(**{**given, name: wrong}).problems():
+            rule = re.sub(r"^(must be |(?:''|'Ä !') is not )", "", why)
+            if setting == name and (setting, why) not in before and rule not in said:
+                said.append(rule)
+    return "; ".join(said)
+
+
+def kind_of(hint: Any) -> str:
+    """A type in words; the choices of one that has choices."""
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return kind_of(next(one for one in arguments if one is not type(None)))
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(f'`"{one}"`' for one in arguments)
+    if typing.get_origin(hint) is tuple:
+        return f"list of {kind_of(arguments[0])}"
+    if is_dataclass(hint):
+        inner = typing.get_type_hints(hint)
+        return "tables: " + ", ".join(f"`{one.name}` ({kind_of(inner[one.name])})" for one in fields(hint))
+    return _TYPES[hint]
+
+
+def _breaking(hint: Any) -> Iterable[object]:
+    arguments = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return _breaking(next(one for one in arguments if one is not type(None)))
+    if typing.get_origin(hint) is Literal:
+        return arguments
+    if typing.get_origin(hint) is tuple:
+        return ((_WRONG,),) if arguments[0] is str else ()
+    return _BREAKING[hint]
+
+
+def _section(section: Section) -> str:
+    head = f"[[{section.name}]]" if section.is_list else f"[{section.name}]"
+    rows = ["| setting | type | default | accepted | change |", "|---|---|---|---|---|"]
+    hints = typing.get_type_hints(section.record)
+    for one in fields(section.record):
+        unit = next((f", {unit}" for pattern, unit in _UNITS if re.search(pattern, one.name)), "")
+        kind = kind_of(hints[one.name]) + (unit if hints[one.name] in (int, float) else "")
+        cells = (kind, _default(one), accepted(section.record, one.name), REACHES[reach_of(section.record, one.name)])
+        rows.append(f"| `{one.name}` | " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    names = {one.name for one in fields(section.record)}
+    about = "\n\n".join(_filled(_linked(one)) for one in _paragraphs(section.about, names))
+    about = re.sub(r"(?m)(^- .*(?:\n  .*)*)\n\n(?=- )", r"\1\n", about)  # entries of a list stand close together
+    notes = (f"- {', '.join(f'`{name}`' for name in named)}: {_linked(text)}" for named, text in section.notes)
+    parts = [f"## {head}", about, "\n".join(rows), "\n".join(_filled(one, "  ") for one in notes)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _default(one: Field[Any]) -> str:
+    if one.default is MISSING:
+        return "required"
+    if one.default is None:
+        return "none"
+    return f"`{list(one.default)}`" if isinstance(one.default, tuple) else f"`{toml(one.default)}`"
+
+
+def _paragraphs(lines: Iterable[str], names: set[str]) -> list[str]:
+    """Lines of prose as paragraphs: an empty line ends one, and `setting: ...` begins an entry of a list."""
+    found: list[str] = [""]
+    for line in lines:
+        head, colon, rest = line.partition(": ")
+        if colon and set(head.split(", ")) <= names:
+            found.append(f"- {', '.join(f'`{name}`' for name in head.split(', '))}: {rest}")
+        elif not line:
+            found.append("")
+        else:
+            found[-1] += f" {line}" if found[-1] else line
+    return [one for one in found if one]
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"docs/operate/([a-z-]+)\.md", r"[\1](../operate/\1.md)", text)
+
+
+def _filled(text: str, indent: str = "") -> str:
+    indent = "  " if text.startswith("- ") else indent
+    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _command(path: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=path)
+    told = [" ".join(one.split()) for one in inspect.cleandoc(command.help or "").split("\n\n")]
+    parts = [f"{'##' if path.count(' ') < 2 else '###'} {path}", *(_filled(one) for one in told)]
+    if path == "bsfg" or not isinstance(command, click.Group):
+        parts.append(f"    {' '.join([path, *command.collect_usage_pieces(context)])}")
+    records = [one.get_help_record(context) for one in command.get_params(context)]
+    options = [
+        f"- `{names}`: {' '.join(text.split())}"
+        for names, text in filter(None, records)
+        if text and "--help" not in names
+    ]
+    parts.append("\n".join(_filled(one) for one in options))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+PAGES = {"configuration.md": configuration, "commands.md": commands}
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        file, text = REFERENCE / name, page()
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            print(f"updated {file}")
