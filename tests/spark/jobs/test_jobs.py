@@ -1,0 +1,142 @@
+"""The jobs on a real Spark, by one TOML, compared with plain Python over the same facts."""
+
+import random
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from agent.batch import Origin
+from agent.fact_store import FactStore
+from agent.message import Sample
+from pyspark_bsfg.__main__ import run
+from pyspark_bsfg.jobs import rollup
+from pyspark_bsfg.jobs.settings import Settings
+from tests.spark import making
+from tests.spark.jobs import oracle
+from tests.spark.jobs.oracle import EPOCH, Told
+from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
+
+pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+
+PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
+HOUR_NS = 3600 * SECOND_NS
+LIMITS = {PRESSURE: (-5.0, 95.0)}
+HOLD_S, MODULUS = 120, 1000
+
+
+def toml(folder: Path, more: str = "") -> str:
+    """All jobs, without the packages of Delta and Iceberg."""
+    return f"""
+[source]
+path = "{folder}/facts.db"
+maxOffsetsPerTrigger = 400
+
+[land]
+table = "{folder}/lake/facts"
+checkpoint = "{folder}/checkpoint"
+format = "parquet"
+compact_files = 0
+
+[clean]
+table = "{folder}/lake/clean"
+
+[[clean.rule]]
+tag = "tag:*/pressure"
+name = "range"
+min = -5
+max = 95
+
+[rollup]
+table = "{folder}/lake/rollup"
+hold_s = {HOLD_S}
+
+[[rollup.counter]]
+tag = "{COUNT}"
+modulus = {MODULUS}
+
+[gaps]
+table = "{folder}/lake/gaps"
+{more}
+"""
+
+
+def jobs(spark: SparkSession, folder: Path, *only: str, more: str = "") -> dict[str, Any]:
+    """A run of the program, without its session."""
+    settings = Settings.of(toml(folder, more))
+    return run(spark, settings, only or ("land", "clean", "rollup", "gaps"), threading.Event())
+
+
+def sample(rng: random.Random) -> Sample:
+    """Something a tag may say over three hours around midnight: ties, bad, text, no number, a counter that wraps."""
+    time_ns = NOON_NS + 12 * HOUR_NS + rng.randrange(-5400, 5400) * SECOND_NS
+    tag = rng.randrange(1, 4)
+    if tag == 2:
+        minutes = (time_ns - NOON_NS) // (60 * SECOND_NS)
+        return Sample(tag, time_ns, 0 if rng.random() < 0.02 else minutes * 7 % MODULUS, rng.choice([0] * 9 + [BAD]))
+    value = rng.choice([rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5, float("nan"), "stuck", None])
+    return Sample(tag, time_ns, value, rng.choice([0, 0, 0, 0, BAD, UNCERTAIN]))
+
+
+def filled(path: Path, rng: random.Random) -> list[Told]:
+    """Two plants' facts in an enterprise store, none in order."""
+    told: list[Told] = []
+    with FactStore.open(path, "enterprise") as opened:
+        for zone in ("plant-a", "plant-b"):
+            runs = [[sample(rng) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
+            making.put(opened, making.foreign(Origin(zone, zone.encode().ljust(16)), runs), 12)
+            told += [Told(zone, len(told) + n, one) for n, one in enumerate((one for run in runs for one in run), 1)]
+    return told
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What a table has, read with pyarrow alone."""
+    found: list[dict[str, Any]] = ds.dataset(folder, partitioning="hive", format="parquet").to_table().to_pylist()
+    return found
+
+
+def rolled(folder: Path) -> dict[Any, dict[str, Any]]:
+    """A rollup in the oracle's shape."""
+    found = {}
+    for row in rows(folder):
+        start = EPOCH + timedelta(seconds=round(row.pop("start").timestamp()))
+        zone, tag, predicate, unit = (row.pop(name) for name in ("zone", "tag", "predicate", "unit"))
+        row.pop("date")
+        found[start.date(), zone, start, tag, predicate, unit] = row
+    return found
+
+
+def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> None:
+    """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes its
+    date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    told = filled(tmp_path / "facts.db", random.Random(seed))
+    found = jobs(spark, tmp_path)
+    assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == len(told)
+    equal(tmp_path, told)
+    late = Sample(1, NOON_NS + 12 * HOUR_NS - 30 * SECOND_NS, 60.0)
+    with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
+        making.put(opened, making.foreign(Origin("plant-a", b"later".ljust(16)), [[late]]), 13)
+    told.append(Told("plant-a", len(told) + 1, late))
+    found = jobs(spark, tmp_path)
+    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h", "rollup 1d", "gaps")} == {
+        "clean": 1, "rollup 1m": 2, "rollup 1h": 2, "rollup 1d": 2, "gaps": 1,
+    }  # fmt: skip
+    equal(tmp_path, told)
+    again = jobs(spark, tmp_path, "clean", "rollup")
+    assert {one["computed"] for one in again.values()} == {0}
+
+
+def equal(folder: Path, told: list[Told]) -> None:
+    """Assert that the tables are what plain Python makes of the facts."""
+    cleaned = {row["offset"]: (row["zone"], row["problem"], row["number"]) for row in rows(folder / "lake" / "clean")}
+    assert cleaned == {one.offset: (one.zone, *oracle.number(one, LIMITS)) for one in told}
+    for name, window_s in rollup.WINDOWS_S.items():
+        expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
+        assert rolled(folder / "lake" / "rollup" / name) == expected, name
