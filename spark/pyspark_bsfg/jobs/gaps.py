@@ -18,7 +18,6 @@ A gap is compared with each declaration alone: two that cover it only together l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
@@ -95,13 +94,6 @@ def report(within: DataFrame, incidents: DataFrame, limit_s: Column, as_of_ns: i
         ((F.col("end_ns") - F.col("begin_ns")) / float(_SECOND_NS)).alias("seconds"),
         *("expected_s", "declared_by"),
     )
-
-
-def newest_ns(within: DataFrame, now: datetime) -> int:
-    """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
-    now_ns = round(now.timestamp() * 1000) * 1_000_000
-    [row] = within.where("kind = 'facts'").agg(F.max(F.least("end_ns", F.lit(now_ns)))).collect()
-    return int(row[0] or 0)
 
 
 _EDGES = ("begin_ns", "end_ns", "begin_offset", "end_offset")

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs.settings import Format, Settings
+from pyspark_bsfg.jobs.settings import Format, Settings, stream_options
 from pyspark_bsfg.landing.files import FilesSink
 from pyspark_bsfg.landing.lander import Lander, Totals
 from pyspark_bsfg.schema import TABLE
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be landed, and where. `options` are those of readStream, with those of `Settings.stream_options`."""
+    """What is to be landed, and where. `options` are those of readStream."""
 
     options: Mapping[str, str]
     folder: Path
@@ -56,7 +56,7 @@ class Order:
     def of(cls, settings: Settings, *, is_available_now: bool) -> Order:
         """From the TOML."""
         land = settings.land
-        return cls(settings.stream_options, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+        return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
     be started again. `between` is called every half second, beside the query. Raises JobRefused, SparkError and PySparkException for what no repetition mends."""
     check(spark)
     spark.dataSource.register(FilesSink)
-    options = dict(order.options)
+    options = stream_options(order.options, order.checkpoint)
     asked = StreamOptions.of(options)
     with ExitStack() as stack:
         if asked.consumer:

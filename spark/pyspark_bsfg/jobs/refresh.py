@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, export, gaps, rollup
-from pyspark_bsfg.jobs.derived import PART, Outcome, Step, derive, derived, landed, publish_file
+from pyspark_bsfg.jobs.derived import PART, Outcome, Source, Step, derive, derived, landed, publish_file
 from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
 from pyspark_bsfg.landing.tables import table
@@ -79,26 +81,17 @@ class Refresh:
         outcome = self._derive(within_step(asked), cleaned.table)
         self._report("gaps: the report")
         source = derived(asked.table / WITHIN)
-        within = source.read(self._spark, gaps.WITHIN, list(source.parts)).cache()
-        try:
-            as_of_ns = gaps.newest_ns(within, datetime.now(UTC))
-            named = [one.tag for one in asked.tag if "*" not in one.tag]
-            limit_s = gaps.expected_s(asked.expected_s, asked.tag)
-            rows = gaps.report(within, incidents(self._spark, self._settings.land.table), limit_s, as_of_ns, named)
-            aside = asked.table / "_aside"
-            rows.coalesce(1).sortWithinPartitions("zone", "tag", "begin").write.mode("overwrite").parquet(str(aside))
-        finally:
-            within.unpersist()
+        within = source.read(self._spark, gaps.WITHIN, list(source.parts))
+        limit_s = gaps.expected_s(asked.expected_s, asked.tag)
+        named = [one.tag for one in asked.tag if "*" not in one.tag]
+        as_of_ns = _newest_ns(source)
+        rows = gaps.report(within, incidents(self._spark, self._settings.land.table), limit_s, as_of_ns, named)
+        aside = asked.table / "_aside"
+        rows.coalesce(1).sortWithinPartitions("zone", "tag", "begin").write.mode("overwrite").parquet(str(aside))
         [file] = aside.glob("*.parquet")
         publish_file(file, asked.table / PART)
         shutil.rmtree(aside)
-        written = self._spark.read.parquet(str(asked.table / PART))
-        counted = written.groupBy("kind", F.col("declared_by").isNotNull().alias("is_declared")).count().collect()
-        by_kind = {
-            name: {row["kind"]: row["count"] for row in counted if row["is_declared"] == is_declared}
-            for name, is_declared in (("declared", True), ("undeclared", False))
-        }
-        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | by_kind | {"longest": _longest(written)}
+        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _told(asked.table / PART)
 
 
 def clean_step(asked: Clean) -> Step:
@@ -107,7 +100,7 @@ def clean_step(asked: Clean) -> Step:
     return Step(
         "clean", asked.table, LANDED,
         lambda facts: clean.cleaned(facts, asked.rule, is_uncertain_accepted=asked.accept_uncertain),
-        settings, clean.CLEAN, ("tag", "source_time_ns", "offset"), facts=F.count(F.lit(1)), is_exact=False,
+        settings, ("tag", "source_time_ns", "offset"), facts=lambda file: int(pq.read_metadata(file).num_rows), is_exact=False,
     )  # fmt: skip
 
 
@@ -117,12 +110,12 @@ def rollup_steps(asked: Rollup) -> list[Step]:
     minutes = Step(
         "rollup 1m", asked.table / "1m", _some(clean.CLEAN, rollup.COLUMNS),
         lambda facts: rollup.by_minute(facts, asked.hold_s, asked.counter),
-        settings, rollup.ROLLED, ("tag", "start"), days_back=1, facts=F.sum("count"),
+        settings, ("tag", "start"), days_back=1, facts=_counted,
     )  # fmt: skip
     wider = [
         Step(
             f"rollup {name}", asked.table / name, rollup.ROLLED, lambda rows, s=seconds: rollup.coarser(rows, s),  # type: ignore[misc]
-            [rollup.VERSION, name], rollup.ROLLED, ("tag", "start"), facts=F.sum("count"),
+            [rollup.VERSION, name], ("tag", "start"), facts=_counted,
         )
         for name, seconds in rollup.WINDOWS_S.items() if name != "1m"
     ]  # fmt: skip
@@ -135,7 +128,7 @@ def within_step(asked: Gaps) -> Step:
     settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
     return Step(
         "gaps", asked.table / WITHIN, _some(clean.CLEAN, gaps.COLUMNS), lambda facts: gaps.found_within(facts, limit_s),
-        settings, gaps.WITHIN, ("tag", "kind", "begin_ns"),
+        settings, ("tag", "kind", "begin_ns"),
     )  # fmt: skip
 
 
@@ -143,11 +136,33 @@ def _some(schema: StructType, names: Collection[str]) -> StructType:
     return StructType([schema[name] for name in names])
 
 
-def _longest(rows: DataFrame) -> list[dict[str, Any]]:
-    """The longest gaps that nothing declares, for people."""
-    shown = rows.where("declared_by IS NULL").orderBy(F.col("seconds").desc_nulls_first(), "zone", "tag")
-    columns = ("zone", "tag", "kind", F.col("begin").cast("string").alias("begin"), "seconds")
-    return [row.asDict() for row in shown.select(*columns).limit(GAPS_SHOWN).collect()]
+def _counted(file: Path) -> int:
+    """The facts that the rows of a rollup stand for."""
+    return int(pc.sum(pq.read_table(file, columns=["count"], partitioning=None)["count"]).as_py() or 0)
+
+
+def _newest_ns(within: Source) -> int:
+    """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
+    files = [path for part in within.parts.values() for path in part.paths]
+    now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
+    found = [pc.max(pq.read_table(path, columns=["end_ns"], partitioning=None)["end_ns"]).as_py() for path in files]
+    return min(max(found, default=0), now_ns)
+
+
+def _told(report: Path) -> dict[str, Any]:
+    """Gaps by kind, and the longest of those that nothing declares."""
+    rows = pq.read_table(report, partitioning=None).to_pylist()
+    undeclared = [row for row in rows if row["declared_by"] is None]
+    longest = sorted(undeclared, key=lambda row: -(row["seconds"] or float("inf")))[:GAPS_SHOWN]
+    return {
+        "declared": dict(Counter(row["kind"] for row in rows if row["declared_by"] is not None)),
+        "undeclared": dict(Counter(row["kind"] for row in undeclared)),
+        "longest": [
+            {name: row[name] for name in ("zone", "tag", "kind", "seconds")}
+            | {"begin": row["begin"] and row["begin"].isoformat()}
+            for row in longest
+        ],
+    }
 
 
 def check_sections(settings: Settings, only: Collection[str]) -> None:

@@ -128,18 +128,17 @@ class Settings:
         found: Settings = made
         return found
 
-    @property
-    def stream_options(self) -> dict[str, str]:
-        """Options of readStream. A loss does not end the land job, for it has a place for it; nor does a restored store,
-        for it recognises facts that come again."""
-        fixed = {"checkpointLocation": str(self.land.checkpoint)}
-        return {"onNewEpoch": "reread", "failOnDataLoss": "false", **self.source, **fixed}
+
+def stream_options(source: Mapping[str, str], checkpoint: Path) -> dict[str, str]:
+    """Options of readStream for the land job. A loss does not end it, for it has a place for it; nor does a restored
+    store, for it recognises facts that come again."""
+    return {"onNewEpoch": "reread", "failOnDataLoss": "false", **source, "checkpointLocation": str(checkpoint)}
 
 
 def _contradictions(made: Settings) -> list[str]:
     found = []
     try:
-        StreamOptions.of(made.stream_options)
+        StreamOptions.of(stream_options(made.source, made.land.checkpoint))
     except OptionError as error:
         found.append(f"source: {error}")
     found += [

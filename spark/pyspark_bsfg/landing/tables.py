@@ -330,10 +330,15 @@ def merge(root: Path, files: Sequence[str]) -> list[File]:
     made = Files(root, pq.read_schema(files[0]))
     try:
         for (day, zone), own in parts.items():
-            # One scan over all of them, so that their small row groups become large ones.
+            # Rows are collected over many files, so that their small row groups become large ones.
+            waiting: list[Any] = []
             for batch in ds.dataset(own, format="parquet").to_batches(batch_size=ROW_GROUP, batch_readahead=1):
-                if batch.num_rows:
-                    made.write(day, zone, pa.table([batch]))
+                waiting += [batch] if batch.num_rows else []
+                if sum(one.num_rows for one in waiting) >= ROW_GROUP:
+                    made.write(day, zone, pa.Table.from_batches(waiting))
+                    waiting = []
+            if waiting:
+                made.write(day, zone, pa.Table.from_batches(waiting))
         return made.close()
     finally:
         made.abandon()

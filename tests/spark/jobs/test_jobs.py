@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
