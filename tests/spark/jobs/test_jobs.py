@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
-from agent.message import Sample
+from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.jobs import rollup
 from pyspark_bsfg.jobs.settings import Settings
+from pyspark_bsfg.landing.views import views
 from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
@@ -139,3 +141,89 @@ def equal(folder: Path, told: list[Told]) -> None:
     for name, window_s in rollup.WINDOWS_S.items():
         expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
         assert rolled(folder / "lake" / "rollup" / name) == expected, name
+
+
+def instant(second: int) -> Sample:
+    """A good pressure, that many seconds after noon."""
+    return Sample(1, NOON_NS + second * SECOND_NS, 5.0)
+
+
+@pytest.fixture(scope="module")
+def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose tags are missing, stale and silent, some of it declared, some damaged."""
+    folder = tmp_path_factory.mktemp("holed")
+    next_day = 86_400
+    bad = [Sample(1, NOON_NS + second * SECOND_NS, None, BAD) for second in range(2430, 3000, 30)]
+    runs = [
+        [Sample(2, NOON_NS, 1)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(0, 90, 30)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(90, 330, 30)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(330, 420, 30)],
+        [instant(second) for second in (*range(0, 630, 30), *range(1200, 1830, 30), 2400)],
+        [*bad, instant(3000), instant(next_day), instant(next_day + 30)],
+    ]
+    making.store(folder / "facts.db", runs)
+    lost = {
+        "count": 20, "count_exact": True, "first_time": "2026-01-01T12:10:00Z", "last_time": "2026-01-01T12:20:00Z",
+        "reason": "source_lost", "tags": [PRESSURE],
+    }  # fmt: skip
+    envelope = Envelope("gap", "enterprise", "*", NOON_NS // 1_000_000, labels={"shift": "early", "line": "1"})
+    declared = Message(envelope, Fact("source:press", "samples_lost", canonical_json(lost)))
+    with FactStore.open(folder / "facts.db", "enterprise") as opened:
+        opened.appends.append_messages(making.TELEMETRY, [declared]).result()
+    making.damage(folder / "facts.db", 5)
+    return folder
+
+
+def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, holed: Path) -> None:
+    """Missing, stale and silent tags, also over midnight and of a tag without any fact; a loss that the source declared
+    and facts that the disk has damaged are told from what nobody has declared. The views name the same facts."""
+    named = "[[gaps.tag]]\ntag = 'tag:line-1/never'\nexpected_s = 60\n"
+    found = jobs(spark, holed, "land", "clean", "gaps", more=named)
+    clock = "{:%d %H:%M:%S}".format
+
+    def told(row: dict[str, Any]) -> tuple[Any, ...]:
+        begin, end = (row[name] and clock(row[name]) for name in ("begin", "end"))
+        return row["tag"].removeprefix("tag:"), row["kind"], begin, end, row["declared_by"]
+
+    report = [told(row) for row in pq.read_table(holed / "lake" / "gaps" / "part.parquet").to_pylist()]
+    assert sorted(report, key=str) == [
+        ("boiler/druck", "missing", "01 12:01:00", "01 12:05:30", "facts_unread damaged"),
+        ("boiler/druck", "silent", "01 12:06:30", "02 12:00:30", None),
+        ("line-1/count", "silent", "01 12:00:00", "02 12:00:30", None),
+        ("line-1/never", "silent", None, None, None),
+        ("line-1/pressure", "missing", "01 12:10:00", "01 12:20:00", "samples_lost source_lost"),
+        ("line-1/pressure", "missing", "01 12:30:00", "01 12:40:00", None),
+        ("line-1/pressure", "missing", "01 12:50:00", "02 12:00:00", None),
+        ("line-1/pressure", "stale", "01 12:40:00", "01 12:50:00", None),
+    ]
+    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 2}, 3)
+    assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
+    views(spark, holed / "lake" / "facts")
+    asked = """
+        SELECT m.subject, m.from_zone, m.produced_at_unix_ms, l.value, i.what, i.detail = m.object_json,
+            (SELECT count(*) FROM facts WHERE value_type <> 'message')
+        FROM messages m JOIN labels l USING (message_id) JOIN incidents i ON i.offset = m.offset
+        WHERE l.name = 'shift'"""
+    [row] = spark.sql(asked).collect()
+    expected = ("source:press", "enterprise", NOON_NS // 1_000_000, "early", "samples_lost", True)
+    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 1)
+
+
+def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
+    """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept and
+    named, until fewer are accepted."""
+    jobs(spark, holed, "land", "clean")
+    before = rows(holed / "lake" / "clean")
+    [batch] = (holed / "lake" / "facts").glob("batch=*")
+    moved = batch / "date=2026-01-02"
+    moved.rename(holed / "taken")
+    try:
+        [kept] = jobs(spark, holed, "clean")["clean"]["kept"]
+        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 2, 0)
+        assert rows(holed / "lake" / "clean") == before
+        settings = Settings.of(toml(holed))
+        run(spark, settings, ("clean",), threading.Event(), is_fewer_accepted=True)
+        assert len(rows(holed / "lake" / "clean")) == len(before) - 2
+    finally:
+        (holed / "taken").rename(moved)
