@@ -15,6 +15,7 @@ also if the program is killed before the merged ones are removed, which the next
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -39,6 +40,8 @@ _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
 SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again
 ROW_GROUP = 128 * 1024
 _ASIDE = "_aside"  # Spark and others pass over folders that begin with an underscore
+
+log = logging.getLogger(__name__)
 
 
 class Table(Protocol):
@@ -168,6 +171,7 @@ class _Delta:
         return self._table.file_uris()
 
     def compact(self, files_min: int) -> int:
+        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import AddAction, RemoveAction
 
         self._table.update_incremental()
@@ -190,7 +194,13 @@ class _Delta:
             values: dict[str, str | None] = dict(zip(self._partitions, key, strict=True))
             actions += [RemoveAction(one["path"], False, now_ms, one["size_bytes"], values) for one in files]
         before = self._table.version()
-        self._table.create_write_transaction(actions, "append", self._schema, self._partitions or None)
+        try:
+            self._table.create_write_transaction(actions, "append", self._schema, self._partitions or None)
+        except CommitFailedError as error:
+            log.info(
+                "%s was changed while small files were merged; they stay until the next time: %s", self._folder, error
+            )
+            return 0
         self._table.update_incremental()
         self._sync(before)
         self._table.vacuum(dry_run=False)  # of what no version of the last seven days names

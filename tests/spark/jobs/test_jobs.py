@@ -1,6 +1,7 @@
 """The jobs on a real Spark, by one TOML, compared with plain Python over the same facts."""
 
 import random
+import re
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -16,17 +17,22 @@ from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.jobs import rollup
+from pyspark_bsfg.jobs.derived import derived
 from pyspark_bsfg.jobs.settings import Settings
-from pyspark_bsfg.landing.views import views
+from pyspark_bsfg.landing.tables import table_files
+from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
 from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
 HOUR_NS = 3600 * SECOND_NS
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
+[SHOWN] = re.findall(r"<!-- test: views -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
 LIMITS = {PRESSURE: (-5.0, 95.0)}
 HOLD_S, MODULUS = 120, 1000
 
@@ -199,7 +205,7 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     ]
     assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 2}, 3)
     assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
-    views(spark, holed / "lake" / "facts")
+    exec(SHOWN.replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
     asked = """
         SELECT m.subject, m.from_zone, m.produced_at_unix_ms, l.value, i.what, i.detail = m.object_json,
             (SELECT count(*) FROM facts WHERE value_type <> 'message')
@@ -227,3 +233,38 @@ def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> N
         assert len(rows(holed / "lake" / "clean")) == len(before) - 2
     finally:
         (holed / "taken").rename(moved)
+
+
+@pytest.mark.skipif(not IS_LONG, reason="the parts are tested one by one: make spark-stream-test")
+def test_following_lands_and_refreshes_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """With --follow facts that come are landed, and the other tables follow them, small files merged meanwhile, in both
+    formats; a signal ends the run with everything that was landed in order."""
+    making.store(tmp_path / "facts.db", [[instant(second) for second in range(0, 600, 30)]])
+    for kind in ("parquet", "delta"):
+        folder, stop, wrong = tmp_path / kind, threading.Event(), []
+        text = toml(folder).replace(f"{folder}/facts.db", f"{tmp_path}/facts.db")
+        text = text.replace("compact_files = 0", "compact_files = 3\nevery_s = 0").replace('"parquet"', f'"{kind}"')
+
+        def cleaned(of: Path = folder) -> int:
+            return sum(part.facts for part in derived(of / "lake" / "clean").parts.values())
+
+        def feed(ended: threading.Event = stop, found: list[BaseException] = wrong) -> None:
+            try:
+                with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
+                    for _ in range(4):
+                        wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "clean", 120)
+                        more = [instant(second) for second in range(5)]
+                        opened.appends.append_samples(making.TELEMETRY, more).result()
+                    wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "the last", 120)
+            except BaseException as error:  # noqa: BLE001  raised again in the test
+                found.append(error)
+            ended.set()
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        done = run(spark, Settings.of(text), ("land", "clean"), stop, is_following=True)
+        feeder.join()
+        assert not wrong
+        assert len(rows(folder / "lake" / "clean")) == done["land"]["facts_landed"] >= 40
+        assert sum(count for _, count in table_files(folder / "lake" / "facts")) == done["land"]["facts_landed"]
+        assert len(table_files(folder / "lake" / "facts")) < 5

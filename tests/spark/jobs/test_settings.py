@@ -1,12 +1,27 @@
 """The TOML of the jobs: every problem at once, each with what to do, and nothing taken that is not known."""
 
+import re
+import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import SettingsError
-from pyspark_bsfg.jobs.settings import Counter, Rule, Settings, stream_options
+from pyspark_bsfg.jobs.refresh import JOBS
+from pyspark_bsfg.jobs.settings import (
+    Clean,
+    Counter,
+    Expected,
+    Export,
+    Gaps,
+    Land,
+    Rollup,
+    Rule,
+    Settings,
+    stream_options,
+)
 
 LEAST = """
 [source]
@@ -31,6 +46,22 @@ def test_defaults_and_options() -> None:
     assert more.rollup is not None
     assert (more.clean.table, more.clean.rule) == (Path("c").absolute(), (Rule("tag:a", "r", min=1.0),))
     assert more.rollup.counter == (Counter("tag:n", 65536),)
+
+
+def test_the_page_names_every_setting() -> None:
+    """The block of docs/how-to/jobs.md is a file that is taken, and has each key of each section."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
+    [block] = re.findall(r"<!-- test: settings -->\n```toml\n(.*?)```\n<!-- end -->", page, re.DOTALL)
+    taken = Settings.of(block)
+    assert all(getattr(taken, name) for name in JOBS)
+    made = tomllib.loads(block)
+    sections = [
+        (Land, made["land"]), (Clean, made["clean"]), (Rule, made["clean"]["rule"][0]), (Rollup, made["rollup"]),
+        (Counter, made["rollup"]["counter"][0]), (Gaps, made["gaps"]), (Expected, made["gaps"]["tag"][0]),
+        (Export, made["export"]),
+    ]  # fmt: skip
+    for kind, section in sections:
+        assert sorted(section) == sorted(field.name for field in fields(kind)), kind  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
