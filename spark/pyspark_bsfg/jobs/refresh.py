@@ -128,7 +128,7 @@ def within_step(asked: Gaps) -> Step:
     settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
     return Step(
         "gaps", asked.table / WITHIN, _some(clean.CLEAN, gaps.COLUMNS), lambda facts: gaps.found_within(facts, limit_s),
-        settings, ("tag", "kind", "begin_ns"),
+        settings, ("tag", "kind", "begin"),
     )  # fmt: skip
 
 
@@ -145,7 +145,8 @@ def _newest_ns(within: Source) -> int:
     """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
     files = [path for part in within.parts.values() for path in part.paths]
     now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
-    found = [pc.max(pq.read_table(path, columns=["end_ns"], partitioning=None)["end_ns"]).as_py() for path in files]
+    ends = [pq.read_table(path, columns=["end.ns"], partitioning=None)["end"].combine_chunks() for path in files]
+    found = [pc.max(pc.struct_field(end, "ns")).as_py() for end in ends]
     return min(max(found, default=0), now_ns)
 
 

@@ -146,6 +146,8 @@ def _contradictions(made: Settings) -> list[str]:
         for name in ("rollup", "gaps", "export")
         if getattr(made, name) and made.clean is None
     ]
+    if made.export and not all(made.export.table.partition(".")):
+        found.append(f"export.table = {made.export.table!r}: it is namespace.name")
     rules = made.clean.rule if made.clean else ()
     found += [
         f"clean.rule {one.name!r}: neither min nor max; name one"

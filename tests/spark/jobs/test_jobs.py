@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from agent.batch import Origin
 from agent.fact_store import FactStore
+from agent.fact_store.log.operational_facts import operational_fact
 from agent.message import Envelope, Fact, Message, Sample, canonical_json
 from pyspark_bsfg.__main__ import run
 from pyspark_bsfg.jobs import rollup
@@ -167,8 +168,15 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(330, 420, 30)],
         [instant(second) for second in (*range(0, 630, 30), *range(1200, 1830, 30), 2400)],
         [*bad, instant(3000), instant(next_day), instant(next_day + 30)],
+        [Sample(2, NOON_NS, 1)],  # takes the sequence that the node says it has lost
+        [instant(next_day + 600)],
     ]
-    making.store(folder / "facts.db", runs)
+    origin = making.store(folder / "facts.db", runs)
+    gone = sum(map(len, runs)) - 1
+    about = {"zone": origin.zone, "epoch": origin.epoch.hex(), "first_sequence": gone, "last_sequence": gone}
+    expired = operational_fact(
+        origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
+    )
     lost = {
         "count": 20, "count_exact": True, "first_time": "2026-01-01T12:10:00Z", "last_time": "2026-01-01T12:20:00Z",
         "reason": "source_lost", "tags": [PRESSURE],
@@ -176,7 +184,7 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     envelope = Envelope("gap", "enterprise", "*", NOON_NS // 1_000_000, labels={"shift": "early", "line": "1"})
     declared = Message(envelope, Fact("source:press", "samples_lost", canonical_json(lost)))
     with FactStore.open(folder / "facts.db", "enterprise") as opened:
-        opened.appends.append_messages(making.TELEMETRY, [declared]).result()
+        opened.appends.append_messages(making.TELEMETRY, [declared, expired]).result()
     making.damage(folder / "facts.db", 5)
     return folder
 
@@ -195,15 +203,16 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     report = [told(row) for row in pq.read_table(holed / "lake" / "gaps" / "part.parquet").to_pylist()]
     assert sorted(report, key=str) == [
         ("boiler/druck", "missing", "01 12:01:00", "01 12:05:30", "facts_unread damaged"),
-        ("boiler/druck", "silent", "01 12:06:30", "02 12:00:30", None),
-        ("line-1/count", "silent", "01 12:00:00", "02 12:00:30", None),
+        ("boiler/druck", "silent", "01 12:06:30", "02 12:10:00", None),
+        ("line-1/count", "silent", "01 12:00:00", "02 12:10:00", None),
         ("line-1/never", "silent", None, None, None),
         ("line-1/pressure", "missing", "01 12:10:00", "01 12:20:00", "samples_lost source_lost"),
         ("line-1/pressure", "missing", "01 12:30:00", "01 12:40:00", None),
         ("line-1/pressure", "missing", "01 12:50:00", "02 12:00:00", None),
+        ("line-1/pressure", "missing", "02 12:00:30", "02 12:10:00", "facts_expired ttl"),
         ("line-1/pressure", "stale", "01 12:40:00", "01 12:50:00", None),
     ]
-    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 2}, 3)
+    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 3}, 3)
     assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
     exec(SHOWN.replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
     asked = """
@@ -213,7 +222,7 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
         WHERE l.name = 'shift'"""
     [row] = spark.sql(asked).collect()
     expected = ("source:press", "enterprise", NOON_NS // 1_000_000, "early", "samples_lost", True)
-    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 1)
+    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 2)
 
 
 def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
@@ -226,11 +235,11 @@ def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> N
     moved.rename(holed / "taken")
     try:
         [kept] = jobs(spark, holed, "clean")["clean"]["kept"]
-        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 2, 0)
+        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 3, 0)
         assert rows(holed / "lake" / "clean") == before
         settings = Settings.of(toml(holed))
         run(spark, settings, ("clean",), threading.Event(), is_fewer_accepted=True)
-        assert len(rows(holed / "lake" / "clean")) == len(before) - 2
+        assert len(rows(holed / "lake" / "clean")) == len(before) - 3
     finally:
         (holed / "taken").rename(moved)
 

@@ -79,6 +79,7 @@ def test_the_page_names_every_setting() -> None:
         ('[clean]\ntable = "/c"\n[[clean.rule]]\ntag = "t"\nname = "r"', "clean.rule 'r': neither min nor max"),
         ('[clean]\ntable = "/c"\n[clean.rule]\ntag = "t"', "write [[clean.rule]]"),
         ('[clean]\ntable = "/c"\nrule = [1]', "clean.rule[1] = 1: write [clean.rule[1]]"),
+        ('[clean]\ntable = "/c"\n[export]\ntable = "facts"', "export.table = 'facts': it is namespace.name"),
         ("=", "not TOML"),
     ],
 )
