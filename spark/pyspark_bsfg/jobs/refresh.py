@@ -145,7 +145,7 @@ def _newest_ns(within: Source) -> int:
     """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
     files = [path for part in within.parts.values() for path in part.paths]
     now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
-    ends = [pq.read_table(path, columns=["end.ns"], partitioning=None)["end"].combine_chunks() for path in files]
+    ends = [pq.read_table(path, columns=["end"], partitioning=None)["end"].combine_chunks() for path in files]
     found = [pc.max(pc.struct_field(end, "ns")).as_py() for end in ends]
     return min(max(found, default=0), now_ns)
 
