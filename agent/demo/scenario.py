@@ -33,7 +33,7 @@ from agent.fact_store import StoreReader
 from agent.health.client import NodeSilent, ask_health
 
 _POLL_S = 0.25
-_SPARK_S_MAX = 150.0
+_SPARK_S_MAX = 240.0
 _COMMAND_S_MAX = 30.0
 
 
