@@ -28,7 +28,7 @@ help:
 	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, some 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
-	echo 'make spark-stream-test    the land job killed with its JVM at the worst moments, some minutes; TEST=name for some'
+	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
@@ -81,7 +81,7 @@ attacks: foreign
 
 # A driver that needs minutes to start on a busy machine is no failure.
 spark-stream-test: system
-	SIM=1 $(VENV)/python -m pytest -q -rP tests/spark/streaming -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
+	SIM=1 $(VENV)/python -m pytest -q -rP tests/spark/streaming tests/spark/jobs -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
 
 # A minute or two, and some 3 GB of memory.
 spark-cluster-test: system

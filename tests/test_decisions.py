@@ -48,7 +48,7 @@ def test_a_runtime_dependency_has_its_page_and_its_use(name: str) -> None:
 def test_extras_for_users_are_explained() -> None:
     """Each package of an extra that users install is named in a page's title."""
     titles = " ".join(page.read_text().splitlines()[0] for page in PAGES)
-    for extra in ("spark", "spark-delta", "demo", "sql"):
+    for extra in ("spark", "spark-delta", "spark-iceberg", "demo", "sql"):
         for requirement in PROJECT["optional-dependencies"][extra]:
             assert package(requirement) in titles
 

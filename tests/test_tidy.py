@@ -337,6 +337,10 @@ CORES: tuple[str, ...] = (
         for name in (
             "columns",
             "dictionary",
+            "jobs/clean",
+            "jobs/gaps",
+            "jobs/rollup",
+            "jobs/settings",
             "options",
             "packed",
             "pruning",

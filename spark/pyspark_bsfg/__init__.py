@@ -11,6 +11,9 @@ so the jobs call it.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from pyspark.sql import SparkSession
 
 from pyspark_bsfg.schema import FACTS
@@ -23,4 +26,9 @@ __all__ = ["FACTS", "BsfgDataSource", "DefaultSource", "register"]
 
 def register(spark: SparkSession) -> None:
     """Make `format("bsfg")` known to a session; doing it again changes nothing."""
+    # Spark hands the files of --py-files to all its Python processes but the one that plans a stream.
+    ours, environment = str(Path(__file__).parents[1]), spark.sparkContext.environment
+    known = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if ours not in known:
+        environment["PYTHONPATH"] = os.pathsep.join([*filter(None, known), ours])
     spark.dataSource.register(BsfgDataSource)

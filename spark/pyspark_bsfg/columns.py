@@ -26,6 +26,7 @@ from agent.message import Message, sample_message_id
 from pyspark_bsfg import packed
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
+from pyspark_bsfg.schema import ENVELOPE
 from pyspark_bsfg.values import Values, text_bytes
 
 FACTS_MAX_PER_GROUP = 16_384  # larger record batches measured no faster, and leave the cache
@@ -35,6 +36,7 @@ BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified")
 
 _COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
 _COUNTING_32 = _COUNTING.cast(pa.int32())
+LABELS = pa.map_(pa.string(), pa.string())
 _THOUSAND = 1000
 _DIGITS = [f"{number:03}".encode() for number in range(_THOUSAND)]
 
@@ -270,6 +272,8 @@ class _SampleColumns:
             "value_type": lambda: picked(self._values.value_type, places),
             "quality": lambda: picked(self._once("quality"), places),
             "object_json": lambda: pa.nulls(count, pa.string()),
+            "labels": lambda: pa.nulls(count, LABELS),
+            **{name: (lambda: pa.nulls(count, pa.string())) for name in ENVELOPE},
         }
 
     def _once(self, name: str) -> Any:
@@ -297,7 +301,7 @@ def _message_columns(messages: Sequence[Message]) -> Makers:
     unix_ns = array("q", [one.envelope.produced_at_unix_ms * 1_000_000 for one in messages])
     times_ns = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(unix_ns)])
 
-    def texts(found: Sequence[str]) -> Callable[[], Any]:
+    def texts(found: Sequence[str | None]) -> Callable[[], Any]:
         return lambda: pa.array(found, pa.string())
 
     return {
@@ -313,4 +317,6 @@ def _message_columns(messages: Sequence[Message]) -> Makers:
         "value_type": lambda: pa.repeat(pa.scalar("message"), count),
         "quality": lambda: pa.nulls(count, pa.int64()),
         "object_json": texts([str(one.fact.object_json, "utf-8") for one in messages]),
+        "labels": lambda: pa.array([list(one.envelope.labels.items()) for one in messages], LABELS),
+        **{name: texts([getattr(one.envelope, name) for one in messages]) for name in ENVELOPE},
     }

@@ -4,6 +4,7 @@ Spark wraps them as text in its own exceptions, so each text names the thing and
 
     SparkError                  any of the below; never raised itself
         OptionError             an option of the data source, or a requested schema, is wrong
+        SettingsError           the TOML of the jobs is wrong
         StreamUnknown           the store has no stream of that name
         FactsGone               facts of the requested range are no longer, or not yet, in the store
         ConsumerRefused         a consumer cannot be registered or confirmed this way
@@ -28,6 +29,14 @@ class SparkError(BsfgError):
 
 class OptionError(SparkError):
     """An option of the data source, or a schema asked for, is wrong."""
+
+
+class SettingsError(SparkError):
+    """The TOML of the jobs is wrong; one line for each problem."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
 
 
 class StreamUnknown(SparkError):

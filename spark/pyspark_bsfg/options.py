@@ -81,6 +81,8 @@ class Options:
             )
         if (push_filters := texts.get("pushfilters", "false").lower()) not in {"true", "false"}:
             raise OptionError(f"pushFilters {texts['pushfilters']!r}", "it is true or false")
+        if texts.get("includelabels", "false").lower() not in {"true", "false"}:  # it decides the schema: source.py
+            raise OptionError(f"includeLabels {texts['includelabels']!r}", "it is true or false")
         if not STREAM.fullmatch(texts.get("stream", TELEMETRY)):
             raise OptionError(f"stream {texts['stream']!r}", f"a stream's name matches {STREAM.pattern}")
         if (when_released := texts.get("whenreleased", "skip")) not in get_args(WhenReleased):
@@ -132,6 +134,7 @@ NAMES = (
             "maxFactsPerPartition",
             "whenReleased",
             "pushFilters",
+            "includeLabels",
         )
     }
 )

@@ -18,6 +18,12 @@ made, because Spark does not tell a Python data source which columns a query nee
     quality         OPC UA StatusCode, 0 is Good; a long because it is unsigned; NULL for a message, which has none
     unit            of the tag's definition
     object_json     of a message: its object, canonical JSON; NULL for a sample, whose columns say the same
+
+TABLE has more columns, made only where they are asked for, and landed: the rest of a message's envelope, NULL for a sample
+(docs/reference/messages.md). `includeLabels` adds the first one to a read.
+
+    labels          names with texts; empty where the message has none
+    to_zone correlation_id causation_id object_media_type object_schema
 """
 
 from __future__ import annotations
@@ -26,7 +32,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import DataType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from pyspark_bsfg.errors import OptionError
 
@@ -51,18 +67,25 @@ FACTS = StructType([
     StructField("object_json", StringType()),
 ])  # fmt: skip
 
+LABELS = StructField("labels", MapType(StringType(), StringType()))
+ENVELOPE = ("to_zone", "correlation_id", "causation_id", "object_media_type", "object_schema")
+TABLE = StructType([*FACTS.fields, LABELS, *(StructField(name, StringType()) for name in ENVELOPE)])
+LANDED = StructType([*TABLE.fields, StructField("date", DateType())])
+IDENTITY = ("stream", "zone", "epoch", "sequence")
+
 # Spark compares the first record batch with this to the letter: names, order, types and nullability.
 _ARROW: dict[type[DataType], Any] = {
     LongType: pa.int64(),
     StringType: pa.string(),
     DoubleType: pa.float64(),
     TimestampType: pa.timestamp("us", tz="UTC"),
+    MapType: pa.map_(pa.string(), pa.string()),
 }
 
 
 def projection(names: Sequence[str]) -> StructType:
-    """Some columns of FACTS, in any case, as the schema of a read. Raises OptionError for what is no column."""
-    known = {field.name: field for field in FACTS.fields}
+    """Some columns of TABLE, in any case, as the schema of a read. Raises OptionError for what is no column."""
+    known = {field.name: field for field in TABLE.fields}
     if unknown := [name for name in names if name.lower() not in known]:
         raise OptionError(f"there is no column {unknown[0]!r}", f"the columns are {', '.join(known)}")
     return StructType([known[name.lower()] for name in names])
@@ -71,9 +94,9 @@ def projection(names: Sequence[str]) -> StructType:
 def arrow_schema(asked: StructType) -> Any:
     """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
 
-    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of FACTS.
+    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE.
     """
-    known = {field.name: field for field in FACTS.fields}
+    known = {field.name: field for field in TABLE.fields}
     fields = []
     for field in asked.fields:
         if (ours := known.get(field.name.lower())) is None:

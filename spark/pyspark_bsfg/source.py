@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.schema import FACTS, LABELS
 
 
 class BsfgDataSource(DataSource):
@@ -25,7 +25,7 @@ class BsfgDataSource(DataSource):
         return "bsfg"
 
     def schema(self) -> StructType:
-        return FACTS
+        return StructType([*FACTS.fields, LABELS]) if self.options.get("includeLabels", "").lower() == "true" else FACTS
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from pyspark_bsfg.options import Options

@@ -11,13 +11,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
-import pyarrow.dataset as ds
 import pytest
 
 from agent.batch import Origin
@@ -26,9 +24,11 @@ from agent.fact_store import FactStore
 from agent.message import Sample
 from pyspark_bsfg import pack
 from tests.spark import making
+from tests.spark.jobs import oracle
+from tests.spark.jobs.oracle import Told
+from tests.spark.jobs.test_jobs import rolled
 from tests.spark.making import BAD, NOON_NS, SECOND_NS
 from tests.spark.served import ENTERPRISE, READER, Served, served, store_path
-from tests.spark.test_spark import EPOCH, expected_rollup
 from tests.spark.test_submit import ENVIRONMENT, QUICK_JVM, SPARK_HOME
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(900)]
@@ -36,13 +36,14 @@ pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(900)]
 FACTS, BATCH = int(os.environ.get("FACTS", "500000")), 1000
 READ_S = 12  # the node answers so slowly that a read takes this long: a worker dies in the middle of it
 TASKS = 8
+HOLD_S = 300
 START_S_MAX = 90.0
 JOB = """
-import json, sys
-from dataclasses import asdict
+import json, sys, threading
 from pathlib import Path
 from pyspark.sql import functions as F
-from pyspark_bsfg.jobs.rollup_minute import run
+from pyspark_bsfg.__main__ import run
+from pyspark_bsfg.jobs.settings import Settings
 from pyspark_bsfg.session import facts, session
 
 asked = json.loads(Path(sys.argv[1]).read_text())
@@ -50,8 +51,9 @@ spark = session("cluster test")
 rows = facts(spark, columns="offset zone tag quality", numPartitions=TASKS, **asked["options"])
 Path(asked["out"], "reading").touch()
 found = rows.groupBy("zone", "tag").agg(F.count("*"), F.sum("offset"), F.count_if(F.col("quality") == 0)).collect()
-summary = run(spark, asked["options"], Path(asked["out"], "rollup"))
-said = {"read": sorted(map(list, found)), "rollup": asdict(summary), "master": spark.sparkContext.master}
+settings = Settings.of(Path(asked["out"], "jobs.toml").read_text())
+done = run(spark, settings, ("land", "clean", "rollup"), threading.Event())
+said = {"read": sorted(map(list, found)), "jobs": done, "master": spark.sparkContext.master}
 spark.stop()
 Path(asked["out"], "result.json").write_text(json.dumps(said))
 """
@@ -134,6 +136,12 @@ def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> C
     mine = enterprise.broker.identity(READER)
     files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
     options = enterprise.options(endOffset=FACTS) | {name: f"spark-files:{file.name}" for name, file in files.items()}
+    source = "".join(f"{name} = '{value}'\n" for name, value in options.items() if name != "endOffset")
+    (folder / "jobs.toml").write_text(
+        f"[source]\n{source}"
+        f"[land]\ntable = '{folder}/facts'\ncheckpoint = '{folder}/checkpoint'\nformat = 'parquet'\n"
+        f"[clean]\ntable = '{folder}/clean'\n[rollup]\ntable = '{folder}/rollup'\nhold_s = {HOLD_S}\n"
+    )
     (folder / "asked.json").write_text(json.dumps({"options": options, "out": str(folder)}))
     settings = {
         "spark.executor.memory": "600m",
@@ -152,17 +160,6 @@ def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> C
     ]  # fmt: skip
     environment = ENVIRONMENT | {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(folder / "bsfg")}
     return Child("job", command, folder / "job.log", environment)
-
-
-def rows_written(out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rollup's files in the oracle's shape, read without Spark."""
-    found = {}
-    for figures in ds.dataset(out, partitioning="hive").to_table().to_pylist():
-        minute = EPOCH + timedelta(minutes=figures.pop("minute").timestamp() // 60)
-        zone, tag, predicate, unit = (figures.pop(name) for name in ("zone", "tag", "predicate", "unit"))
-        figures.pop("date")
-        found[minute.date(), zone, minute, tag, predicate, unit] = figures
-    return found
 
 
 @pytest.mark.usefixtures("java")
@@ -194,9 +191,10 @@ def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None
     told = [(zone, one) for zone, rows in batches for one in rows]
     assert result["master"] == address
     assert result["read"] == counted(told)
-    assert result["rollup"]["facts_read"] == result["rollup"]["facts_rolled_up"] == FACTS
-    assert result["rollup"]["facts_missing"] == 0
-    assert rows_written(tmp_path / "rollup") == expected_rollup(told)
+    landed = result["jobs"]["land"]
+    assert (landed["facts_landed"], landed["facts_missing"]) == (FACTS, 0)
+    facts = [Told(zone, offset, one) for offset, (zone, one) in enumerate(told, 1)]
+    assert rolled(tmp_path / "rollup" / "1m") == oracle.rollup(facts, 60, HOLD_S, {}, {})
     log = "".join(one.read_text("utf-8") for one in tmp_path.glob("eventlog*/events_*"))
     lost = re.findall(r'"Reason":"ExecutorLostFailure"', log)
     print(f"{len(lost)} tasks were lost with their executor, {sealed_bytes:,} bytes sealed")

@@ -1,96 +1,24 @@
-"""The data source and the rollup on a real Spark, compared with plain Python over the same facts."""
+"""The data source on a real Spark, compared with plain Python over the same facts."""
 
-import json
-import math
-import random
-from collections import defaultdict
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.message import Sample
 from bench.common.testbed import open_testbed
 from bench.spark import spark as benchmark
-from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs import rollup_minute
-from pyspark_bsfg.jobs.rollup_minute import Days, run
-from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
-from tests.spark.making import BAD, DEFINITIONS, NOON_NS, SECOND_NS, UNCERTAIN, VALUES
+from tests.spark.making import NOON_NS, SECOND_NS, VALUES
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 RUN = [Sample(1 + n % 3, NOON_NS + n * 1_000_100, value, n % 2) for n, value in enumerate(VALUES)]
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-EVENING_NS = NOON_NS + 12 * 3600 * SECOND_NS - 90 * SECOND_NS  # a minute and a half before the UTC date changes
-
-
-def fresh(path: Path, rng: random.Random) -> list[tuple[str, Sample]]:
-    """Two plants' facts in an enterprise store over a change of date, none in order; (zone, sample) by offset."""
-    told: list[tuple[str, Sample]] = []
-    with FactStore.open(path, "enterprise") as opened:
-        for zone in ("plant-a", "plant-b"):
-            runs = [[sample(rng) for _ in range(rng.randrange(1, 90))] for _ in range(12)]
-            making.put(opened, making.foreign(Origin(zone, zone.encode().ljust(16)), runs), 12)
-            told += [(zone, one) for run in runs for one in run]
-    return told
-
-
-def sample(rng: random.Random) -> Sample:
-    """Something a tag may say: few distinct times, so that ties occur; sometimes bad, text, infinite or no number."""
-    time_ns = EVENING_NS + rng.randrange(180) * SECOND_NS
-    value = rng.choice(
-        [rng.gauss(20, 5), rng.randrange(100), rng.random() < 0.5, float("nan"), "stuck", None, 2**64 - 1]
-    )
-    return Sample(rng.randrange(1, 4), time_ns, value, rng.choice([0, 0, 0, BAD, UNCERTAIN]))
-
-
-def expected_rollup(told: list[tuple[str, Sample]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """The rollup in plain Python: (zone, minute, tag, predicate, unit) to its figures."""
-    groups = defaultdict(list)
-    for offset, (zone, one) in enumerate(told, 1):
-        definition = DEFINITIONS[one.tag - 1]
-        minute = EPOCH + timedelta(minutes=one.source_time_ns // (60 * SECOND_NS))
-        key = (minute.date(), zone, minute, definition.subject, definition.predicate, definition.unit or None)
-        groups[key].append((one.source_time_ns, offset, one))
-    rolled = {}
-    for key, group in groups.items():
-        numbers = [
-            float(one.value)
-            for *_, one in sorted(group, key=lambda fact: fact[:2])
-            if one.quality == 0 and isinstance(one.value, int | float) and not math.isnan(one.value)
-        ]
-        rolled[key] = {
-            "count": len(group),
-            "good_count": sum(one.quality == 0 for *_, one in group),
-            "bad_count": sum(one.quality == BAD for *_, one in group),
-            "value_count": len(numbers),
-            "min": min(numbers, default=None),
-            "max": max(numbers, default=None),
-            "mean": pytest.approx(sum(numbers) / len(numbers), rel=1e-12) if numbers else None,
-            "first": numbers[0] if numbers else None,
-            "last": numbers[-1] if numbers else None,
-        }
-    return rolled
-
-
-def written(spark: SparkSession, out: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """What the files hold, in the oracle's shape, read with plain Spark."""
-    found = {}
-    for row in spark.read.parquet(str(out)).selectExpr("*", "unix_seconds(minute) as seconds").collect():
-        figures = row.asDict()
-        minute = EPOCH + timedelta(seconds=figures.pop("seconds"))
-        figures.pop("minute")
-        key = tuple(figures.pop(name) for name in ("date", "zone", "tag", "predicate", "unit"))
-        found[(*key[:2], minute, *key[2:])] = figures
-    return found
 
 
 @pytest.mark.parametrize("tasks", [1, 3])
@@ -204,148 +132,17 @@ def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path
     assert found["limit"]["what"]
 
 
-def test_the_rollup_equals_plain_python(spark: SparkSession, tmp_path: Path) -> None:
-    """Two zones, two dates, ties, text, NaN, bad quality: equal rows, equal counts; again, and the same."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    path, out = tmp_path / "facts.db", tmp_path / "out"
-    told = fresh(path, random.Random(seed))
-    expected = expected_rollup(told)
-    summary = run(spark, {"path": str(path)}, out)
-    assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (len(told), len(told), len(expected))
-    assert summary.bad_quality == sum(one.quality == BAD for _, one in told)
-    assert json.loads(json.dumps(summary.sample, allow_nan=False))
-    assert written(spark, out) == expected
-    assert sorted(one.name for one in out.glob("date=*/zone=*")) == ["zone=plant-a"] * 2 + ["zone=plant-b"] * 2
-    files = {one.parent for one in out.rglob("*.parquet")}
-    assert run(spark, {"path": str(path)}, out).facts_rolled_up == len(told)
-    assert written(spark, out) == expected
-    assert {one.parent for one in out.rglob("*.parquet")} == files
-
-
-def test_a_late_fact_corrects_its_day_and_no_other(spark: SparkSession, tmp_path: Path) -> None:
-    """A second run with one more fact of yesterday changes that date; restricted to today it would not have."""
-    path, out = tmp_path / "facts.db", tmp_path / "out"
-    making.store(path, [[Sample(1, EVENING_NS, 1.0), Sample(1, EVENING_NS + 120 * SECOND_NS, 2.0)]])
-    run(spark, {"path": str(path)}, out)
-    making.store(path, [[Sample(1, EVENING_NS + SECOND_NS, 3.0)]])
-    today = date(2026, 1, 2)
-    only = run(spark, {"path": str(path)}, out, days=Days(first=today))
-    assert (only.facts_read, only.facts_rolled_up, only.rows) == (1, 1, 1)
-    assert sorted(row["last"] for row in written(spark, out).values()) == [1.0, 2.0]
-    assert run(spark, {"path": str(path)}, out).facts_read == 3
-    assert sorted(row["last"] for row in written(spark, out).values()) == [2.0, 3.0]
-
-
-def test_both_orders_break_ties_alike(spark: SparkSession, tmp_path: Path) -> None:
-    """Over few offsets source time and offset share one long, over many they are a pair: the same first and last."""
+def test_labels_and_envelopes_are_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """`includeLabels` adds the labels of messages as a map, which a SQL function takes apart; the rest of the envelope is
+    made where it is asked for by name; a sample has none of it."""
     path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS + n % 3, float(n)) for n in range(60)]])
-    facts = rollup_minute.with_day(spark.read.format("bsfg").schema(rollup_minute.COLUMNS).load(str(path)))
-    for offsets in (OffsetRange(1, 60), OffsetRange(1, 2**40)):
-        [row] = rollup_minute.rollup(facts, offsets).collect()
-        assert (row["first"], row["last"]) == (0.0, 59.0)
-
-
-def test_a_session_in_another_time_zone_is_refused(spark: SparkSession, tmp_path: Path) -> None:
-    """Days are UTC days: a session in another zone is refused instead of writing other files."""
-    path = tmp_path / "facts.db"
-    making.store(path, [RUN])
-    spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")
-    try:
-        with pytest.raises(JobRefused, match=r"spark.sql.session.timeZone=UTC"):
-            run(spark, {"path": str(path)}, tmp_path / "out")
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-
-
-def test_a_rollup_leaves_foreign_folders_alone(spark: SparkSession, tmp_path: Path) -> None:
-    """A folder of another stream, or of something else, is left alone."""
-    first, second = tmp_path / "first.db", tmp_path / "second.db"
-    making.store(first, [RUN])
-    making.store(second, [RUN])
-    run(spark, {"path": str(first)}, tmp_path / "out")
-    with pytest.raises(JobRefused, match=r"holds the rollup of .*name another folder"):
-        run(spark, {"path": str(second)}, tmp_path / "out")
-    other = tmp_path / "holidays"
-    other.mkdir()
-    (other / "beach.jpg").touch()
-    with pytest.raises(JobRefused, match=r"is not empty"):
-        run(spark, {"path": str(first)}, other)
-    assert [one.name for one in other.iterdir()] == ["beach.jpg"]
-
-
-def test_messages_are_rolled_up_too(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream of messages has counts per subject and no numbers; none of its facts is missing from the sum."""
-    path, out = tmp_path / "facts.db", tmp_path / "out"
     with FactStore.open(path, "enterprise") as opened:
-        opened.appends.append_messages(making.OPERATIONAL, [making.message(n) for n in range(10)]).result()
-    summary = run(spark, {"path": str(path), "stream": making.OPERATIONAL}, out)
-    assert (summary.facts_read, summary.facts_rolled_up, summary.rows) == (10, 10, 1)
-    [figures] = written(spark, out).values()
-    assert {name for name, figure in figures.items() if figure} == {"count"}
-    assert figures["mean"] is None
-
-
-def test_an_empty_range_rolls_up_to_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Days without facts give a summary of zeros, not an error."""
-    path = tmp_path / "facts.db"
-    making.store(path, [RUN])
-    summary = run(spark, {"path": str(path)}, tmp_path / "out", days=Days(last=date(2000, 1, 1)))
-    assert (summary.facts_read, summary.facts_rolled_up, summary.rows, summary.sample) == (0, 0, 0, [])
-
-
-def test_a_damaged_batch_does_not_shrink_a_good_day(spark: SparkSession, tmp_path: Path) -> None:
-    """A date and zone that would count fewer facts than before keeps its files, and is named; another day of the same
-    run is corrected. Only when fewer are accepted is it overwritten."""
-    path, out = tmp_path / "facts.db", tmp_path / "out"
-    day_ns = 24 * 3600 * SECOND_NS
-    making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in (0, 10)])
-    making.store(path, [[Sample(1, NOON_NS + day_ns, 1.0)]])
-    assert run(spark, {"path": str(path)}, out).kept == []
-    good = written(spark, out)
-    making.store(path, [[Sample(1, NOON_NS + day_ns, 2.0)]])
-    making.damage(path, 11)
-    summary = run(spark, {"path": str(path)}, out)
-    assert [(one.date, one.zone, one.count, one.found) for one in summary.kept] == [
-        ("2026-01-01", "enterprise", 20, 10)
-    ]
-    assert (summary.facts_read, summary.facts_rolled_up, summary.facts_kept_out, summary.is_equal) == (12, 2, 10, True)
-    [first, second] = sorted(written(spark, out).items())
-    assert (dict([first]), second[1]["count"]) == ({first[0]: good[first[0]]}, 2)
-    accepted = run(spark, {"path": str(path)}, out, is_fewer_accepted=True)
-    assert (accepted.kept, accepted.facts_rolled_up, accepted.facts_missing) == ([], 12, 10)
-    assert sorted(row["count"] for row in written(spark, out).values()) == [2, 10]
-    assert not (out / rollup_minute._ASIDE).exists()
-
-
-def test_a_damaged_batch_costs_a_rollup_its_own_facts_only(spark: SparkSession, tmp_path: Path) -> None:
-    """What the disk has changed is counted as missing, also in a run for some days; everything else is rolled up."""
-    path = tmp_path / "facts.db"
-    making.store(path, [[Sample(1, NOON_NS + n, float(n)) for n in range(at, at + 10)] for at in range(0, 50, 10)])
-    making.damage(path, 21)
-    summary = run(spark, {"path": str(path)}, tmp_path / "out")
-    assert (summary.facts_read, summary.facts_rolled_up, summary.facts_missing) == (40, 40, 10)
-    elsewhere = run(spark, {"path": str(path)}, tmp_path / "out", days=Days(first=date(2030, 1, 1)))
-    assert (elsewhere.facts_read, elsewhere.facts_missing) == (0, 10)
-
-
-@pytest.mark.parametrize(
-    "arguments, status, words",
-    [
-        (["--store", "none.db", "--out", "out"], 1, "none.db does not exist"),
-        (["--store", "none.db"], 2, "--out"),
-        (["--store", "none.db", "--out", "out", "--from", "yesterday"], 2, "--from"),
-    ],
-)
-def test_the_job_refuses_before_spark_starts(
-    arguments: list[str], status: int, words: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Bad usage and an unreadable store are answered at once, in words, on standard error."""
-    try:
-        found = rollup_minute.main(arguments)
-    except SystemExit as exited:
-        found = int(str(exited.code))
-    told = capfd.readouterr()
-    assert (found, told.out) == (status, "")
-    assert words in told.err
+        opened.appends.append_messages(making.TELEMETRY, [making.message(n) for n in range(3)]).result()
+    making.store(path, [RUN[:2]])
+    read = spark.read.format("bsfg").option("includeLabels", "true").load(str(path))
+    assert read.columns[-1] == "labels"
+    found = [tuple(row) for row in read.orderBy("offset").selectExpr("labels['shift']", "size(labels)").collect()]
+    assert found == [("early", 1)] * 3 + [(None, -1 if found[3][1] == -1 else None)] * 2
+    rest = facts(spark, path, columns="offset to_zone correlation_id labels").orderBy("offset").collect()
+    assert [row["to_zone"] for row in rest] == ["*"] * 3 + [None] * 2
+    assert rest[0]["labels"] == {"shift": "early"}

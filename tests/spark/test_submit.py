@@ -18,10 +18,11 @@ import rfc8785
 import zstandard
 
 from agent.message import Sample
+from pyspark_bsfg import __main__ as program
 from pyspark_bsfg import pack
-from pyspark_bsfg.jobs import rollup_minute
 from tests.spark import making
-from tests.spark.making import NOON_NS, SECOND_NS, TELEMETRY
+from tests.spark.making import NOON_NS, SECOND_NS
+from tests.spark.streaming.dying import land_toml
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
@@ -58,19 +59,26 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def settings(folder: Path, store: Path) -> Path:
+    """A TOML with the jobs that need no further package."""
+    land_toml(folder / "jobs.toml", store, folder / "facts", folder / "checkpoint", "parquet")
+    with (folder / "jobs.toml").open("a") as out:
+        out.write(f"[clean]\ntable = '{folder}/clean'\n[rollup]\ntable = '{folder}/rollup'\n")
+    return folder / "jobs.toml"
+
+
 @pytest.mark.usefixtures("java")
-def test_spark_submit_runs_the_job_by_its_path(damaged: Path, tmp_path: Path) -> None:
+def test_spark_submit_runs_the_jobs_by_their_path(damaged: Path, tmp_path: Path) -> None:
     """As documented for one host: by path; the summary is the last line also where facts are missing, good status. The
     driver and its workers have no code of ours but that of --py-files."""
     python = packed(tmp_path)
-    job = Path(rollup_minute.__file__)
     zipped = ("--py-files", tmp_path / "bsfg.zip")
-    arguments = ("--master", "local[1]", *zipped, job, "--store", damaged, "--out", tmp_path / "out")
+    arguments = ("--master", "local[1]", *zipped, Path(program.__file__), settings(tmp_path, damaged))
     status, lines = submit(tmp_path, python, *arguments)
     assert status == 0, "\n".join(lines)
-    summary = json.loads(lines[-1])
-    assert (summary["facts_rolled_up"], summary["stream"], summary["master"]) == (900, TELEMETRY, "local[1]")
-    assert any("100 facts could not be read" in line for line in lines)
+    made = json.loads(lines[-1])
+    assert (made["jobs"]["rollup 1d"]["facts"], made["master"]) == (900, "local[1]")
+    assert any("100 facts are missing" in line for line in lines)
 
 
 def packed(folder: Path) -> Path:
@@ -136,13 +144,13 @@ def test_a_cluster_reads_with_what_the_zip_holds(master: str, damaged: Path, tmp
     executor, too, has no code of ours but that of --py-files."""
     python = packed(tmp_path)
     job = tmp_path / "job.py"
-    job.write_text("import sys\nfrom pyspark_bsfg.jobs.rollup_minute import main\nsys.exit(main())\n")
+    job.write_text("import sys\nfrom pyspark_bsfg.__main__ import main\nsys.exit(main())\n")
     options = ("--master", master, "--conf", "spark.executor.memory=600m", "--conf", "spark.ui.enabled=false")
     options += ("--conf", "spark.sql.shuffle.partitions=1", "--py-files", str(tmp_path / "bsfg.zip"))
-    status, lines = submit(tmp_path, python, *options, job, "--store", damaged, "--out", tmp_path / "out")
+    status, lines = submit(tmp_path, python, *options, job, settings(tmp_path, damaged))
     assert status == 0, "\n".join(lines)
-    summary = json.loads(lines[-1])
-    assert (summary["facts_read"], summary["facts_rolled_up"], summary["facts_missing"]) == (900, 900, 100)
-    assert summary["master"] == master
+    made = json.loads(lines[-1])
+    assert (made["jobs"]["land"]["facts_landed"], made["jobs"]["land"]["facts_missing"]) == (900, 100)
+    assert (made["jobs"]["rollup 1d"]["facts"], made["master"]) == (900, master)
     of_executors = [path.read_text("utf-8") for path in (tmp_path / "work").glob("app-*/*/stderr")]
     assert any("facts 301 to 400 of facts.telemetry are missing: damaged" in text for text in of_executors)

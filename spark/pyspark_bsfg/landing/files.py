@@ -68,7 +68,7 @@ class FileWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> Lines:
         """In a task: facts in, lines of a manifest out."""
-        done, files = Manifest(), _Files(Path(self.root), file_schema(self.schema))
+        done, files = Manifest(), Files(Path(self.root), file_schema(self.schema))
         try:
             for batch in iterator:
                 self._take(batch, done, files)
@@ -82,7 +82,7 @@ class FileWriter(DataSourceArrowWriter):
         lines = [line for one in messages if isinstance(one, Lines) for line in one.lines]
         Path(self.manifest).write_text("\n".join(lines), "utf-8")
 
-    def _take(self, batch: Any, done: Manifest, files: _Files) -> None:
+    def _take(self, batch: Any, done: Manifest, files: Files) -> None:
         facts = pa.table(batch)
         offsets = facts["offset"]
         if facts.num_rows and pc.min(offsets).as_py() <= self.after:
@@ -97,7 +97,7 @@ class FileWriter(DataSourceArrowWriter):
             found[0] = OffsetRange(done.seen.pop().first, found[0].last)
         done.seen += found
         if self.known:
-            is_known = self.known.has(*(facts[name].to_pylist() for name in ("zone", "epoch", "sequence")))
+            is_known = self.known.has(*(facts[name].to_pylist() for name in ("stream", "zone", "epoch", "sequence")))
             done.known += sum(is_known)
             facts = facts.filter(pa.array([not one for one in is_known], pa.bool_()))
         done.declared += _declared(facts)
@@ -151,8 +151,8 @@ class _Open:
     spans: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class _Files:
-    """The files of one task, one for each date and zone, more if these are many."""
+class Files:
+    """Files that are written together, one for each date and zone, more if these are many."""
 
     def __init__(self, root: Path, schema: Any) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""Which facts a table has, by zone, epoch and sequence, as ranges. Core: no IO.
+"""Which facts a table has, by stream, zone, epoch and sequence, as ranges. Core: no IO.
 
 Needed only where a table may have facts that come again at other offsets: a new checkpoint on a table that is not empty,
 and a store that was restored and is read once more.
@@ -11,20 +11,22 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 Spans = list[tuple[int, int]]
+Origin = tuple[str, str, str]
+"""Stream, zone, epoch."""
 
 
 class Identities:
-    """Sequences by origin, zone and epoch (hex)."""
+    """Sequences by stream, zone and epoch (hex)."""
 
     def __init__(self) -> None:
-        self._spans: dict[tuple[str, str], Spans] = {}
+        self._spans: dict[Origin, Spans] = {}
 
     def __bool__(self) -> bool:
         return bool(self._spans)
 
-    def add(self, zone: str, epoch: str, sequences: Iterable[int]) -> None:
-        """Take sequences of one origin, in any order."""
-        spans = self._spans.setdefault((zone, epoch), [])
+    def add(self, origin: Origin, sequences: Iterable[int]) -> None:
+        """Take sequences of one stream and origin, in any order."""
+        spans = self._spans.setdefault(origin, [])
         for sequence in sequences:
             if spans and spans[-1][0] <= sequence <= spans[-1][1] + 1:
                 spans[-1] = (spans[-1][0], max(spans[-1][1], sequence))
@@ -43,9 +45,14 @@ class Identities:
             self._spans[origin] = joined
         return self
 
-    def has(self, zones: Sequence[str], epochs: Sequence[str], sequences: Sequence[int]) -> list[bool]:
+    def has(
+        self, streams: Sequence[str], zones: Sequence[str], epochs: Sequence[str], sequences: Sequence[int]
+    ) -> list[bool]:
         """Of each fact, whether it is here."""
-        return [self._has(*one) for one in zip(zones, epochs, sequences, strict=True)]
+        return [
+            self._has((stream, zone, epoch), sequence)
+            for stream, zone, epoch, sequence in zip(streams, zones, epochs, sequences, strict=True)
+        ]
 
     def to_json(self) -> str:
         """As an option of a write."""
@@ -55,11 +62,11 @@ class Identities:
     def of(cls, text: str) -> Identities:
         """From `to_json`."""
         found = cls()
-        for zone, epoch, spans in json.loads(text):
-            found._spans[zone, epoch] = [(first, last) for first, last in spans]
+        for stream, zone, epoch, spans in json.loads(text):
+            found._spans[stream, zone, epoch] = [(first, last) for first, last in spans]
         return found
 
-    def _has(self, zone: str, epoch: str, sequence: int) -> bool:
-        spans = self._spans.get((zone, epoch), [])
+    def _has(self, origin: Origin, sequence: int) -> bool:
+        spans = self._spans.get(origin, [])
         place = bisect_right(spans, (sequence, 2**63)) - 1
         return place >= 0 and sequence <= spans[place][1]

@@ -27,13 +27,13 @@ from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import File, Incident, Manifest, missing, unread
 from pyspark_bsfg.landing.tables import Format, identities, table
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.schema import TABLE
 from pyspark_bsfg.streaming.checkpoint import batch_offsets, read_binding, sync_folder, write_json
 from pyspark_bsfg.transports import Place
 
 FILE = "bsfg-land.json"  # in the checkpoint
 MANIFEST = "bsfg-land-batch"  # of the batch at hand
-FACTS_SCHEMA = pa.schema([*file_schema(FACTS), pa.field("zone", pa.string()), pa.field("date", pa.date32())])
+FACTS_SCHEMA = pa.schema([*file_schema(TABLE), pa.field("zone", pa.string()), pa.field("date", pa.date32())])
 INCIDENTS_SCHEMA = pa.schema([
     ("what", pa.string()),
     ("stream", pa.string()),

@@ -6,23 +6,30 @@ comparison of numbers, whatever became of Spark's checkpoint. A table is durable
 
     Delta       `date=/zone=/part-*.parquet`, and in its log an application transaction: key, offset
     Parquet     `batch=<key>.<first>-<last>/date=/zone=/part-*.parquet`, renamed to that name when it is whole
+
+Small files are merged by `compact`. With Delta that is one commit. With Parquet the merged folder gets a name that encloses
+those of the merged ones, and a folder whose range another one encloses is no part of the table: so it has each fact once
+also if the program is killed before the merged ones are removed, which the next one does.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.landing.files import Files
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.manifest import File
 from pyspark_bsfg.ranges import OffsetRange
@@ -30,7 +37,11 @@ from pyspark_bsfg.streaming.checkpoint import sync_folder
 
 Format = Literal["delta", "parquet"]
 _BATCH = re.compile(r"batch=(?P<key>[0-9a-z-]+)\.(?P<first>\d+)-(?P<last>\d+)")
+SMALL_BYTES = 64 * 1024 * 1024  # larger files, and folders, are not merged again
+ROW_GROUP = 128 * 1024
 _ASIDE = "_aside"  # Spark and others pass over folders that begin with an underscore
+
+log = logging.getLogger(__name__)
 
 
 class Table(Protocol):
@@ -53,6 +64,10 @@ class Table(Protocol):
         """Its files."""
         ...
 
+    def compact(self, files_min: int) -> int:
+        """Merge small files where there are so many; how many were merged."""
+        ...
+
 
 def table(folder: Path, kind: Format, schema: Any, partitions: Sequence[str] = ()) -> Table:
     """A table in a folder, made if there is none. Raises JobRefused."""
@@ -61,7 +76,7 @@ def table(folder: Path, kind: Format, schema: Any, partitions: Sequence[str] = (
         sync_folder(folder.parent)
         if any(path.name != _ASIDE for path in folder.iterdir()) and _is_delta(folder) != (kind == "delta"):
             raise JobRefused(f"{folder} is not empty and holds no {kind} table", "name another folder, or its format")
-        return _Delta(folder, schema, partitions) if kind == "delta" else _Folders(folder)
+        return _Delta(folder, schema, partitions) if kind == "delta" else _Folders(folder).tidied()
     except OSError as error:
         raise JobRefused(f"{folder} cannot be used: {error.strerror}", "name a folder this user may write") from error
 
@@ -76,16 +91,29 @@ def paths(folder: Path) -> list[str]:
     return _Folders(folder).paths()
 
 
+def table_files(folder: Path) -> list[tuple[str, int]]:
+    """The files of a table of either format, each with its rows."""
+    if not _is_delta(folder):
+        return [(path, pq.read_metadata(path).num_rows) for path in paths(folder)] if folder.exists() else []
+    from deltalake import DeltaTable
+
+    added = pa.table(DeltaTable(folder).get_add_actions(flatten=True)).select(["path", "num_records"])
+    return [(str(folder / row["path"]), row["num_records"]) for row in added.to_pylist()]
+
+
 def identities(files: Sequence[str]) -> Identities:
     """The facts in some files of a table, by zone, epoch and sequence."""
     found = Identities()
     for path in files:
         zone = Path(path).parent.name.partition("=")[2]
-        for batch in pq.ParquetFile(path).iter_batches(columns=["epoch", "sequence"]):
-            epochs = batch.column("epoch")
-            for epoch in epochs.unique().to_pylist():
-                own = batch.column("sequence").filter(pa.compute.equal(epochs, epoch))
-                found.add(zone, epoch, own.to_pylist())
+        for batch in pq.ParquetFile(path).iter_batches(columns=["stream", "epoch", "sequence"]):
+            rows = pa.table(batch)
+            for origin in rows.group_by(["stream", "epoch"]).aggregate([]).to_pylist():
+                stream, epoch = origin["stream"], origin["epoch"]
+                is_own = pa.compute.and_(
+                    pa.compute.equal(rows["stream"], stream), pa.compute.equal(rows["epoch"], epoch)
+                )
+                found.add((stream, zone, epoch), rows["sequence"].filter(is_own).to_pylist())
     return found.sealed()
 
 
@@ -142,6 +170,42 @@ class _Delta:
         self._table.update_incremental()
         return self._table.file_uris()
 
+    def compact(self, files_min: int) -> int:
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import AddAction, RemoveAction
+
+        self._table.update_incremental()
+        added = pa.table(self._table.get_add_actions(flatten=True)).to_pylist()
+        parts: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for one in added:
+            if one["size_bytes"] < SMALL_BYTES:
+                parts.setdefault(tuple(str(one[f"partition.{name}"]) for name in self._partitions), []).append(one)
+        many = {key: files for key, files in parts.items() if len(files) >= max(files_min, 2)}
+        if not many:
+            return 0
+        old = [one for files in many.values() for one in files]
+        merged = merge(self._folder, [str(self._folder / one["path"]) for one in old])
+        now_ms = round(datetime.now(UTC).timestamp() * 1000)
+        actions: list[AddAction | RemoveAction] = [
+            AddAction(one.path, one.size_bytes, self._values(one), now_ms, False, self._statistics(one))
+            for one in merged
+        ]
+        for key, files in many.items():
+            values: dict[str, str | None] = dict(zip(self._partitions, key, strict=True))
+            actions += [RemoveAction(one["path"], False, now_ms, one["size_bytes"], values) for one in files]
+        before = self._table.version()
+        try:
+            self._table.create_write_transaction(actions, "append", self._schema, self._partitions or None)
+        except CommitFailedError as error:
+            log.info(
+                "%s was changed while small files were merged; they stay until the next time: %s", self._folder, error
+            )
+            return 0
+        self._table.update_incremental()
+        self._sync(before)
+        self._table.vacuum(dry_run=False)  # of what no version of the last seven days names
+        return len(old)
+
     def _values(self, file: File) -> dict[str, str | None]:
         return {name: getattr(file, name) for name in self._partitions}
 
@@ -180,6 +244,12 @@ class _Folders:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    def tidied(self) -> _Folders:
+        """Without what a program that was killed has left of a merge."""
+        for path in self._named()[1]:
+            self._remove(path)
+        return self
+
     def landed(self, key: str) -> int:
         return max((int(found["last"]) for found, _ in self._batches() if found["key"] == key), default=0)
 
@@ -199,16 +269,93 @@ class _Folders:
             if path not in listed:  # of a task that ran twice
                 path.unlink()
         sync_folder(aside)
-        aside.rename(self._folder / f"batch={key}.{span.first:019}-{span.last:019}")
+        aside.rename(self._folder / _name(key, span))
         sync_folder(self._folder)
 
     def paths(self) -> list[str]:
         return [str(path) for _, folder in self._batches() for path in sorted(folder.rglob("*.parquet"))]
 
+    def compact(self, files_min: int) -> int:
+        old = 0
+        for key, folders in self._small_runs():
+            if len(folders) < max(files_min, 2):
+                continue
+            span = OffsetRange(folders[0][0].first, folders[-1][0].last)
+            aside = self._folder / _ASIDE / "merged"
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            files = [str(path) for _, folder in folders for path in sorted(folder.rglob("*.parquet"))]
+            merge(aside, files)
+            aside.rename(self._folder / _name(key, span))
+            sync_folder(self._folder)
+            for _, folder in folders:
+                self._remove(folder)
+            old += len(files)
+        return old
+
+    def _small_runs(self) -> list[tuple[str, list[tuple[OffsetRange, Path]]]]:
+        """Small folders of one key whose ranges follow one another."""
+        runs: list[tuple[str, list[tuple[OffsetRange, Path]]]] = []
+        for found, path in self._batches():
+            span = OffsetRange(int(found["first"]), int(found["last"]))
+            if sum(one.stat().st_size for one in path.rglob("*.parquet")) >= SMALL_BYTES:
+                runs.append((found["key"], []))
+                continue
+            if not runs or runs[-1][0] != found["key"] or (runs[-1][1] and runs[-1][1][-1][0].last + 1 != span.first):
+                runs.append((found["key"], []))
+            runs[-1][1].append((span, path))
+        return runs
+
+    def _remove(self, folder: Path) -> None:
+        """In one step for who reads meanwhile."""
+        gone = self._folder / _ASIDE / "gone"
+        shutil.rmtree(gone, ignore_errors=True)
+        gone.parent.mkdir(exist_ok=True)
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
     def _batches(self) -> Iterator[tuple[re.Match[str], Path]]:
-        for path in sorted(self._folder.iterdir()):
-            if found := _BATCH.fullmatch(path.name):
-                yield found, path
+        yield from self._named()[0]
+
+    def _named(self) -> tuple[list[tuple[re.Match[str], Path]], list[Path]]:
+        """The folders of the table, and those that another one encloses."""
+        held: list[tuple[re.Match[str], Path]] = []
+        enclosed: list[Path] = []
+        names = [(found, path) for path in self._folder.iterdir() if (found := _BATCH.fullmatch(path.name))]
+        for found, path in sorted(names, key=lambda one: (one[0]["key"], int(one[0]["first"]), -int(one[0]["last"]))):
+            before = held[-1][0] if held else None
+            if before and before["key"] == found["key"] and int(found["last"]) <= int(before["last"]):
+                enclosed.append(path)
+            else:
+                held.append((found, path))
+        return held, enclosed
+
+
+def merge(root: Path, files: Sequence[str]) -> list[File]:
+    """Write the facts of some files of a table below `root` again, as one file for each date and zone, durable."""
+    parts: dict[tuple[date, str], list[str]] = {}
+    for path in files:
+        on, of = (one.name.partition("=")[2] for one in (Path(path).parents[1], Path(path).parent))
+        parts.setdefault((date.fromisoformat(on), of), []).append(path)
+    made = Files(root, pq.read_schema(files[0]))
+    try:
+        for (day, zone), own in parts.items():
+            # Rows are collected over many files, so that their small row groups become large ones.
+            waiting: list[Any] = []
+            for batch in ds.dataset(own, format="parquet").to_batches(batch_size=ROW_GROUP, batch_readahead=1):
+                waiting += [batch] if batch.num_rows else []
+                if sum(one.num_rows for one in waiting) >= ROW_GROUP:
+                    made.write(day, zone, pa.Table.from_batches(waiting))
+                    waiting = []
+            if waiting:
+                made.write(day, zone, pa.Table.from_batches(waiting))
+        return made.close()
+    finally:
+        made.abandon()
+
+
+def _name(key: str, span: OffsetRange) -> str:
+    return f"batch={key}.{span.first:019}-{span.last:019}"
 
 
 def _is_delta(folder: Path) -> bool:

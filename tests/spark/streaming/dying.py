@@ -1,4 +1,4 @@
-"""Program: the land job, which kills itself with SIGKILL, its JVM and its workers included, at a chosen step.
+"""Program: the jobs, of which land kills itself with SIGKILL, its JVM and its workers included, at a chosen step.
 
 `python -m tests.spark.streaming.dying STEP NTH ARGUMENTS...`: the NTH time that it comes to STEP; STEP `none` is the job
 as it is.
@@ -12,11 +12,20 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from pyspark_bsfg.jobs import land
+from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.landing import tables
 from pyspark_bsfg.streaming.receipts import Receipts
+
+
+def land_toml(file: Path, store: Path, table: Path, checkpoint: Path, kind: str = "delta", source: str = "") -> None:
+    """Settings of a land job; `source` has further lines of `[source]`."""
+    file.write_text(
+        f"[source]\npath = '{store}'\n{source}\n"
+        f"[land]\ntable = '{table}'\ncheckpoint = '{checkpoint}'\nformat = '{kind}'\nevery_s = 0\n"
+    )
 
 
 def dying(step: Callable[..., Any], nth: int, *, is_before: bool) -> Callable[..., Any]:
@@ -38,7 +47,7 @@ def dying(step: Callable[..., Any], nth: int, *, is_before: bool) -> Callable[..
 
 def main(step: str, nth: int, arguments: list[str]) -> int:
     """The job; its exit status."""
-    sink: Any = tables._Delta if "parquet" not in arguments else tables._Folders
+    sink: Any = tables._Delta if "delta" in Path(arguments[0]).read_text() else tables._Folders
     if step in {"before_sink", "after_sink"}:
         whole = sink.commit
 
@@ -50,7 +59,7 @@ def main(step: str, nth: int, arguments: list[str]) -> int:
         sink.commit = facts_only
     if step == "before_confirm":
         Receipts.confirm = dying(Receipts.confirm, nth, is_before=True)  # type: ignore[method-assign]
-    return land.main(arguments)
+    return program.main(arguments)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from agent.fact_store import StoreReader
 from agent.local_socket import SOCKET
 from pyspark_bsfg.landing.tables import paths
 from tests.sim import IS_LONG, first_seed
+from tests.spark.streaming.dying import land_toml
 from tests.spark.streaming.feeding import CONSUMER, GAP_EVERY
 from tests.spark.streaming.rows import landed_rows, landed_until
 from tests.waiting import wait_until
@@ -50,18 +51,10 @@ class Plant:
 
     def driver(self, step: str, nth: int, *more: str) -> Child:
         """The land job that dies at a step."""
-        job = ["--store", self.store, "--consumer", CONSUMER, "--table", self.table, "--checkpoint", self.checkpoint]
-        job += [
-            "--format",
-            self._kind,
-            "--every",
-            "0",
-            "--option",
-            "maxOffsetsPerTrigger=4000",
-            "--option",
-            "startingOffsets=cursor",
-        ]
-        arguments = [sys.executable, "-m", "tests.spark.streaming.dying", step, str(nth), *job, *more]
+        settings = self._folder / "jobs.toml"
+        source = f"consumer = '{CONSUMER}'\nmaxOffsetsPerTrigger = 4000\nstartingOffsets = 'cursor'"
+        land_toml(settings, self.store, self.table, self.checkpoint, self._kind, source)
+        arguments = [sys.executable, "-m", "tests.spark.streaming.dying", step, str(nth), settings, *more]
         return Child("land", arguments, self._folder / "land.log", ENVIRONMENT)
 
     def start_node(self) -> None:
@@ -109,7 +102,7 @@ def test_each_fact_lands_once_whatever_is_killed(tmp_path: Path, kind: str) -> N
         plant.start_node()
         with watched(plant) as wrong:
             for step, nth in (("before_sink", 2), ("after_sink", 2), ("before_confirm", 2), ("after_sink", 1)):
-                with plant.driver(step, nth) as driver:
+                with plant.driver(step, nth, "--follow") as driver:
                     driver.start()
                     wait_until(lambda: not driver.running, step, START_S_MAX)
                     assert driver.stop() == -signal.SIGKILL, driver.log_text()
@@ -117,16 +110,16 @@ def test_each_fact_lands_once_whatever_is_killed(tmp_path: Path, kind: str) -> N
                     plant.node.kill()
                     plant.start_node()
             before = landed_until(plant.table)
-            with plant.driver("none", 0) as driver:
+            with plant.driver("none", 0, "--follow") as driver:
                 driver.start()
                 target = before + rng.randrange(1, 10_000)
                 wait_until(lambda: landed_until(plant.table) > target, f"{target} landed", START_S_MAX)
                 driver.kill()
             wait_until(lambda: StoreReader(plant.store).end_offset("facts.telemetry") == FACTS, "all facts", 300)
-            with plant.driver("none", 0, "--available-now") as driver:
+            with plant.driver("none", 0) as driver:
                 driver.start()
                 wait_until(lambda: not driver.running, "the last run", START_S_MAX)
-                done = json.loads(driver.log_text().splitlines()[-1])
+                done = json.loads(driver.log_text().splitlines()[-1])["jobs"]["land"]
         assert not wrong
         assert done["end_offset"] == FACTS
         assert done["facts_missing"] == 0

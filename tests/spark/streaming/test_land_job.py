@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample
 from bench.spark import stream as benchmark
+from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import land
 from pyspark_bsfg.jobs.land import Order
@@ -25,6 +26,7 @@ from pyspark_bsfg.streaming.receipts import Receipts
 from tests.sim import IS_LONG
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY
+from tests.spark.streaming.dying import land_toml
 from tests.spark.streaming.feeding import append
 from tests.spark.streaming.rows import landed_rows, landed_until
 from tests.spark.streaming.test_stream_reader import CONSUMER, node
@@ -196,9 +198,10 @@ def test_a_store_that_is_not_there(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that is to end tries some times, then ends with status 1 and a sentence that names the file."""
-    monkeypatch.setattr(land, "session", lambda _: spark)
+    monkeypatch.setattr(program, "session", lambda _: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     monkeypatch.setattr(land, "BACK_OFF_S", (0,))
-    where = ["--table", str(tmp_path / "t2"), "--checkpoint", str(tmp_path / "c2"), "--available-now"]
-    assert land.main(["--store", str(tmp_path / "absent.db"), *where]) == 1
+    settings = tmp_path / "jobs.toml"
+    land_toml(settings, tmp_path / "absent.db", tmp_path / "t2", tmp_path / "c2")
+    assert program.main([str(settings)]) == 1
     assert "absent.db does not exist on this host" in capsys.readouterr().err

@@ -23,7 +23,7 @@ from pyspark_bsfg.landing.lander import FACTS_SCHEMA
 from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, Manifest, missing, runs, unread
 from pyspark_bsfg.landing.tables import Format, Table, table
 from pyspark_bsfg.ranges import OffsetRange
-from pyspark_bsfg.schema import FACTS
+from pyspark_bsfg.schema import LANDED, TABLE
 from pyspark_bsfg.source import BsfgDataSource
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS
@@ -37,13 +37,13 @@ FORMATS = pytest.mark.parametrize("kind", ["delta", "parquet"])
 
 def record_batches(path: Path) -> list[Any]:
     """All facts of a store, as a task gets them."""
-    reader = BsfgDataSource({"path": str(path)}).reader(FACTS)
+    reader = BsfgDataSource({"path": str(path)}).reader(TABLE)
     return [batch for part in reader.partitions() for batch in reader.read(part)]
 
 
 def written(root: Path, batches: list[Any], after: int = 0, known: Identities | None = None) -> Manifest:
     """What a task reports."""
-    lines = FileWriter(str(root), "", FACTS, after, known or Identities()).write(iter(batches)).lines
+    lines = FileWriter(str(root), "", TABLE, after, known or Identities()).write(iter(batches)).lines
     return Manifest.of(json.loads(json.dumps(lines)))
 
 
@@ -84,7 +84,7 @@ def test_a_table_has_each_fact_in_its_partition(tmp_path: Path, two_plants: Path
     if kind == "delta":
         foreign = deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table(filters=[("zone", "=", "plant-a")])
         assert sorted(foreign.column("sequence").to_pylist()) == list(range(1, 21))
-        assert set(foreign.column_names) == {*FACTS.fieldNames(), "date"}
+        assert set(foreign.column_names) == set(LANDED.fieldNames())
     else:
         assert ds.dataset(tmp_path / "facts", partitioning="hive").count_rows() == 41
     [declared] = found.declared
@@ -125,6 +125,58 @@ def test_a_table_may_be_compacted_meanwhile(tmp_path: Path, two_plants: Path) ->
             assert merged["numFilesRemoved"] > 0
         target.commit("k", span, found.files)
     assert [row[-1] for row in landed_rows(target.paths(), COLUMNS)] == list(range(1, 42))
+
+
+@FORMATS
+def test_small_files_are_merged(tmp_path: Path, two_plants: Path, kind: Format) -> None:
+    """Many batches become one file for each date and zone, with the same facts in order; what came after goes on, and
+    what is merged is not merged again for nothing."""
+    target, batches = facts_table(tmp_path / "facts", kind), record_batches(two_plants)
+    cut = [batch.slice(n, 3) for batch in batches for n in range(0, batch.num_rows, 3)]
+    for number, part in enumerate(cut):
+        offsets = part.column("offset").to_pylist()
+        span = OffsetRange(offsets[0], offsets[-1])
+        target.commit("k", span, written(target.root("k", span), [part]).files)
+        if number == len(cut) - 2:
+            before = landed_rows(target.paths(), COLUMNS)
+            assert target.compact(100) == 0
+            assert target.compact(3) > 4
+            assert landed_rows(target.paths(), COLUMNS) == before
+            assert len(target.paths()) <= 5
+            assert target.compact(3) == 0
+    again = facts_table(tmp_path / "facts", kind)
+    assert (len(landed_rows(again.paths(), COLUMNS)), again.landed("k")) == (41, 41)
+    assert sum(rows for _, rows in tables.table_files(tmp_path / "facts")) == 41
+    if kind == "delta":
+        assert deltalake.DeltaTable(tmp_path / "facts").to_pyarrow_table().num_rows == 41
+
+
+def test_a_merge_that_was_killed_counts_no_fact_twice(
+    tmp_path: Path, two_plants: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between the name of the merged folder and the end of the old ones, the table has each fact once; the next
+    program removes the old ones. Killed before, nothing has changed."""
+    target, batches = facts_table(tmp_path / "facts", "parquet"), record_batches(two_plants)
+    for at in range(0, batches[0].num_rows, 5):
+        part = batches[0].slice(at, 5)
+        span = OffsetRange(part.column("offset")[0].as_py(), part.column("offset")[-1].as_py())
+        target.commit("k", span, written(target.root("k", span), [part]).files)
+    before = landed_rows(target.paths(), COLUMNS)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for place, name in ((tables, "merge"), (tables._Folders, "_remove")):
+        with monkeypatch.context() as broken:
+            broken.setattr(place, name, killed)
+            with pytest.raises(KeyboardInterrupt):
+                target.compact(2)
+        assert landed_rows(target.paths(), COLUMNS) == before
+    folders = list((tmp_path / "facts").glob("batch=*"))
+    again = facts_table(tmp_path / "facts", "parquet")
+    assert landed_rows(again.paths(), COLUMNS) == before
+    assert len(folders) > 1
+    assert len(list((tmp_path / "facts").glob("batch=*"))) == 1
 
 
 def test_a_table_is_not_written_over(tmp_path: Path, two_plants: Path) -> None:
@@ -189,12 +241,15 @@ def test_identities_are_those_that_were_added(facts: list[tuple[str, int]]) -> N
     """In any order, also over the text that goes to the tasks."""
     known = Identities()
     for zone, sequence in facts:
-        known.add(zone, "e", [sequence])
+        known.add(("s", zone, "e"), [sequence])
     known = Identities.of(known.sealed().to_json())
     asked = [(zone, sequence) for zone in "ab" for sequence in range(1, 62)]
-    held = known.has([zone for zone, _ in asked], ["e"] * len(asked), [sequence for _, sequence in asked])
+    zones, sequences = zip(*asked, strict=True)
+    held = known.has(["s"] * len(asked), zones, ["e"] * len(asked), sequences)
     assert [one for one, is_held in zip(asked, held, strict=True) if is_held] == sorted(set(facts))
-    assert not any(known.has(["a"], ["other"], [facts[0][1] if facts else 1]))
+    sequence = [facts[0][1] if facts else 1]
+    assert not any(known.has(["s"], ["a"], ["other"], sequence))
+    assert not any(known.has(["other"], ["a"], ["e"], sequence))
 
 
 def test_every_declared_loss_becomes_an_incident() -> None:

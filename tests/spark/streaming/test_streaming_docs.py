@@ -2,7 +2,6 @@
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_bsfg.jobs import land
+from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.landing.tables import paths
 from pyspark_bsfg.options import NAMES
 from pyspark_bsfg.streaming.options import INSTEAD, OURS
@@ -51,7 +50,8 @@ def test_the_page_does_what_it_says(
     """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed, and
     the last line of the job is the JSON."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
-    monkeypatch.setattr(land, "session", lambda _: spark)
+    monkeypatch.setattr(program, "session", lambda _: spark)
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
 
     def here(text: str) -> str:
@@ -69,7 +69,7 @@ def test_the_page_does_what_it_says(
             store.consumers.remove(CONSUMER, force=True, now=True).result()
     assert spark.read.parquet(str(tmp_path / "data" / "readings")).count() == 300
     assert spark.read.parquet(*paths(tmp_path / "data" / "facts")).count() == 300
-    done = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]["land"]
     assert (done["facts_landed"], done["facts_missing"], done["end_offset"], done["restarts"]) == (300, 0, 300, 0)
 
 
@@ -78,6 +78,7 @@ def _python(text: str) -> None:
 
 
 def _command(text: str) -> None:
-    words = shlex.split(text.replace("\\\n", " "))
-    assert words[:3] == ["python", "-m", "pyspark_bsfg.jobs.land"]
-    assert land.main(words[3:]) == 0
+    found = re.fullmatch(r"cat >(\S+) <<'END'\n(.*?)END\npython -m pyspark_bsfg (\S+)\n", text, re.DOTALL)
+    assert found is not None
+    Path(found[1]).write_text(found[2], "utf-8")
+    assert program.main([found[3]]) == 0

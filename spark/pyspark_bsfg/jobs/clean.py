@@ -1,0 +1,59 @@
+"""Cleaned facts: one row a fact, and the number that it gives, if it gives one. Core: DataFrames in and out, no IO.
+
+    all columns of the landed table, and
+
+    problem     NULL where nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact breaks
+    number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
+
+No fact is dropped but a repetition: a row with the same stream, zone, epoch and sequence; the lower offset stays. There is
+no watermark: a late fact makes its date and zone be computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+from pyspark.sql.types import DoubleType, StringType, StructField, StructType
+
+from pyspark_bsfg.jobs.settings import Rule
+from pyspark_bsfg.schema import IDENTITY, LANDED
+
+VERSION = 1  # of the rows; another one makes every date and zone be computed again
+CLEAN = StructType([*LANDED.fields, StructField("problem", StringType()), StructField("number", DoubleType())])
+
+_SEVERITY_BITS = 30  # OPC UA part 4, 7.39: the top two bits of a StatusCode say 0 Good, 1 Uncertain, 2 or 3 Bad
+
+
+def severity() -> Column:
+    """0 Good, 1 Uncertain, 2 and 3 Bad; NULL for a message."""
+    return F.shiftrightunsigned("quality", _SEVERITY_BITS)
+
+
+def cleaned(facts: DataFrame, rules: Sequence[Rule] = (), *, is_uncertain_accepted: bool = False) -> DataFrame:
+    """Rows of LANDED to rows of CLEAN."""
+    same = Window.partitionBy(*IDENTITY).orderBy("offset")
+    single = facts.withColumn("nth", F.row_number().over(same)).where("nth = 1").drop("nth")
+    problem = F.when(severity() >= 2, "bad")
+    if not is_uncertain_accepted:
+        problem = problem.when(severity() == 1, "uncertain")
+    problem = problem.when(F.isnan("value"), "nan")
+    for rule in rules:
+        problem = problem.when(_broken(rule), rule.name)
+    return single.withColumn("problem", problem).withColumn("number", F.when(F.col("problem").isNull(), F.col("value")))
+
+
+def tag_is(pattern: str) -> Column:
+    """Whether the tag matches a text in which `*` stands for any text."""
+    escaped = pattern.replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
+    return F.col("tag").like(escaped.replace("*", "%")) if "*" in pattern else F.col("tag") == pattern
+
+
+def _broken(rule: Rule) -> Column:
+    outside = F.lit(False)
+    if rule.min is not None:
+        outside |= F.col("value") < rule.min
+    if rule.max is not None:
+        outside |= F.col("value") > rule.max
+    return tag_is(rule.tag) & outside

@@ -1,0 +1,202 @@
+"""Gaps in the facts of each tag, set against the losses that nodes have declared. Core: DataFrames in and out, no IO.
+
+`found_within` looks at one date and zone and can be kept; `report` joins the dates, which is little work.
+
+    zone tag kind       what is missing of which tag
+                          missing   no fact for longer than expected, then another
+                          stale     no fact without a problem for longer than expected, though facts came
+                          silent    no fact since, until `as_of`; or none ever, of a tag that was expected by its name
+    begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL where there is none
+    expected_s          how far apart the facts of this tag may be
+    declared_by         the predicate and the reason of a declaration that explains the gap, or NULL. A source's loss has
+                        times, which must cover the gap but for `expected_s`. A node's loss (expired, damaged) has the
+                        sequences of an origin, and what no task could read has offsets: these must lie between the ends.
+
+A gap is compared with each declaration alone: two that cover it only together leave it undeclared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType
+
+from pyspark_bsfg.jobs.clean import tag_is
+from pyspark_bsfg.jobs.settings import Expected
+
+VERSION = 1
+COLUMNS = ("date", "zone", "tag", "source_time_ns", "offset", "epoch", "sequence", "value_type", "problem")
+END = StructType([
+    StructField("ns", LongType()),
+    StructField("offset", LongType()),
+    StructField("epoch", StringType()),
+    StructField("sequence", LongType()),
+])  # fmt: skip
+WITHIN = StructType([
+    *(StructField(name, StringType()) for name in ("tag", "kind")),
+    *(StructField(name, END) for name in ("begin", "end")),
+    StructField("date", DateType()),
+    StructField("zone", StringType()),
+])  # fmt: skip
+GAP = ("zone", "tag", "kind", "begin", "end")
+SAMPLES_LOST, UNREAD = "samples_lost", "facts_unread"
+OF_ORIGINS = ("facts_expired", "facts_damaged")  # what a node lost, by zone, epoch and sequences
+TAGS_NAMED_MAX = 20  # agent/ingest/gap.py: a declaration with fewer tags names them all
+
+_SECOND_NS = 1_000_000_000
+
+
+def expected_s(default_s: float, tags: Sequence[Expected]) -> Column:
+    """How far apart the facts of a tag may be; the first setting that matches decides."""
+    found = F.lit(float(default_s))
+    for one in reversed(tags):
+        found = F.when(tag_is(one.tag), F.lit(float(one.expected_s))).otherwise(found)
+    return found
+
+
+def found_within(facts: DataFrame, limit_s: Column) -> DataFrame:
+    """Rows of COLUMNS to WITHIN: gaps that begin and end on one date, of the kinds missing and stale; and for each tag
+    one row `facts` and one `usable` with the first and the last of the date."""
+    samples = facts.where("value_type <> 'message'")
+    samples = samples.withColumn("here", F.struct(F.col("source_time_ns").alias("ns"), "offset", "epoch", "sequence"))
+    usable = F.when(F.col("problem").isNull(), F.col("here"))
+    days = Window.partitionBy("date", "zone", "tag").orderBy("here")
+    told = samples.withColumns({
+        "before": F.lag("here").over(days),
+        "usable_before": F.last(usable, ignorenulls=True).over(days.rowsBetween(Window.unboundedPreceding, -1)),
+    })  # fmt: skip
+    limit_ns = limit_s * _SECOND_NS
+    missing = told.where(F.col("here.ns") - F.col("before.ns") > limit_ns)
+    is_stale = usable.isNotNull() & (F.col("here.ns") - F.col("usable_before.ns") > limit_ns)
+    stale = told.where(is_stale & (F.col("usable_before.offset") != F.col("before.offset")))
+    groups = samples.groupBy("date", "zone", "tag")
+    each = groups.agg(F.min("here").alias("begin"), F.max("here").alias("end"))
+    good = groups.agg(F.min(usable).alias("begin"), F.max(usable).alias("end")).where("begin IS NOT NULL")
+    found = (
+        _rows(missing, "missing", "before", "here"),
+        _rows(stale, "stale", "usable_before", "here"),
+        _rows(each, "facts", "begin", "end"),
+        _rows(good, "usable", "begin", "end"),
+    )
+    return reduce(DataFrame.unionAll, found)
+
+
+def report(within: DataFrame, incidents: DataFrame, limit_s: Column, as_of_ns: int, named: Sequence[str]) -> DataFrame:
+    """Rows of WITHIN of all dates, and of the incidents table, to GAP. `named` tags are expected in any zone."""
+    gaps = within.where("kind IN ('missing', 'stale')").select(*GAP)
+    for kind, edge in (("missing", "facts"), ("stale", "usable")):
+        gaps = gaps.unionAll(_across_dates(within, kind, edge, limit_s))
+    # A gap of all facts is one of the usable ones too; it is told once.
+    twice = gaps.where("kind = 'missing'").withColumn("kind", F.lit("stale"))
+    gaps = gaps.join(twice, list(GAP), "left_anti").select(*GAP)
+    gaps = gaps.unionAll(_open_ended(within, limit_s, as_of_ns)).unionAll(_never(within, named))
+    told = _declared(gaps.withColumn("expected_s", limit_s), incidents)
+    return told.select(
+        *("zone", "tag", "kind"),
+        _time("begin").alias("begin"),
+        _time("end").alias("end"),
+        ((F.col("end.ns") - F.col("begin.ns")) / float(_SECOND_NS)).alias("seconds"),
+        *("expected_s", "declared_by"),
+    )
+
+
+def _rows(rows: DataFrame, kind: str, begin: str, end: str) -> DataFrame:
+    ends = (F.col(begin).alias("begin"), F.col(end).alias("end"))
+    return rows.select("tag", F.lit(kind).alias("kind"), *ends, "date", "zone")
+
+
+def _across_dates(within: DataFrame, kind: str, edge: str, limit_s: Column) -> DataFrame:
+    """Between the last row of one date and the first of the next one that has any."""
+    dates = Window.partitionBy("zone", "tag").orderBy("begin")
+    told = within.where(F.col("kind") == edge).withColumn("before", F.lag("end").over(dates))
+    found = told.where(F.col("begin.ns") - F.col("before.ns") > limit_s * _SECOND_NS)
+    return _rows(found, kind, "before", "begin").select(*GAP)
+
+
+def _open_ended(within: DataFrame, limit_s: Column, as_of_ns: int) -> DataFrame:
+    """Tags without a fact, or without a usable one, until now."""
+    last = within.groupBy("zone", "tag").agg(
+        F.max(F.when(F.col("kind") == "facts", F.col("end"))).alias("seen"),
+        F.max(F.when(F.col("kind") == "usable", F.col("end"))).alias("sound"),
+    )
+    unknown = (F.lit(None).cast(one.dataType).alias(one.name) for one in END.fields[1:])
+    now = F.struct(F.lit(as_of_ns).cast("long").alias("ns"), *unknown)
+
+    def open_since(kind: str, since: str) -> DataFrame:
+        rows = last.where(F.lit(as_of_ns) - F.col(f"{since}.ns") > limit_s * _SECOND_NS)
+        ends = (F.col(since).alias("begin"), now.alias("end"))
+        return rows.where("seen.ns > sound.ns" if kind == "stale" else "true").select(
+            "zone", "tag", F.lit(kind).alias("kind"), *ends
+        )
+
+    return open_since("silent", "seen").unionAll(open_since("stale", "sound"))
+
+
+def _never(within: DataFrame, named: Sequence[str]) -> DataFrame:
+    """Tags that were expected and have no fact at all."""
+    tags = within.sparkSession.createDataFrame([(one,) for one in named], "tag string")
+    absent = tags.join(within.select("tag").distinct(), "tag", "left_anti")
+    nothing = (F.lit(None).cast(END).alias(name) for name in ("begin", "end"))
+    return absent.select(F.lit(None).cast("string").alias("zone"), "tag", F.lit("silent").alias("kind"), *nothing)
+
+
+def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
+    """Each gap with the declaration that explains it, if there is one."""
+    detail = {name: F.get_json_object("detail", f"$.{name}") for name in ("first_time", "last_time", "reason")}
+    origins = F.from_json(
+        F.get_json_object("detail", "$.origins"),
+        "array<struct<zone:string,epoch:string,first_sequence:long,last_sequence:long>>",
+    )
+    told = incidents.where(F.col("what").isin(SAMPLES_LOST, UNREAD, *OF_ORIGINS)).select(
+        "what",
+        F.col("zone").alias("of_zone"),
+        F.col("offset").alias("first_offset"),
+        F.col("last_offset").alias("until_offset"),
+        _nanoseconds(detail["first_time"]).alias("first_ns"),
+        _nanoseconds(detail["last_time"]).alias("last_ns"),
+        detail["reason"].alias("reason"),
+        F.from_json(F.get_json_object("detail", "$.tags"), "array<string>").alias("tags"),
+        F.explode_outer(origins).alias("origin"),
+    )
+    explains = (_covers() & _names()) | _was_between() | _is_of_origin()
+    by = F.when(F.col("what").isNotNull(), F.concat_ws(" ", "what", "reason"))
+    return gaps.join(told, explains, "left").groupBy(*gaps.columns).agg(F.min(by).alias("declared_by"))
+
+
+def _covers() -> Column:
+    """Whether the loss of a source covers a gap in time, but for one expected interval."""
+    overlap_ns = F.least("end.ns", "last_ns") - F.greatest("begin.ns", "first_ns")
+    uncovered_ns = F.col("end.ns") - F.col("begin.ns") - overlap_ns
+    is_enough = (overlap_ns >= 0) & (uncovered_ns <= F.col("expected_s") * _SECOND_NS)
+    return (F.col("what") == SAMPLES_LOST) & (F.col("of_zone") == F.col("zone")) & is_enough
+
+
+def _names() -> Column:
+    return (F.size("tags") >= TAGS_NAMED_MAX) | (F.size("tags") == 0) | F.array_contains("tags", F.col("tag"))
+
+
+def _was_between() -> Column:
+    """Whether what no task could read lies between the ends of a gap."""
+    low, high = F.least("begin.offset", "end.offset"), F.greatest("begin.offset", "end.offset")
+    return (F.col("what") == UNREAD) & (F.col("first_offset") < high) & (F.col("until_offset") > low)
+
+
+def _is_of_origin() -> Column:
+    """Whether what a node lost lies between the ends of a gap, by the sequences of their origin."""
+    is_after = F.col("origin.last_sequence") > F.col("begin.sequence")
+    is_before = F.col("origin.first_sequence") < F.col("end.sequence")
+    begun, ended = (F.col("origin.epoch") == F.col(f"{end}.epoch") for end in ("begin", "end"))
+    is_between = (begun | ended) & (is_after | ~begun) & (is_before | ~ended)
+    return F.col("what").isin(*OF_ORIGINS) & (F.col("origin.zone") == F.col("zone")) & is_between
+
+
+def _nanoseconds(text: Column) -> Column:
+    return F.unix_micros(F.try_to_timestamp(text)) * 1000
+
+
+def _time(end: str) -> Column:
+    ns = F.col(f"{end}.ns")
+    return F.timestamp_micros(F.call_function("div", ns - F.pmod(ns, F.lit(1000)), F.lit(1000)))

@@ -1,0 +1,172 @@
+"""Shell: brings the tables that follow from the landed one up to date, in their order: clean, rollup, gaps, export."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.jobs import clean, export, gaps, rollup
+from pyspark_bsfg.jobs.derived import PART, Outcome, Source, Step, derive, derived, landed, publish_file
+from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings
+from pyspark_bsfg.landing.lander import FACTS_SCHEMA
+from pyspark_bsfg.landing.tables import table
+from pyspark_bsfg.landing.views import incidents
+from pyspark_bsfg.schema import LANDED
+
+JOBS = ("land", "clean", "rollup", "gaps", "export")
+WITHIN = "_within"  # in the folder of the gaps, hidden from who reads the report
+GAPS_SHOWN = 5
+
+Report = Callable[[str], None]
+
+
+class Refresh:
+    """The jobs behind land. Each raises JobRefused, SparkError and PySparkException."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: Settings,
+        only: Collection[str],
+        report: Report,
+        *,
+        is_fewer_accepted: bool = False,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._only = only
+        self._report = report
+        self._is_fewer_accepted = is_fewer_accepted
+
+    def run(self) -> dict[str, Any]:
+        """All of those that have a section and are asked for; for each, what it did."""
+        asked, land = self._settings, self._settings.land
+        found: dict[str, Any] = {}
+        if "land" in self._only and land.compact_files and land.table.exists():
+            self._report("land: small files")
+            found["compacted"] = table(land.table, land.format, FACTS_SCHEMA, ("date", "zone")).compact(
+                land.compact_files
+            )
+        if asked.clean and "clean" in self._only:
+            outcome = self._derive(clean_step(asked.clean), land.table, is_landed=True)
+            found["clean"] = asdict(outcome)
+        if asked.rollup and asked.clean and "rollup" in self._only:
+            before = asked.clean.table
+            for step in rollup_steps(asked.rollup):
+                found[step.name] = asdict(self._derive(step, before))
+                before = step.folder
+        if asked.gaps and asked.clean and "gaps" in self._only:
+            found["gaps"] = self._gaps(asked.gaps, asked.clean)
+        if asked.export and asked.clean and "export" in self._only:
+            self._report("export")
+            found["export"] = asdict(export.export(asked.export, derived(asked.clean.table), self._report))
+        return found
+
+    def _derive(self, step: Step, folder: Path, *, is_landed: bool = False) -> Outcome:
+        source = landed(folder) if is_landed else derived(folder)
+        return derive(self._spark, step, source, self._report, is_fewer_accepted=self._is_fewer_accepted)
+
+    def _gaps(self, asked: Gaps, cleaned: Clean) -> dict[str, Any]:
+        outcome = self._derive(within_step(asked), cleaned.table)
+        self._report("gaps: the report")
+        source = derived(asked.table / WITHIN)
+        within = source.read(self._spark, gaps.WITHIN, list(source.parts))
+        limit_s = gaps.expected_s(asked.expected_s, asked.tag)
+        named = [one.tag for one in asked.tag if "*" not in one.tag]
+        as_of_ns = _newest_ns(source)
+        rows = gaps.report(within, incidents(self._spark, self._settings.land.table), limit_s, as_of_ns, named)
+        aside = asked.table / "_aside"
+        rows.coalesce(1).sortWithinPartitions("zone", "tag", "begin").write.mode("overwrite").parquet(str(aside))
+        [file] = aside.glob("*.parquet")
+        publish_file(file, asked.table / PART)
+        shutil.rmtree(aside)
+        return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _told(asked.table / PART)
+
+
+def clean_step(asked: Clean) -> Step:
+    """The table of `[clean]`."""
+    settings = [clean.VERSION, asked.accept_uncertain, *(asdict(rule) for rule in asked.rule)]
+    return Step(
+        "clean", asked.table, LANDED,
+        lambda facts: clean.cleaned(facts, asked.rule, is_uncertain_accepted=asked.accept_uncertain),
+        settings, ("tag", "source_time_ns", "offset"), facts=lambda file: int(pq.read_metadata(file).num_rows), is_exact=False,
+    )  # fmt: skip
+
+
+def rollup_steps(asked: Rollup) -> list[Step]:
+    """The tables of `[rollup]`, each from the one before."""
+    settings = [rollup.VERSION, asked.hold_s, *(asdict(one) for one in asked.counter)]
+    minutes = Step(
+        "rollup 1m", asked.table / "1m", _some(clean.CLEAN, rollup.COLUMNS),
+        lambda facts: rollup.by_minute(facts, asked.hold_s, asked.counter),
+        settings, ("tag", "start"), days_back=1, facts=_counted,
+    )  # fmt: skip
+    wider = [
+        Step(
+            f"rollup {name}", asked.table / name, rollup.ROLLED, lambda rows, s=seconds: rollup.coarser(rows, s),  # type: ignore[misc]
+            [rollup.VERSION, name], ("tag", "start"), facts=_counted,
+        )
+        for name, seconds in rollup.WINDOWS_S.items() if name != "1m"
+    ]  # fmt: skip
+    return [minutes, *wider]
+
+
+def within_step(asked: Gaps) -> Step:
+    """What the gaps are found from."""
+    limit_s = gaps.expected_s(asked.expected_s, asked.tag)
+    settings = [gaps.VERSION, asked.expected_s, *(asdict(one) for one in asked.tag)]
+    return Step(
+        "gaps", asked.table / WITHIN, _some(clean.CLEAN, gaps.COLUMNS), lambda facts: gaps.found_within(facts, limit_s),
+        settings, ("tag", "kind", "begin"),
+    )  # fmt: skip
+
+
+def _some(schema: StructType, names: Collection[str]) -> StructType:
+    return StructType([schema[name] for name in names])
+
+
+def _counted(file: Path) -> int:
+    """The facts that the rows of a rollup stand for."""
+    return int(pc.sum(pq.read_table(file, columns=["count"], partitioning=None)["count"]).as_py() or 0)
+
+
+def _newest_ns(within: Source) -> int:
+    """The time of the newest fact that is not of the future; 0 without any. Until then a silent tag is silent."""
+    files = [path for part in within.parts.values() for path in part.paths]
+    now_ns = round(datetime.now(UTC).timestamp() * 1000) * 1_000_000
+    ends = [pq.read_table(path, columns=["end"], partitioning=None)["end"].combine_chunks() for path in files]
+    found = [pc.max(pc.struct_field(end, "ns")).as_py() for end in ends]
+    return min(max(found, default=0), now_ns)
+
+
+def _told(report: Path) -> dict[str, Any]:
+    """Gaps by kind, and the longest of those that nothing declares."""
+    rows = pq.read_table(report, partitioning=None).to_pylist()
+    undeclared = [row for row in rows if row["declared_by"] is None]
+    longest = sorted(undeclared, key=lambda row: -(row["seconds"] or float("inf")))[:GAPS_SHOWN]
+    return {
+        "declared": dict(Counter(row["kind"] for row in rows if row["declared_by"] is not None)),
+        "undeclared": dict(Counter(row["kind"] for row in undeclared)),
+        "longest": [
+            {name: row[name] for name in ("zone", "tag", "kind", "seconds")}
+            | {"begin": row["begin"] and row["begin"].isoformat()}
+            for row in longest
+        ],
+    }
+
+
+def check_sections(settings: Settings, only: Collection[str]) -> None:
+    """Raises JobRefused for a job that is asked for and has no section."""
+    if missing := [name for name in only if getattr(settings, name) is None]:
+        raise JobRefused(f"the job {missing[0]} has no section", f"add [{missing[0]}] to the TOML")

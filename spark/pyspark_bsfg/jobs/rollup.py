@@ -1,0 +1,157 @@
+"""Rollups of cleaned facts by minute, hour and day. Core: DataFrames in and out, no IO.
+
+Every fact is in the `count` of exactly one row of each table, also a message or a bad reading. A number holds until the
+next fact of its tag, of any quality, or for `hold_s`; so a bad reading ends it, and a long silence is not covered. What
+holds beyond midnight counts in the next date, if that has facts of the zone.
+
+    date zone start tag predicate unit      the key; `start` of the window, UTC; a tag whose unit changes has two rows
+    count good_count bad_count              facts; those with Good and with Bad quality (the rest: Uncertain, or messages)
+    value_count min max mean first last     facts with a number, and their figures; by source time, then offset
+    covered_s time_mean good_share          seconds in which a number held, the mean weighted with them, their share of
+                                            the window
+    increase increase_s rate                of counters: what the readings of the window have added, each compared with
+                                            the reading before it, at most a day before; the seconds between them; per
+                                            second. So a silence adds to the window of the reading that ends it, and does
+                                            not raise the rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
+from pyspark.sql.types import DateType, DoubleType, LongType, StringType, StructField, StructType, TimestampType
+
+from pyspark_bsfg.jobs.clean import severity, tag_is
+from pyspark_bsfg.jobs.settings import DAY_S, Counter
+
+VERSION = 1
+WINDOWS_S = {"1m": 60, "1h": 3600, "1d": DAY_S}
+KEY = ("date", "zone", "start", "tag", "predicate", "unit")
+COLUMNS = ("date", "zone", "tag", "predicate", "unit", "source_time_ns", "offset", "quality", "number")
+ROLLED = StructType([
+    StructField("start", TimestampType()),
+    *(StructField(name, StringType()) for name in ("tag", "predicate", "unit")),
+    *(StructField(name, LongType()) for name in ("count", "good_count", "bad_count", "value_count")),
+    *(StructField(name, DoubleType()) for name in ("min", "max", "mean", "first", "last")),
+    *(StructField(name, DoubleType()) for name in ("covered_s", "time_mean", "good_share")),
+    *(StructField(name, DoubleType()) for name in ("increase", "increase_s", "rate")),
+    StructField("date", DateType()),
+    StructField("zone", StringType()),
+])  # fmt: skip
+
+_SECOND_NS = 1_000_000_000
+_MINUTE_NS = 60 * _SECOND_NS
+
+
+def by_minute(facts: DataFrame, hold_s: int, counters: Sequence[Counter] = ()) -> DataFrame:
+    """Rows of COLUMNS to ROLLED, a row for each minute, of all dates that are in the facts or after them."""
+    told = _with_increase(_with_order(facts), counters)
+    held_until = F.col("source_time_ns") + F.lit(hold_s * _SECOND_NS)
+    until = F.least(F.coalesce("next_ns", held_until), held_until)
+    until = F.when(F.col("number").isNotNull(), until).otherwise(F.col("source_time_ns"))
+    first = _whole(F.col("source_time_ns"), _MINUTE_NS)
+    last = F.greatest(first, _whole(until - F.lit(1), _MINUTE_NS))
+    spread = told.withColumns({"until_ns": until, "minute": F.explode(F.sequence(first, last))})
+    begin_ns = F.col("minute") * F.lit(_MINUTE_NS)
+    pieces = spread.withColumns({
+        "start": F.timestamp_seconds(F.col("minute") * 60),
+        "date": F.date_from_unix_date(_whole(F.col("minute"), DAY_S // 60).cast("int")),
+        "is_fact": F.col("minute") == first,  # the later pieces of a fact only cover
+        "covered_ns": F.greatest(
+            F.least("until_ns", begin_ns + F.lit(_MINUTE_NS)) - F.greatest("source_time_ns", begin_ns), F.lit(0)
+        ),
+    })  # fmt: skip
+    figures = _figures(pieces.groupBy(*KEY))
+    return _with_shares(figures, 60)
+
+
+def coarser(rows: DataFrame, window_s: int) -> DataFrame:
+    """Rows of ROLLED to wider windows, of at most a day."""
+    begin_s = _whole(F.unix_seconds("start"), window_s) * window_s
+    weighted = F.sum(F.col("mean") * F.col("value_count")) / F.sum("value_count")
+    time_weighted = F.sum(F.col("time_mean") * F.col("covered_s"))
+    made = (
+        rows.withColumn("begin", F.timestamp_seconds(begin_s))
+        .groupBy(*("begin" if name == "start" else name for name in KEY))
+        .agg(
+            *(F.sum(name).alias(name) for name in ("count", "good_count", "bad_count", "value_count")),
+            F.min("min").alias("min"),
+            F.max("max").alias("max"),
+            F.when(F.sum("value_count") > 0, weighted).alias("mean"),
+            F.min_by("first", F.when(F.col("first").isNotNull(), F.col("start"))).alias("first"),
+            F.max_by("last", F.when(F.col("last").isNotNull(), F.col("start"))).alias("last"),
+            F.sum("covered_s").alias("covered_s"),
+            time_weighted.alias("weighted"),
+            *(F.sum(name).alias(name) for name in ("increase", "increase_s")),
+        )
+    )
+    return _with_shares(made.withColumnRenamed("begin", "start"), window_s)
+
+
+def _with_order(facts: DataFrame) -> DataFrame:
+    """Facts with the time of the next one of their tag, and their place in the order as one long, by which Spark
+    aggregates without sorting again."""
+    order = Window.partitionBy("zone", "tag", "predicate").orderBy("source_time_ns", "offset")
+    return facts.withColumns({
+        "next_ns": F.lead("source_time_ns").over(order),
+        "place": F.row_number().over(order),
+        "before": F.last("number", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, -1)),
+        "before_ns": F.last(F.when(F.col("number").isNotNull(), F.col("source_time_ns")), ignorenulls=True).over(
+            order.rowsBetween(Window.unboundedPreceding, -1)
+        ),
+    })  # fmt: skip
+
+
+def _with_increase(facts: DataFrame, counters: Sequence[Counter]) -> DataFrame:
+    """What a counter has added since the reading before; NULL for other tags, and where there is none within a day."""
+    grown, found = F.col("number") - F.col("before"), F.lit(None).cast("double")
+    is_near = F.col("source_time_ns") - F.col("before_ns") <= F.lit(DAY_S * _SECOND_NS)
+    for counter in reversed(counters):  # the first that matches decides
+        increase = F.when(grown >= 0, grown)
+        if counter.modulus:
+            # A counter that wrapped has come less than half of the way; one that began again is compared with 0.
+            wrapped = grown + F.lit(float(counter.modulus))
+            increase = increase.when(wrapped <= counter.modulus / 2, wrapped)
+        found = F.when(tag_is(counter.tag), increase.otherwise(F.col("number"))).otherwise(found)
+    increase = F.when(is_near & F.col("number").isNotNull(), found)
+    between_s = (F.col("source_time_ns") - F.col("before_ns")) / F.lit(float(_SECOND_NS))
+    return facts.withColumns({"increase": increase, "increase_s": F.when(increase.isNotNull(), between_s)})
+
+
+def _figures(groups: object) -> DataFrame:
+    number = F.when(F.col("is_fact"), F.col("number"))
+    place = F.when(number.isNotNull(), F.col("place"))
+    covered_s = F.sum("covered_ns") / F.lit(float(_SECOND_NS))
+    weighted = F.sum(F.when(F.col("covered_ns") > 0, F.col("number") * F.col("covered_ns"))) / F.lit(float(_SECOND_NS))
+    found: DataFrame = groups.agg(  # type: ignore[attr-defined]  # GroupedData is no public name
+        F.count_if("is_fact").alias("count"),
+        F.count_if(F.col("is_fact") & (severity() == 0)).alias("good_count"),
+        F.count_if(F.col("is_fact") & (severity() >= 2)).alias("bad_count"),
+        F.count(number).alias("value_count"),
+        F.min(number).alias("min"),
+        F.max(number).alias("max"),
+        F.avg(number).alias("mean"),
+        F.min_by(number, place).alias("first"),
+        F.max_by(number, place).alias("last"),
+        covered_s.alias("covered_s"),
+        weighted.alias("weighted"),
+        *(F.sum(F.when(F.col("is_fact"), F.col(name))).alias(name) for name in ("increase", "increase_s")),
+    )
+    return found
+
+
+def _with_shares(rows: DataFrame, window_s: int) -> DataFrame:
+    covered = F.col("covered_s")
+    made = rows.withColumns({
+        "time_mean": F.when(covered > 0, F.col("weighted") / covered),
+        "good_share": covered / F.lit(float(window_s)),
+        "rate": F.when(F.col("increase_s") > 0, F.col("increase") / F.col("increase_s")),
+    })  # fmt: skip
+    return made.select(*ROLLED.fieldNames())
+
+
+def _whole(number: Column, divisor: int) -> Column:
+    """The quotient of a long, rounded down, in integers: a double errs at the edge of a window."""
+    return F.call_function("div", number - F.pmod(number, F.lit(divisor)), F.lit(divisor))

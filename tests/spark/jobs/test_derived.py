@@ -1,0 +1,149 @@
+"""What is computed again and what is not, and what a kill leaves, without a JVM: Spark's part is a copy of numbers."""
+
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pyspark_bsfg.errors import JobRefused
+from pyspark_bsfg.jobs import derived as module
+from pyspark_bsfg.jobs.derived import Key, Outcome, Part, Source, Step, derive, derived, landed
+from pyspark_bsfg.landing.files import FileWriter
+from pyspark_bsfg.landing.identities import Identities
+from pyspark_bsfg.landing.lander import FACTS_SCHEMA
+from pyspark_bsfg.landing.manifest import Manifest
+from pyspark_bsfg.landing.tables import table
+from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.schema import TABLE
+
+DAYS = [(date(2026, 1, n).isoformat(), zone) for n in (1, 2, 3) for zone in ("a", "b")]
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Key]:
+    """The dates and zones that are computed; each gets a file with the number of facts that it stands for."""
+    computed: list[Key] = []
+
+    def copy(_: Any, step: Step, source: Source, keys: Sequence[Key]) -> dict[Key, int]:
+        for key in keys:
+            path = step.folder / module._ASIDE / f"date={key[0]}" / f"zone={key[1]}" / "x.parquet"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(pa.table({"count": [source.parts[key].facts]}), path)
+        computed.extend(keys)
+        return {key: source.parts[key].facts for key in keys}
+
+    monkeypatch.setattr(module, "_written", copy)
+    return computed
+
+
+def source(facts: dict[Key, int]) -> Source:
+    """A table with so many facts."""
+    return Source(Path("landed"), {key: Part(count, (), str(count)) for key, count in facts.items()})
+
+
+def step(folder: Path, days_back: int = 0, settings: object = "") -> Step:
+    """A table that is a copy."""
+    return Step("copy", folder, TABLE, lambda rows: rows, settings, (), days_back=days_back)
+
+
+def brought_up(made: Step, facts: dict[Key, int], **more: bool) -> Outcome:
+    """Derive without Spark."""
+    return derive(None, made, source(facts), lambda _: None, **more)  # type: ignore[arg-type]
+
+
+def content(folder: Path) -> dict[Key, int]:
+    """What another program reads."""
+    found = {}
+    for path in folder.glob("date=*/zone=*/*.parquet"):
+        key = (path.parent.parent.name.partition("=")[2], path.parent.name.partition("=")[2])
+        found[key] = pq.ParquetFile(path).read()["count"][0].as_py()
+    return found
+
+
+def test_only_what_has_changed_is_computed(tmp_path: Path, written: list[Key]) -> None:
+    """More facts of a date and zone compute it again, and the next date where rows look back; other settings compute
+    everything; nothing new computes nothing."""
+    facts = dict.fromkeys(DAYS, 5)
+    assert brought_up(step(tmp_path / "t", 1), facts).computed == 6
+    facts[DAYS[0]] = 6
+    written.clear()
+    assert brought_up(step(tmp_path / "t", 1), facts).unchanged == 4
+    assert written == [("2026-01-01", "a"), ("2026-01-02", "a")]
+    assert content(tmp_path / "t") == facts
+    assert brought_up(step(tmp_path / "t", 1), facts).computed == 0
+    assert brought_up(step(tmp_path / "t", 1, "other"), facts).computed == 6
+
+
+@pytest.mark.parametrize("place", ["_publish", "_record"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_kill_leaves_whole_files_and_the_next_run_goes_on(
+    tmp_path: Path, written: list[Key], monkeypatch: pytest.MonkeyPatch, place: str, nth: int
+) -> None:
+    """Killed before any step of a run, each date and zone has its old or its new rows, and after another run the new
+    ones; what was recorded is not computed twice."""
+    before, after = dict.fromkeys(DAYS, 5), dict.fromkeys(DAYS, 7)
+    monkeypatch.setattr(module, "PARTS_AT_ONCE", 2)
+    made = step(tmp_path / "t")
+    brought_up(made, before)
+    calls, whole = 0, getattr(module, place)
+
+    def killed(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == nth:
+            raise KeyboardInterrupt
+        return whole(*arguments)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(module, place, killed)
+        with pytest.raises(KeyboardInterrupt):
+            brought_up(made, after)
+    assert {key: count in {5, 7} for key, count in content(made.folder).items()} == dict.fromkeys(DAYS, True)
+    recorded = sum(part.facts == 7 for part in derived(made.folder).parts.values())
+    written.clear()
+    assert brought_up(made, after).computed == len(written) == 6 - recorded
+    assert content(made.folder) == after
+
+
+@pytest.mark.usefixtures("written")
+def test_a_date_does_not_shrink(tmp_path: Path) -> None:
+    """Fewer facts, or none, leave the file as it is and are named, until fewer are accepted; a foreign folder is
+    refused."""
+    made = step(tmp_path / "t")
+    brought_up(made, dict.fromkeys(DAYS[:2], 5))
+    outcome = brought_up(made, {DAYS[0]: 4})
+    assert sorted((one.date, one.zone, one.facts, one.found) for one in outcome.kept) == [
+        ("2026-01-01", "a", 5, 4), ("2026-01-01", "b", 5, 0),
+    ]  # fmt: skip
+    assert content(made.folder) == dict.fromkeys(DAYS[:2], 5)
+    assert brought_up(made, {DAYS[0]: 4}, is_fewer_accepted=True).kept == []
+    assert content(made.folder) == {DAYS[0]: 4}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(JobRefused, match="name another folder"):
+        brought_up(step(tmp_path / "mine"), {})
+
+
+@pytest.mark.parametrize("kind", ["delta", "parquet"])
+def test_the_facts_of_a_landed_table_are_counted_without_reading_it(tmp_path: Path, kind: Any) -> None:
+    """By date and zone; a zone that looks like a number stays text; merging files changes no count."""
+    target = table(tmp_path / "facts", kind, FACTS_SCHEMA, ("date", "zone"))
+    schema = pa.schema([one for one in FACTS_SCHEMA if one.name != "date"])
+    for first in (1, 3, 5):
+        rows = [
+            {"offset": n, "sequence": n, "stream": "s", "epoch": "e", "zone": "007", "value_type": "double", "ts": n}
+            for n in (first, first + 1)
+        ]
+        batch = pa.Table.from_pylist(rows, schema).to_batches()[0]
+        span = OffsetRange(first, first + 1)
+        done = FileWriter(str(target.root("k", span)), "", TABLE, 0, Identities()).write(iter([batch]))
+        target.commit("k", span, Manifest.of(done.lines).files)
+    for _ in range(2):
+        [(key, part)] = landed(tmp_path / "facts").parts.items()
+        assert (key, part.facts, part.state) == (("1970-01-01", "007"), 6, "6")
+        target.compact(2)
+    assert len(part.paths) == 1

@@ -1,0 +1,279 @@
+"""The jobs on a real Spark, by one TOML, compared with plain Python over the same facts."""
+
+import random
+import re
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from agent.batch import Origin
+from agent.fact_store import FactStore
+from agent.fact_store.log.operational_facts import operational_fact
+from agent.message import Envelope, Fact, Message, Sample, canonical_json
+from pyspark_bsfg.__main__ import run
+from pyspark_bsfg.jobs import rollup
+from pyspark_bsfg.jobs.derived import derived
+from pyspark_bsfg.jobs.settings import Settings
+from pyspark_bsfg.landing.tables import table_files
+from tests.sim import IS_LONG
+from tests.spark import making
+from tests.spark.jobs import oracle
+from tests.spark.jobs.oracle import EPOCH, Told
+from tests.spark.making import BAD, NOON_NS, SECOND_NS, UNCERTAIN
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
+
+PRESSURE, COUNT = "tag:line-1/pressure", "tag:line-1/count"
+HOUR_NS = 3600 * SECOND_NS
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
+[SHOWN] = re.findall(r"<!-- test: views -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
+LIMITS = {PRESSURE: (-5.0, 95.0)}
+HOLD_S, MODULUS = 120, 1000
+
+
+def toml(folder: Path, more: str = "") -> str:
+    """All jobs, without the packages of Delta and Iceberg."""
+    return f"""
+[source]
+path = "{folder}/facts.db"
+maxOffsetsPerTrigger = 400
+
+[land]
+table = "{folder}/lake/facts"
+checkpoint = "{folder}/checkpoint"
+format = "parquet"
+compact_files = 0
+
+[clean]
+table = "{folder}/lake/clean"
+
+[[clean.rule]]
+tag = "tag:*/pressure"
+name = "range"
+min = -5
+max = 95
+
+[rollup]
+table = "{folder}/lake/rollup"
+hold_s = {HOLD_S}
+
+[[rollup.counter]]
+tag = "{COUNT}"
+modulus = {MODULUS}
+
+[gaps]
+table = "{folder}/lake/gaps"
+{more}
+"""
+
+
+def jobs(spark: SparkSession, folder: Path, *only: str, more: str = "") -> dict[str, Any]:
+    """A run of the program, without its session."""
+    settings = Settings.of(toml(folder, more))
+    return run(spark, settings, only or ("land", "clean", "rollup", "gaps"), threading.Event())
+
+
+def sample(rng: random.Random) -> Sample:
+    """Something a tag may say over three hours around midnight: ties, bad, text, no number, a counter that wraps."""
+    time_ns = NOON_NS + 12 * HOUR_NS + rng.randrange(-5400, 5400) * SECOND_NS
+    tag = rng.randrange(1, 4)
+    if tag == 2:
+        minutes = (time_ns - NOON_NS) // (60 * SECOND_NS)
+        return Sample(tag, time_ns, 0 if rng.random() < 0.02 else minutes * 7 % MODULUS, rng.choice([0] * 9 + [BAD]))
+    value = rng.choice([rng.gauss(50, 30), rng.randrange(100), rng.random() < 0.5, float("nan"), "stuck", None])
+    return Sample(tag, time_ns, value, rng.choice([0, 0, 0, 0, BAD, UNCERTAIN]))
+
+
+def filled(path: Path, rng: random.Random) -> list[Told]:
+    """Two plants' facts in an enterprise store, none in order."""
+    told: list[Told] = []
+    with FactStore.open(path, "enterprise") as opened:
+        for zone in ("plant-a", "plant-b"):
+            runs = [[sample(rng) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
+            making.put(opened, making.foreign(Origin(zone, zone.encode().ljust(16)), runs), 12)
+            told += [Told(zone, len(told) + n, one) for n, one in enumerate((one for run in runs for one in run), 1)]
+    return told
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """What a table has, read with pyarrow alone."""
+    found: list[dict[str, Any]] = ds.dataset(folder, partitioning="hive", format="parquet").to_table().to_pylist()
+    return found
+
+
+def rolled(folder: Path) -> dict[Any, dict[str, Any]]:
+    """A rollup in the oracle's shape."""
+    found = {}
+    for row in rows(folder):
+        start = EPOCH + timedelta(seconds=round(row.pop("start").timestamp()))
+        zone, tag, predicate, unit = (row.pop(name) for name in ("zone", "tag", "predicate", "unit"))
+        row.pop("date")
+        found[start.date(), zone, start, tag, predicate, unit] = row
+    return found
+
+
+def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> None:
+    """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes its
+    date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    told = filled(tmp_path / "facts.db", random.Random(seed))
+    found = jobs(spark, tmp_path)
+    assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == len(told)
+    equal(tmp_path, told)
+    late = Sample(1, NOON_NS + 12 * HOUR_NS - 30 * SECOND_NS, 60.0)
+    with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
+        making.put(opened, making.foreign(Origin("plant-a", b"later".ljust(16)), [[late]]), 13)
+    told.append(Told("plant-a", len(told) + 1, late))
+    found = jobs(spark, tmp_path)
+    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h", "rollup 1d", "gaps")} == {
+        "clean": 1, "rollup 1m": 2, "rollup 1h": 2, "rollup 1d": 2, "gaps": 1,
+    }  # fmt: skip
+    equal(tmp_path, told)
+    again = jobs(spark, tmp_path, "clean", "rollup")
+    assert {one["computed"] for one in again.values()} == {0}
+
+
+def equal(folder: Path, told: list[Told]) -> None:
+    """Assert that the tables are what plain Python makes of the facts."""
+    cleaned = {row["offset"]: (row["zone"], row["problem"], row["number"]) for row in rows(folder / "lake" / "clean")}
+    assert cleaned == {one.offset: (one.zone, *oracle.number(one, LIMITS)) for one in told}
+    for name, window_s in rollup.WINDOWS_S.items():
+        expected = oracle.rollup(told, window_s, HOLD_S, {COUNT: MODULUS}, LIMITS)
+        assert rolled(folder / "lake" / "rollup" / name) == expected, name
+
+
+def instant(second: int) -> Sample:
+    """A good pressure, that many seconds after noon."""
+    return Sample(1, NOON_NS + second * SECOND_NS, 5.0)
+
+
+@pytest.fixture(scope="module")
+def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store whose tags are missing, stale and silent, some of it declared, some damaged."""
+    folder = tmp_path_factory.mktemp("holed")
+    next_day = 86_400
+    bad = [Sample(1, NOON_NS + second * SECOND_NS, None, BAD) for second in range(2430, 3000, 30)]
+    runs = [
+        [Sample(2, NOON_NS, 1)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(0, 90, 30)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(90, 330, 30)],
+        [Sample(3, NOON_NS + second * SECOND_NS, 1.0) for second in range(330, 420, 30)],
+        [instant(second) for second in (*range(0, 630, 30), *range(1200, 1830, 30), 2400)],
+        [*bad, instant(3000), instant(next_day), instant(next_day + 30)],
+        [Sample(2, NOON_NS, 1)],  # takes the sequence that the node says it has lost
+        [instant(next_day + 600)],
+    ]
+    origin = making.store(folder / "facts.db", runs)
+    gone = sum(map(len, runs)) - 1
+    about = {"zone": origin.zone, "epoch": origin.epoch.hex(), "first_sequence": gone, "last_sequence": gone}
+    expired = operational_fact(
+        origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
+    )
+    lost = {
+        "count": 20, "count_exact": True, "first_time": "2026-01-01T12:10:00Z", "last_time": "2026-01-01T12:20:00Z",
+        "reason": "source_lost", "tags": [PRESSURE],
+    }  # fmt: skip
+    envelope = Envelope("gap", "enterprise", "*", NOON_NS // 1_000_000, labels={"shift": "early", "line": "1"})
+    declared = Message(envelope, Fact("source:press", "samples_lost", canonical_json(lost)))
+    with FactStore.open(folder / "facts.db", "enterprise") as opened:
+        opened.appends.append_messages(making.TELEMETRY, [declared, expired]).result()
+    making.damage(folder / "facts.db", 5)
+    return folder
+
+
+def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, holed: Path) -> None:
+    """Missing, stale and silent tags, also over midnight and of a tag without any fact; a loss that the source declared
+    and facts that the disk has damaged are told from what nobody has declared. The views name the same facts."""
+    named = "[[gaps.tag]]\ntag = 'tag:line-1/never'\nexpected_s = 60\n"
+    found = jobs(spark, holed, "land", "clean", "gaps", more=named)
+    clock = "{:%d %H:%M:%S}".format
+
+    def told(row: dict[str, Any]) -> tuple[Any, ...]:
+        begin, end = (row[name] and clock(row[name]) for name in ("begin", "end"))
+        return row["tag"].removeprefix("tag:"), row["kind"], begin, end, row["declared_by"]
+
+    report = [told(row) for row in pq.read_table(holed / "lake" / "gaps" / "part.parquet").to_pylist()]
+    assert sorted(report, key=str) == [
+        ("boiler/druck", "missing", "01 12:01:00", "01 12:05:30", "facts_unread damaged"),
+        ("boiler/druck", "silent", "01 12:06:30", "02 12:10:00", None),
+        ("line-1/count", "silent", "01 12:00:00", "02 12:10:00", None),
+        ("line-1/never", "silent", None, None, None),
+        ("line-1/pressure", "missing", "01 12:10:00", "01 12:20:00", "samples_lost source_lost"),
+        ("line-1/pressure", "missing", "01 12:30:00", "01 12:40:00", None),
+        ("line-1/pressure", "missing", "01 12:50:00", "02 12:00:00", None),
+        ("line-1/pressure", "missing", "02 12:00:30", "02 12:10:00", "facts_expired ttl"),
+        ("line-1/pressure", "stale", "01 12:40:00", "01 12:50:00", None),
+    ]
+    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 3}, 3)
+    assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
+    exec(SHOWN.replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
+    asked = """
+        SELECT m.subject, m.from_zone, m.produced_at_unix_ms, l.value, i.what, i.detail = m.object_json,
+            (SELECT count(*) FROM facts WHERE value_type <> 'message')
+        FROM messages m JOIN labels l USING (message_id) JOIN incidents i ON i.offset = m.offset
+        WHERE l.name = 'shift'"""
+    [row] = spark.sql(asked).collect()
+    expected = ("source:press", "enterprise", NOON_NS // 1_000_000, "early", "samples_lost", True)
+    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 2)
+
+
+def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
+    """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept and
+    named, until fewer are accepted."""
+    jobs(spark, holed, "land", "clean")
+    before = rows(holed / "lake" / "clean")
+    [batch] = (holed / "lake" / "facts").glob("batch=*")
+    moved = batch / "date=2026-01-02"
+    moved.rename(holed / "taken")
+    try:
+        [kept] = jobs(spark, holed, "clean")["clean"]["kept"]
+        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 3, 0)
+        assert rows(holed / "lake" / "clean") == before
+        settings = Settings.of(toml(holed))
+        run(spark, settings, ("clean",), threading.Event(), is_fewer_accepted=True)
+        assert len(rows(holed / "lake" / "clean")) == len(before) - 3
+    finally:
+        (holed / "taken").rename(moved)
+
+
+@pytest.mark.skipif(not IS_LONG, reason="the parts are tested one by one: make spark-stream-test")
+def test_following_lands_and_refreshes_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    """With --follow facts that come are landed, and the other tables follow them, small files merged meanwhile, in both
+    formats; a signal ends the run with everything that was landed in order."""
+    making.store(tmp_path / "facts.db", [[instant(second) for second in range(0, 600, 30)]])
+    for kind in ("parquet", "delta"):
+        folder, stop, wrong = tmp_path / kind, threading.Event(), []
+        text = toml(folder).replace(f"{folder}/facts.db", f"{tmp_path}/facts.db")
+        text = text.replace("compact_files = 0", "compact_files = 3\nevery_s = 0").replace('"parquet"', f'"{kind}"')
+
+        def cleaned(of: Path = folder) -> int:
+            return sum(part.facts for part in derived(of / "lake" / "clean").parts.values())
+
+        def feed(ended: threading.Event = stop, found: list[BaseException] = wrong) -> None:
+            try:
+                with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
+                    for _ in range(4):
+                        wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "clean", 120)
+                        more = [instant(second) for second in range(5)]
+                        opened.appends.append_samples(making.TELEMETRY, more).result()
+                    wait_until(lambda: cleaned() == opened.end_offset(making.TELEMETRY), "the last", 120)
+            except BaseException as error:  # noqa: BLE001  raised again in the test
+                found.append(error)
+            ended.set()
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        done = run(spark, Settings.of(text), ("land", "clean"), stop, is_following=True)
+        feeder.join()
+        assert not wrong
+        assert len(rows(folder / "lake" / "clean")) == done["land"]["facts_landed"] >= 40
+        assert sum(count for _, count in table_files(folder / "lake" / "facts")) == done["land"]["facts_landed"]
+        assert len(table_files(folder / "lake" / "facts")) < 5

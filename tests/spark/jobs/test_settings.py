@@ -1,0 +1,113 @@
+"""The TOML of the jobs: every problem at once, each with what to do, and nothing taken that is not known."""
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from pyspark_bsfg import __main__ as program
+from pyspark_bsfg.errors import SettingsError
+from pyspark_bsfg.jobs.refresh import JOBS
+from pyspark_bsfg.jobs.settings import (
+    Clean,
+    Counter,
+    Expected,
+    Export,
+    Gaps,
+    Land,
+    Rollup,
+    Rule,
+    Settings,
+    stream_options,
+)
+
+LEAST = """
+[source]
+path = "/store/facts.db"
+[land]
+table = "/data/facts"
+checkpoint = "/data/checkpoint"
+"""
+
+
+def test_defaults_and_options() -> None:
+    """A short file is enough; options of the source become Spark's texts; jobs without a section do not exist."""
+    found = Settings.of(LEAST.replace("[land]", "minPartitions = 3\nfailOnDataLoss = true\n[land]"))
+    assert found.source == {"path": "/store/facts.db", "minPartitions": "3", "failOnDataLoss": "true"}
+    assert (found.land.format, found.land.every_s, found.clean, found.export) == ("delta", 10.0, None, None)
+    assert stream_options(found.source, found.land.checkpoint)["checkpointLocation"] == "/data/checkpoint"
+    more = Settings.of(
+        LEAST + '[clean]\ntable = "c"\n[[clean.rule]]\ntag = "tag:a"\nname = "r"\nmin = 1\n'
+        '[rollup]\ntable = "/r"\n[[rollup.counter]]\ntag = "tag:n"\nmodulus = 65536\n'
+    )
+    assert more.clean is not None
+    assert more.rollup is not None
+    assert (more.clean.table, more.clean.rule) == (Path("c").absolute(), (Rule("tag:a", "r", min=1.0),))
+    assert more.rollup.counter == (Counter("tag:n", 65536),)
+
+
+def test_the_page_names_every_setting() -> None:
+    """The block of docs/how-to/jobs.md is a file that is taken, and has each key of each section."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").read_text("utf-8")
+    [block] = re.findall(r"<!-- test: settings -->\n```toml\n(.*?)```\n<!-- end -->", page, re.DOTALL)
+    taken = Settings.of(block)
+    assert all(getattr(taken, name) for name in JOBS)
+    made = tomllib.loads(block)
+    sections = [
+        (Land, made["land"]), (Clean, made["clean"]), (Rule, made["clean"]["rule"][0]), (Rollup, made["rollup"]),
+        (Counter, made["rollup"]["counter"][0]), (Gaps, made["gaps"]), (Expected, made["gaps"]["tag"][0]),
+        (Export, made["export"]),
+    ]  # fmt: skip
+    for kind, section in sections:
+        assert sorted(section) == sorted(field.name for field in fields(kind)), kind  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "more, problem",
+    [
+        ("tabel = 1", "land.tabel: unknown key; did you mean table?"),
+        ("[clear]\n", "clear: unknown key; did you mean clean?"),
+        ("every_s = -1", "land.every_s = -1: from 0 to 86400"),
+        ("every_s = true", "land.every_s = True: it is a number"),
+        ('format = "orc"', "land.format = 'orc': it is delta or parquet"),
+        ("[clean]", "clean.table: missing"),
+        ('[rollup]\ntable = "r"', "rollup: it reads the table of [clean]; add that section"),
+        ('[clean]\ntable = "/data/facts/clean"', "it lies in land.table or around it; name another folder"),
+        ('[clean]\ntable = "/data"', "it lies in land.table or around it; name another folder"),
+        ('[clean]\ntable = "/c"\n[[clean.rule]]\ntag = "t"\nname = "r"', "clean.rule 'r': neither min nor max"),
+        ('[clean]\ntable = "/c"\n[clean.rule]\ntag = "t"', "write [[clean.rule]]"),
+        ('[clean]\ntable = "/c"\nrule = [1]', "clean.rule[1] = 1: write [clean.rule[1]]"),
+        ('[clean]\ntable = "/c"\n[export]\ntable = "facts"', "export.table = 'facts': it is namespace.name"),
+        ("=", "not TOML"),
+    ],
+)
+def test_a_problem_names_the_key_and_what_to_do(more: str, problem: str) -> None:
+    """Whatever is wrong, the text has the path of the key, its value and the remedy."""
+    with pytest.raises(SettingsError) as refused:
+        Settings.of(LEAST + more)
+    assert problem in str(refused.value)
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each on standard error, JSON on the last line, status 2, and no Spark is started; an option of the source
+    is refused with the nearest one."""
+    file = tmp_path / "jobs.toml"
+    file.write_text(LEAST.replace("checkpoint", "chekpoint") + "evry_s = 1\n[gaps]\n")
+    assert program.main([str(file)]) == 2
+    told = capsys.readouterr()
+    assert [line.partition("jobs.toml: ")[2] for line in told.err.splitlines()] == [
+        "land.chekpoint: unknown key; did you mean checkpoint?",
+        "land.evry_s: unknown key; did you mean every_s?",
+        "land.checkpoint: missing",
+        "gaps.table: missing",
+    ]
+    assert told.out.startswith('{"error": ["')
+    file.write_text(LEAST.replace("path =", "startingOffset = 1\npath ="))
+    assert program.main([str(file)]) == 2
+    assert "did you mean startingOffsets?" in capsys.readouterr().err
+    file.write_text(LEAST)
+    assert program.main([str(file), "clean"]) == 2
+    assert "add [clean] to the TOML" in capsys.readouterr().err
+    assert program.main([str(tmp_path / "none.toml")]) == 2
