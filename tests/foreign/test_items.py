@@ -34,18 +34,18 @@ async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> Non
 
 @in_loop
 async def test_a_subscription_that_the_server_ends_is_replaced(
-    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    either_server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same session, with values again, and every value that was lost lies in a gap."""
     monkeypatch.setattr(subscription, "ENDED_EARLY_S", 0.0)
-    async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+    async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
         await run.wait_good("f/count", 20)
         for _ in range(3):
             before = len(run.store.good("f/count"))
-            assert await server.kill_subscriptions() == 1
+            assert await either_server.kill_subscriptions() == 1
             await run.wait_good("f/count", before + 20)
         assert run.source("plc").connects_total == 1
-    found = account(server, tmp_path, "count")
+    found = account(either_server, tmp_path, "count")
     assert not found.undeclared
     assert not found.twice
     assert {gap.reason for gap in found.gaps} == {"subscription_lost"}

@@ -4,58 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.lifecycle import State
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
-from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
+from tests.foreign.server import OPEN62541, foreign_server
 from tests.ingest.fakes import in_loop
-from tests.ingest.plant import Running, ingesting
+from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("open62541")]
 
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
-
-
-async def kill(server: ForeignServer, run: Running) -> None:
-    """A power cut."""
-    server.kill()
-    await run.wait_state("plc", State.WAITING)
-    await server.start()
-
-
-async def cut(server: ForeignServer, run: Running) -> None:
-    """The connection breaks."""
-    lives = run.source("plc").connects_total
-    await server.cut()
-    await wait_until_async(lambda: run.source("plc").connects_total > lives, "another connection")
-
-
-async def freeze(server: ForeignServer, run: Running) -> None:
-    """Everything stands still."""
-    server.freeze()
-    await run.wait_state("plc", State.WAITING)
-    server.thaw()
-
-
-@pytest.mark.parametrize("trouble", [kill, cut, freeze])
-def test_every_lost_value_is_declared(trouble: object, tmp_path: Path) -> None:
-    """What is missing of the server's record lies in the time of a gap fact, and values come again by themselves."""
-
-    @in_loop
-    async def story() -> None:
-        async with foreign_server(tmp_path / "server", OPEN62541, variables=[COUNT]) as server:
-            async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
-                await run.wait_good("f/count", 20)
-                await trouble(server, run)  # type: ignore[operator]
-                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
-            found = account(server, tmp_path, "count")
-            assert not found.undeclared
-            assert not found.twice
-            assert not found.invented
-
-    story()
 
 
 @in_loop

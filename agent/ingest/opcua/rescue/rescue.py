@@ -120,6 +120,7 @@ class Rescue:
     def end(self, now_s: float) -> Ended:
         """The old subscriptions are over."""
         self._ended_s = now_s
+        self.seam.end_old()
         answers = self._answers or {}
         taken, self.subscriptions = self.subscriptions, {}
         self._useless += taken

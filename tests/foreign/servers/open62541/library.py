@@ -27,6 +27,8 @@ from ctypes import (
 from pathlib import Path
 from typing import Any
 
+from hooks import Hooks
+
 NUMERIC, STRING = 0, 3  # kinds of node ids
 EPOCH_100NS = 116_444_736_000_000_000  # 1970 as an OPC UA time: 100 ns since 1601
 VALUE_BYTES_MAX = 512  # of a decoded scalar; the largest built-in type has 80
@@ -154,10 +156,15 @@ class Library:
 
     def __init__(self) -> None:
         folder = next(p for p in os.environ["PYTHONPATH"].split(os.pathsep) if p.endswith("open62541"))
-        self._library = ctypes.CDLL(str(next(Path(folder).glob("o6/libopen62541.so.*"))))
+        self._file = next(Path(folder).glob("o6/libopen62541.so.*"))
+        self._library = ctypes.CDLL(str(self._file))
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+
+    def hooks(self) -> Hooks:
+        """Its functions, to be replaced."""
+        return Hooks(self._library, self._file)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The result of a function; nothing where it is a status."""

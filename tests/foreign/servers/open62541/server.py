@@ -1,5 +1,5 @@
 """An OPC UA server on open62541, controlled by JSON lines as servers/node_opcua/server.js is, as far as that stack lets
-a program: no commands for sessions, Publish, clock, history and alarms, and scalar values only.
+a program: no commands for history and alarms, and scalar values only. Trouble is in `trouble`.
 
 python server.py '{"port": 0, "pki": "/tmp/pki", "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
 """
@@ -10,11 +10,10 @@ import json
 import os
 import select
 import socket
-import stat
 import sys
 import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from library import (
     Text,
     VariableAttributes,
 )
+from trouble import Trouble, cut
 
 HOST = "127.0.0.1"
 NAMESPACE = "urn:bsfg:foreign"
@@ -48,8 +48,8 @@ STEP_S = 0.005  # between two looks at the network: open62541 does its work when
 class Plant:
     """The variables, their changes and their record."""
 
-    def __init__(self, library: Library, server: int, record: str | None) -> None:
-        self._library, self._server = library, server
+    def __init__(self, library: Library, server: int, record: str | None, trouble: Trouble) -> None:
+        self._library, self._server, self._trouble = library, server, trouble
         self.variables: dict[str, dict[str, Any]] = {}
         self.is_running = True
         self._namespace = library.call("UA_Server_addNamespace", server, NAMESPACE.encode())
@@ -120,9 +120,11 @@ class Plant:
         known["changes"] += 1
         self.set(name, value=known["changes"], status=known["status"])
 
-    @staticmethod
-    def _next_time(known: dict[str, Any]) -> int:
-        known["last_ns"] = max(time.time_ns() // 100 * 100, known["last_ns"] + 100)
+    def _next_time(self, known: dict[str, Any]) -> int:
+        """A source time later than the last, unless the clock was set back."""
+        now_ns = time.time_ns() // 100 * 100 + self._trouble.shift_ms * 1_000_000
+        is_set_back = now_ns + 1_000_000_000 < known["last_ns"]
+        known["last_ns"] = now_ns if now_ns > known["last_ns"] or is_set_back else known["last_ns"] + 100
         return int(known["last_ns"])
 
     def _make_node(self, name: str) -> None:
@@ -157,6 +159,7 @@ class Program:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options, self._library = options, Library()
+        self._trouble = Trouble(self._library)
         self.port = options.get("port") or free_port()
         self.certificate = make_certificate(Path(options["pki"]))
         key = self.certificate.with_suffix(".key").read_bytes()
@@ -164,7 +167,7 @@ class Program:
         self._server = self._library.new_server(
             self.port, self.certificate.read_bytes(), key, trusted, self._configuration()
         )
-        self._plant = Plant(self._library, self._server, options.get("record"))
+        self._plant = Plant(self._library, self._server, options.get("record"), self._trouble)
         for variable in options.get("variables", ()):
             self._plant.add(**variable)
         self._library.call("UA_Server_run_startup", self._server)
@@ -184,6 +187,12 @@ class Program:
             "set": self._plant.set,
             "run": lambda on: setattr(self._plant, "is_running", on),
             "cut": cut,
+            "listen": lambda on: setattr(self._trouble, "is_listening", on),
+            "shift_clock": lambda ms: setattr(self._trouble, "shift_ms", ms),
+            "publish": self._trouble.publish,
+            "kill_sessions": partial(self._trouble.kill_sessions, self._server),
+            "kill_subscriptions": partial(self._trouble.kill_subscriptions, self._server),
+            "status": self._trouble.status,
             "recover": self._recover,
             "stop": lambda: self._library.call("UA_Server_run_shutdown", self._server),
         }
@@ -192,7 +201,8 @@ class Program:
         return commands[do](**fields)
 
     def _recover(self) -> None:
-        self._plant.is_running = True
+        self._plant.is_running = self._trouble.is_listening = True
+        self._trouble.shift_ms, self._trouble.mode = 0, "flow"
         for name, known in self._plant.variables.items():
             if not known["is_there"]:
                 self._plant.recreate(name)
@@ -219,17 +229,6 @@ class Program:
             },
             "securityPolicyNoneDiscoveryOnly": "None" not in policies,
         }
-
-
-def cut() -> None:
-    """Shut every connection down, from below the library."""
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                connection.getpeername()  # one that listens has none
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 def make_certificate(folder: Path) -> Path:
