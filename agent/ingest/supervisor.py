@@ -107,6 +107,9 @@ class Events(Protocol):
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
 
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then."""
+
 
 class Source(Protocol):
     """What the supervisor asks of a source, whatever its protocol."""
@@ -381,8 +384,10 @@ class SourceSupervisor:
         if self._stored is not None:
             await self._resume(self._delivery, self._stored)
         source = self._source_from(self._delivery)
-        if self._outage is not None and self._outage.first_ns and source.backfill is not None:
-            source.backfill.note_stop(self._outage.first_ns)
+        if self._outage is not None and self._outage.first_ns:
+            for beside in (source.backfill, source.events):
+                if beside is not None:
+                    beside.note_stop(self._outage.first_ns)
         return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:

@@ -128,6 +128,7 @@ class Session:
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
+        self._start: object = None  # not asked yet, or not told
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -182,11 +183,14 @@ class Session:
         return result.SubscriptionId, result.RevisedPublishingInterval
 
     async def server_start(self) -> object:
-        """When the server was started, in its own words; None if it does not say."""
+        """When the server was started, in its own words; None if it does not say. Asked once in a session."""
+        if self._start is not None:
+            return self._start
         node = _node_id(ObjectIds.Server_ServerStatus_StartTime, 0)
         asked = ua.ReadParameters(NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)])
         (answer,) = await self._call(self._session.read(asked))
-        return answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+        self._start = answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+        return self._start
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
         """Leave the subscriptions at the server when this session ends: the next one can take them over."""

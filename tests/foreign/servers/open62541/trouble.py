@@ -17,7 +17,6 @@ from pathlib import Path
 from time import CLOCK_REALTIME
 from typing import Any
 
-from hooks import Hooks
 from library import Library
 
 CLOSED, TIMED_OUT = 0, 3  # UA_ShutdownReason: a session that timed out leaves its subscriptions
@@ -39,28 +38,28 @@ class Trouble:
         self.subscriptions: dict[int, bool] = {}  # whether it is in a session
         self._publish_response = library.data_type("PublishResponse")
         self._originals: dict[str, Any] = {}
-        hooks = library.hooks()
-        self._hook(hooks, "clock_gettime", CFUNCTYPE(c_int, c_int, POINTER(c_int64)), self._tell_time)
-        self._hook(hooks, "accept", CFUNCTYPE(c_int, c_int, c_void_p, c_void_p), self._accept)
+        self._hooks = library.hooks()
+        self._hook("clock_gettime", CFUNCTYPE(c_int, c_int, POINTER(c_int64)), self._tell_time)
+        self._hook("accept", CFUNCTYPE(c_int, c_int, c_void_p, c_void_p), self._accept)
         created = CFUNCTYPE(c_uint32, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
-        self._hook(hooks, "UA_Session_create", created, self._create_session)
-        self._hook(hooks, "UA_Session_remove", CFUNCTYPE(None, c_void_p, c_void_p, c_int), self._remove_session)
-        self._hook(hooks, "UA_Session_attachSubscription", _Subscription, self._attach)
+        self._hook("UA_Session_create", created, self._create_session)
+        self._hook("UA_Session_remove", CFUNCTYPE(None, c_void_p, c_void_p, c_int), self._remove_session)
+        self._hook("UA_Session_attachSubscription", _Subscription, self._attach)
         detached = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_bool)
-        self._hook(hooks, "UA_Session_detachSubscription", detached, self._detach)
-        self._hook(hooks, "UA_Subscription_delete", _Subscription, self._delete)
-        self._hook(hooks, "UA_Subscription_publish", _Subscription, self._publish)
+        self._hook("UA_Session_detachSubscription", detached, self._detach)
+        self._hook("UA_Subscription_delete", _Subscription, self._delete)
+        self._hook("UA_Subscription_publish", _Subscription, self._publish)
         service = CFUNCTYPE(c_bool, c_void_p, c_void_p, c_void_p, c_void_p)
-        self._hook(hooks, "Service_Publish", service, self._take_publish)
+        self._hook("Service_Publish", service, self._take_publish)
         sent = CFUNCTYPE(c_uint32, c_void_p, c_void_p, c_uint32, c_void_p, c_void_p)
-        self._hook(hooks, "sendResponse", sent, self._send)
+        self._hook("sendResponse", sent, self._send)
 
-    def _hook(self, hooks: Hooks, name: str, kind: Any, ours: Callable[..., Any]) -> None:
+    def _hook(self, name: str, kind: Any, ours: Callable[..., Any]) -> None:
         def make(original: Any) -> Callable[..., Any]:
             self._originals[name] = original
             return ours
 
-        hooks.replace(name, kind, make)
+        self._hooks.replace(name, kind, make)
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
