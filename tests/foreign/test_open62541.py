@@ -1,13 +1,15 @@
 """A second foreign stack, open62541: what the source does against node-opcua it does here too."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.ingest.lifecycle import State
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
-from tests.foreign.server import OPEN62541, foreign_server
+from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
@@ -57,20 +59,59 @@ async def test_a_node_comes_back_and_limits_are_kept(tmp_path: Path) -> None:
         assert run.source("plc").connects_total == 1
 
 
+def secured(server: ForeignServer, folder: Path, policy: str) -> dict[str, Any]:
+    """Settings with encryption. Our certificate and key are in `folder`."""
+    return {
+        "security_policy": policy,
+        "security_mode": "SignAndEncrypt",
+        "insecure": False,
+        "certificate_file": folder / "bsfg.pem",
+        "private_key_file": folder / "bsfg.key",
+        "server_certificate_file": server.certificate,
+    }
+
+
+def server_options(folder: Path, policy: str) -> dict[str, Any]:
+    """Of a server that trusts our certificate, made here, and none other."""
+    ensure_certificate(folder / "bsfg.pem", folder / "bsfg.key", "urn:bsfg:agent")
+    return {"variables": [COUNT], "policies": [policy], "trusted": [str(folder / "bsfg.pem")]}
+
+
 @pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
 def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
     """Signed and encrypted with each policy, at a server that trusts our certificate and none other."""
-    certificate, key = tmp_path / "own" / "bsfg.pem", tmp_path / "own" / "bsfg.key"
-    ensure_certificate(certificate, key, "urn:bsfg:agent")
 
     @in_loop
     async def story() -> None:
-        options = {"variables": [COUNT], "policies": [policy], "trusted": [str(certificate)]}
-        async with foreign_server(tmp_path / "server", OPEN62541, **options) as server:
-            security = {"security_policy": policy, "security_mode": "SignAndEncrypt", "insecure": False}
-            files = {"certificate_file": certificate, "private_key_file": key}
-            pinned = {"server_certificate_file": server.certificate}
-            async with ingesting(opcua(server, tmp_path, "count", **security, **files, **pinned)) as run:
-                await run.wait_good("f/count", 3)
+        async with (
+            foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
+            ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
+        ):
+            await run.wait_good("f/count", 3)
 
     story()
+
+
+@in_loop
+async def test_a_network_that_was_away_costs_no_value(tmp_path: Path) -> None:
+    """What the server queued is fetched from the old subscription: every value of its record is in the store once. The
+    server hands a subscription to the application that its certificate names, so there is encryption."""
+    policy = "Basic256Sha256"
+    async with foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server:
+        source = opcua(server, tmp_path, "count", queue_size=1_000, **secured(server, tmp_path, policy))
+        async with storing(source, tmp_path) as run:
+            for _ in range(2):
+                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+                await server.listen(on=False)
+                await server.cut()
+                await run.wait_state("plc", State.WAITING)
+                until = len(server.record("count")) + 40
+                await wait_until_async(lambda until=until: len(server.record("count")) > until, "two seconds of values")
+                lives = run.source("plc").connects_total
+                await server.listen(on=True)
+                await wait_until_async(lambda lives=lives: run.source("plc").connects_total > lives, "another life")
+            await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+        found = account(server, tmp_path, "count")
+        assert not found.lost
+        assert not found.twice
+        assert not found.invented

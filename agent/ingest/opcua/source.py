@@ -175,7 +175,8 @@ class OpcuaSource:
         if self.backfill is not None:
             self.backfill.await_rescue()
         others = [number for number in numbers if number not in olds and number not in self._publisher.routed]
-        return Rescue(olds, others, started, time.monotonic())
+        before = None if self._rescue is None else self._rescue.seam
+        return Rescue(olds, others, started, time.monotonic(), before)
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""

@@ -70,7 +70,14 @@ class Rescue(Generic[OldT]):
     """The old subscriptions of one life. `started` is when their server was started, in its own words; `others` are
     subscriptions that nothing is wanted of any more."""
 
-    def __init__(self, olds: Mapping[int, Old[OldT]], others: Sequence[int], started: object, now_s: float) -> None:
+    def __init__(
+        self,
+        olds: Mapping[int, Old[OldT]],
+        others: Sequence[int],
+        started: object,
+        now_s: float,
+        before: Seam | None = None,
+    ) -> None:
         self._olds, self._others, self._started = olds, others, started
         self._begun_s, self._ended_s = now_s, 0.0
         self._answers: dict[int, int] | None = None  # of each old subscription since all is built
@@ -78,7 +85,7 @@ class Rescue(Generic[OldT]):
         self._useless: list[int] = []  # subscriptions at the server that are to be deleted
         self.subscriptions: dict[int, OldT] = {}  # that are taken over, and not over
         self.overflowed: set[int] = set()  # tags whose queue at the server was too short
-        self.seam = Seam()
+        self.seam = Seam(before)
         self.values_total = 0
 
     async def begin(self, session: Session, publisher: Publisher, adopt: Callable[[OldT], None]) -> None:

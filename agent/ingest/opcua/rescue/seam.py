@@ -17,9 +17,11 @@ from agent.columns import SampleColumns
 
 
 class Seam:
-    """The seam between the old subscriptions of one session and the new ones."""
+    """The seam between the old subscriptions of one session and the new ones. `before` is the seam of the session before,
+    if it was not closed: what the subscriptions brought that were old then, those that are old now may still hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Seam | None = None) -> None:
+        self._before = {} if before is None else before._old  # noqa: SLF001 another seam
         self._old: dict[int, set[int]] = {}  # times of the values that the old one brought, of each tag
         self._new: dict[int, set[int]] = {}
         self._newest_ns: dict[int, int] = {}  # of those that the new one brought
@@ -37,7 +39,8 @@ class Seam:
         is_next: list[bool] = []
         is_late: list[bool] = []
         for tag, time_ns in zip(samples.tags, samples.source_times_ns, strict=True):
-            is_wanted = tag not in unwanted and time_ns not in self._new.get(tag, ())
+            is_known = time_ns in self._new.get(tag, ()) or time_ns in self._before.get(tag, ())
+            is_wanted = tag not in unwanted and not is_known
             newest_ns = self._newest_ns.get(tag)
             is_next.append(is_wanted and (newest_ns is None or time_ns > newest_ns))
             is_late.append(is_wanted and not is_next[-1])

@@ -50,6 +50,13 @@ def test_tags_go_each_its_way() -> None:
     assert seam.is_closed
 
 
+def test_what_a_seam_before_has_brought_is_left_out() -> None:
+    """The session was lost again before the new subscription had brought it: that is the old one now."""
+    before = Seam()
+    before.of_old(columns(1, 2), NONE)
+    assert [times(part) for part in Seam(before).of_old(columns(2, 3), NONE)] == [[3], []]
+
+
 @given(
     st.lists(st.integers(0, 40), unique=True, max_size=24),
     st.integers(0, 24),
