@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.ingest import supervisor
 from agent.ingest.lifecycle import Backoff, State
+from agent.ingest.opcua import session
 from tests.foreign.account import account
+from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing
-from tests.foreign.server import ForeignServer
+from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.sim import scaled
@@ -206,6 +209,30 @@ async def test_short_lives_with_values_are_no_failures(
             await server.kill_sessions()
             await wait_until_async(lambda life=life: len(waits_ms) >= life, "the loss")
         assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"
+
+
+@in_loop
+async def test_a_server_whose_only_session_is_a_dead_one_is_connected_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was killed leaves its session at the server. The next one says so, asks again every few seconds
+    whatever the back-off says, and connects when the dead session has ended, which was asked to be soon."""
+    monkeypatch.setattr(session, "SESSION_TIMEOUT_MS_MIN", 4_000)
+    monkeypatch.setattr(supervisor, "BUSY_WAIT_S", 0.2)
+    async with foreign_server(tmp_path / "server", variables=[COUNT], limits={"sessions": 1}) as server:
+        settings = {"request_timeout_ms": 1_000, "reconnect_delay_ms": 10_000, "reconnect_delay_max_ms": 10_000}
+        source = opcua(server, tmp_path, "count", **settings)
+        killed = session.new_client(source)
+        await killed.connect()
+        killed.disconnect_socket()
+        async with ingesting(source) as run:
+            await wait_until_async(lambda: run.source("plc").last_error, "the refusal")
+            assert "(BadTooManySessions); if a bsfg was killed" in run.source("plc").last_error
+            assert "keeps its session for 4 s" in run.source("plc").last_error
+            await run.wait_good("f/count", 3)
+            assert run.source("plc").errors_total > 2, "it was asked again before the back-off's shortest wait"
+    lost = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]  # type: ignore[attr-defined]
+    assert len(lost) == 1, "one line for one reason"
 
 
 @in_loop

@@ -50,7 +50,8 @@ HEARTBEAT_HANDLE = 2**31 - 1
 stay far below. A handle of 2^32 - 1 (or 0) means "none" to node-opcua, and one above 2^31 - 1 is negative to a server
 that keeps it in a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
-SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
+SESSION_TIMEOUT_MS_MIN = 30_000  # a server keeps a dead session this long, and many servers have few
+SIGNS_IN_TIMEOUT = 3  # requests in that time, one in each `request_timeout_ms`, however little is published
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
 LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
@@ -416,7 +417,7 @@ def quiet_library() -> None:
 def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> SteppedClient:
     """A client for a `Session`, not connected. `watchdog_s`: see SteppedClient."""
     client = SteppedClient(settings, watchdog_s)
-    client.session_timeout = SESSION_TIMEOUT_MS
+    client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
     return client
