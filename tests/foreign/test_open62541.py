@@ -10,6 +10,7 @@ from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
+from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
@@ -115,3 +116,22 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path) -> None:
         assert not found.lost
         assert not found.twice
         assert not found.invented
+
+
+@in_loop
+async def test_an_outage_is_filled(tmp_path: Path) -> None:
+    """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its history,
+    in parts of a hundred values, and stands in the store once; a variable without history keeps its gap fact."""
+    variables = [
+        *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
+        {"name": "plain", "type": "Int32", "period_ms": 50},
+    ]
+    async with foreign_server(tmp_path / "server", OPEN62541, variables=variables) as server:
+        async with storing(opcua(server, tmp_path, *KEPT, "plain"), tmp_path) as run:
+            await run.wait_good("f/plain", 20)
+            await away(server, run, 150)
+            said = await wait_filled(run, 1)
+            assert (said["tags_filled"], said["tags_without_history"], said["tags"]) == (3, 1, ["tag:f/plain"]), said
+            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+        check_complete(server, tmp_path, *KEPT)
+        assert account(server, tmp_path, "plain").undeclared == []

@@ -140,7 +140,7 @@ AT_NODE_OPCUA, AT_OPEN62541 = pytest.mark.foreign("node_opcua"), pytest.mark.for
 SERVERS = [
     pytest.param(NODE_OPCUA, PLAIN + KEPT, scaled(4, 50), marks=AT_NODE_OPCUA, id="node_opcua"),
     pytest.param(NODE_OPCUA, PLAIN, scaled(2, 50), marks=AT_NODE_OPCUA, id="node_opcua without history"),
-    pytest.param(OPEN62541, PLAIN, scaled(2, 50), marks=AT_OPEN62541, id="open62541"),
+    pytest.param(OPEN62541, PLAIN + KEPT, scaled(2, 50), marks=AT_OPEN62541, id="open62541"),
 ]
 
 

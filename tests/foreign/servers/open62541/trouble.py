@@ -100,7 +100,8 @@ class Trouble:
     def _accept(self, listener: int, address: int, size: int) -> int:
         descriptor = int(self._originals["accept"](listener, address, size))
         if descriptor >= 0 and not self.is_listening:
-            hang_up(descriptor)
+            with suppress(OSError):  # it has hung up itself
+                hang_up(descriptor)
         return descriptor
 
     def _create_session(self, server: int, channel: int, request: int, session: Any) -> int:
