@@ -90,6 +90,16 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     remembers=True,
     cut_every=2,
 )
+@example(
+    times={1: set(range(100, 108))},
+    after=98,
+    length=12,
+    nodes_max=1,
+    values_max=2,
+    has_points=True,
+    remembers=False,
+    cut_every=9,
+)
 def test_each_missing_value_is_returned_once(
     times: dict[int, set[int]],
     after: int,
