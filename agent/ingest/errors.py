@@ -10,6 +10,7 @@
       StoredUnreadable          the store cannot be read for what it holds already; live values go on
       SourceError               one life of a source has ended; the supervisor builds it anew after a pause
         SourceLost              the connection broke, fell silent or was never established
+          SourceBusy            the server has no room for another client at present
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
 
 Errors of asyncua and pymodbus stop at the modules that speak to them and arrive here chained.
@@ -94,6 +95,10 @@ class SourceError(IngestError):
 
 class SourceLost(SourceError):
     """The connection to a source broke, fell silent or was never established."""
+
+
+class SourceBusy(SourceLost):
+    """The server has no room for another client at present."""
 
 
 class HistoryRefused(IngestError):

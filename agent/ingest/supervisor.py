@@ -24,7 +24,7 @@ from typing import Protocol
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
-from agent.ingest.errors import NoHistory, NotConnected, Problem, UnknownSource
+from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
 from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
@@ -39,6 +39,7 @@ from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
 log = logging.getLogger(__name__)
 
 DRAIN_S = 10.0  # at a stop, for what is on its way to the store; systemd waits longer
+BUSY_WAIT_S = 5.0  # at most, for a server without room: a session that is dead there ends any moment
 NUMBERING_RETRY_S = 10.0  # when the store fails to number a new tag map; temporary refusals are retried in any case
 
 
@@ -106,6 +107,9 @@ class Events(Protocol):
 
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
+
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then."""
 
 
 class Source(Protocol):
@@ -330,7 +334,8 @@ class SourceSupervisor:
             self._log_loss(outage, error)
             await self._outcome(self._mend(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
-            await self._pause(self._backoff.wait_ms(failures, random.random()) / 1000)  # noqa: S311 jitter
+            wait_s = self._backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
+            await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(error, SourceBusy) else wait_s)
 
     async def _pause(self, wait_s: float) -> None:
         """Wait before the next life, or until `retry`."""
@@ -381,8 +386,10 @@ class SourceSupervisor:
         if self._stored is not None:
             await self._resume(self._delivery, self._stored)
         source = self._source_from(self._delivery)
-        if self._outage is not None and self._outage.first_ns and source.backfill is not None:
-            source.backfill.note_stop(self._outage.first_ns)
+        if self._outage is not None and self._outage.first_ns:
+            for beside in (source.backfill, source.events):
+                if beside is not None:
+                    beside.note_stop(self._outage.first_ns)
         return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:

@@ -4,7 +4,8 @@
 
 listens on loopback at a free port and passes everything on to PORT. Standard output says where: {"port": n}. Commands
 are lines on standard input, each answered by a line: `flow`; `stall` (nothing passes, connections stand, new ones are
-taken and wait); `cut` (connections are reset, new ones too). Ends with standard input.
+taken and wait); `cut` (connections are reset, new ones too); `slow 0.5` (it flows, and each direction takes so many
+seconds). Ends with standard input.
 """
 
 from __future__ import annotations
@@ -28,12 +29,15 @@ class Network:
         self._flows = asyncio.Event()
         self._flows.set()
         self._is_cut = False
+        self._delay_s = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
 
     def command(self, what: str) -> None:
-        """Flow, stall or cut from now on."""
-        self._is_cut = what == "cut"
-        if what == "flow":
+        """Flow, flow slowly, stall or cut from now on."""
+        word, _, delay = what.partition(" ")
+        self._delay_s = float(delay or 0)
+        self._is_cut = word == "cut"
+        if word in ("flow", "slow"):
             self._flows.set()
         else:
             self._flows.clear()
@@ -62,6 +66,9 @@ class Network:
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await self._flows.wait()
+                if self._delay_s:  # the next is read meanwhile
+                    asyncio.get_running_loop().call_later(self._delay_s, writer.write, data)
+                    continue
                 writer.write(data)
                 await writer.drain()
             writer.close()
@@ -95,7 +102,7 @@ class Proxy:
         self._process, self.port = process, port
 
     async def command(self, what: str) -> None:
-        """Flow, stall or cut from now on."""
+        """Flow, flow slowly, stall or cut from now on."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{what}\n".encode())

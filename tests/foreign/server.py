@@ -155,6 +155,11 @@ class ForeignServer(ServerProcess):
 
     # --- what it knows -----------------------------------------------------------------------------------------------
 
+    @property
+    def names(self) -> list[str]:
+        """The variables it was made with."""
+        return [one["name"] for one in self._options["variables"]]
+
     def address(self, name: str) -> str:
         """A variable's node id as a tag map has it."""
         return f"nsu={self.namespace};s={name}"

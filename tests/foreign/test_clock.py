@@ -59,13 +59,13 @@ async def test_the_newest_value_after_a_clock_jump(server: ForeignServer, tmp_pa
 
 
 @in_loop
-async def test_nothing_is_lost_by_a_clock_jump(server: ForeignServer, tmp_path: Path) -> None:
+async def test_nothing_is_lost_by_a_clock_jump(either_server: ForeignServer, tmp_path: Path) -> None:
     """While the clock of a server jumps ahead and back its values flow on over one connection, and each is stored with
     the time it had there."""
-    async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+    async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
         await run.wait_good("f/count", 10)
         for shift_ms in (HOUR_MS, 0):
-            await server.shift_clock(shift_ms)
+            await either_server.shift_clock(shift_ms)
             expected_ns = time.time_ns() + shift_ms * 1_000_000
             await wait_until_async(
                 lambda at=expected_ns: abs(run.store.good("f/count")[-1].source_time_ns - at) < 60_000_000_000,
@@ -73,7 +73,7 @@ async def test_nothing_is_lost_by_a_clock_jump(server: ForeignServer, tmp_path: 
             )
             await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
         assert run.source("plc").connects_total == 1
-    found = account(server, tmp_path, "count")
+    found = account(either_server, tmp_path, "count")
     assert not found.lost
     assert not found.twice
     assert not found.gaps

@@ -104,8 +104,8 @@ async def test_the_life_of_an_alarm(tmp_path: Path) -> None:
 
 @in_loop
 async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None:
-    """A state that is known is not stored again after a reconnect; one that was reached while the source was away is
-    stored once, marked, under the server's time; events are declared lost from the last sign of life on."""
+    """A state that is known is not stored again after a reconnect; one that was reached while the server had no
+    subscription is stored once, marked, under the server's time; events are declared lost from the last sign of life on."""
     async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
         async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
             await wait_refreshed(run)
@@ -118,7 +118,7 @@ async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None
             assert told.conditions_retained == 1
             assert states(events(run, "condition_changed")) == [(True, False)]
             await server.listen(on=False)
-            await server.cut()
+            await server.kill_sessions()
             await wait_until_async(lambda: not run.source("plc").connected, "the source away")
             await server.acknowledge("while you were away")
             await server.listen(on=True)
@@ -133,6 +133,49 @@ async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None
         assert [dict(m.envelope.labels) for m in changed[:2]] == [{}, {"refreshed": "true"}]
         (*_, missed) = [said(m) for m in run.store.messages.values() if m.fact.predicate == "events_lost"]
         assert missed["reason"] == "event_subscription_lost"
+
+
+@in_loop
+async def test_events_of_a_lost_session_are_rescued(tmp_path: Path) -> None:
+    """Events and changes of conditions that happen while the network is away come by the lost subscription, each once and
+    in order, under the server's times; nothing is declared lost, and nothing is left at the server. A process that
+    begins anew declares the time for which none ran."""
+    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
+        source = opcua(server, tmp_path, "count", events=("Server",))
+        async with storing(source, tmp_path) as run:
+            await wait_refreshed(run)
+            await server.raise_event("before")
+            await wait_until_async(lambda: events(run, "event_raised"), "an event")
+            await server.listen(on=False)
+            await server.cut()
+            await wait_until_async(lambda: not run.source("plc").connected, "the source away")
+            await server.raise_event("away", count=30)
+            await server.set_alarm(active=True)
+            await server.set_alarm(active=False)
+            await server.listen(on=True)
+            await wait_until_async(lambda: len(events(run, "event_raised")) >= 31, "what was missed")
+            await server.raise_event("after")
+            await wait_refreshed(run, 2)
+            await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
+
+            async def nothing_is_left() -> bool:
+                return len((await server.status())["subscriptions"]) == 2
+
+            await wait_until_async(nothing_is_left, "the end of the lost subscriptions")
+        texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
+        assert texts == ["before", *(f"away {n}" for n in range(30)), "after"]
+        changes = [one["object"] for one in facts(tmp_path, "events") if one["predicate"] == "condition_changed"]
+        assert [one["active"] for one in changes if "branch_id" not in one] == [True, False]
+        assert not lost_events(tmp_path)
+        async with storing(source, tmp_path) as run:
+            await wait_refreshed(run)
+            await wait_until_async(lambda: lost_events(tmp_path), "the loss", 30)
+        assert [one["reason"] for one in lost_events(tmp_path)] == ["agent_stopped"]
+
+
+def lost_events(folder: Path) -> list[dict[str, Any]]:
+    """What is declared lost of events."""
+    return [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
 
 
 @in_loop

@@ -1,5 +1,6 @@
 """Items and subscriptions at node-opcua: limits, a subscription ended, elements of arrays, filters, polling."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from agent.ingest.opcua import subscription
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
+from tests.foreign.proxy import network
 from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
@@ -34,21 +36,43 @@ async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> Non
 
 @in_loop
 async def test_a_subscription_that_the_server_ends_is_replaced(
-    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    either_server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the same session, with values again, and every value that was lost lies in a gap."""
     monkeypatch.setattr(subscription, "ENDED_EARLY_S", 0.0)
-    async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+    async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
         await run.wait_good("f/count", 20)
         for _ in range(3):
             before = len(run.store.good("f/count"))
-            assert await server.kill_subscriptions() == 1
+            assert await either_server.kill_subscriptions() == 1
             await run.wait_good("f/count", before + 20)
         assert run.source("plc").connects_total == 1
-    found = account(server, tmp_path, "count")
+    found = account(either_server, tmp_path, "count")
     assert not found.undeclared
     assert not found.twice
     assert {gap.reason for gap in found.gaps} == {"subscription_lost"}
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_a_long_line_needs_several_requests(requests: int, tmp_path: Path) -> None:
+    """Half a second each way, and queues of 0.6 s at the server: with one Publish at a time they run over, with several
+    on their way no value is lost."""
+
+    @in_loop
+    async def story() -> None:
+        variables = [{"name": "count", "type": "Int32", "period_ms": 20}]
+        async with foreign_server(tmp_path / "server", variables=variables) as server, network(server.port) as net:
+            settings = {"publish_requests": requests, "publishing_interval_ms": 250, "queue_size": 30}
+            source = replace(opcua(server, tmp_path, "count", **settings), url=f"opc.tcp://127.0.0.1:{net.port}")
+            async with storing(source, tmp_path) as run:
+                await run.wait_good("f/count", 3)
+                await net.command("slow 0.5")
+                await run.wait_good("f/count", len(run.store.good("f/count")) + 150)
+            found = account(server, tmp_path, "count")
+            assert not found.undeclared
+            assert bool(found.lost) == (requests == 1), len(found.lost)
+
+    story()
 
 
 @in_loop

@@ -1,4 +1,4 @@
-"""The life of a connection to node-opcua: it lasts, its loss is dated and declared, and it returns."""
+"""The life of a connection to node-opcua and open62541: it lasts, its loss is dated and declared, and it returns."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import lifecycle
+from agent.ingest import lifecycle, supervisor
 from agent.ingest.lifecycle import Backoff, State
+from agent.ingest.opcua import session
 from tests.foreign.account import account
+from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing
-from tests.foreign.server import ForeignServer
+from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.sim import scaled
@@ -46,15 +48,15 @@ async def test_a_connection_lasts(server: ForeignServer, tmp_path: Path) -> None
 
 
 @in_loop
-async def test_a_mute_connection_is_given_up(server: ForeignServer, tmp_path: Path) -> None:
+async def test_a_mute_connection_is_given_up(either_server: ForeignServer, tmp_path: Path) -> None:
     """A server that takes every call and publishes nothing any more, not even its clock, is left and connected to anew;
     values come again by themselves."""
-    async with ingesting(opcua(server, tmp_path, "count")) as run:
+    async with ingesting(opcua(either_server, tmp_path, "count")) as run:
         await run.wait_good("f/count", 5)
         lives = run.source("plc").connects_total
-        await server.publish("hold")
+        await either_server.publish("hold")
         await run.wait_state("plc", State.WAITING)
-        await server.publish("flow")
+        await either_server.publish("flow")
         before = len(run.store.good("f/count"))
         await run.wait_good("f/count", before + 5)
         await wait_until_async(lambda: run.source("plc").connects_total > lives, "the source up")
@@ -108,28 +110,35 @@ async def cut(server: ForeignServer, run: Running) -> None:
     await server.listen(on=True)
 
 
+async def freeze(server: ForeignServer, run: Running) -> None:
+    """Everything stands still, connections included."""
+    server.freeze()
+    await run.wait_state("plc", State.WAITING)
+    server.thaw()
+
+
 LOSING = (kill, kill_sessions)  # after the others the server still has the subscription, and what it queued
 
 
-@pytest.mark.parametrize("trouble", [hold, kill, lose_publish, kill_sessions, cut])
+@pytest.mark.parametrize("trouble", [hold, kill, lose_publish, kill_sessions, cut, freeze])
 def test_every_lost_value_is_declared(
-    trouble: Callable[[ForeignServer, Running], Awaitable[None]], server: ForeignServer, tmp_path: Path
+    trouble: Callable[[ForeignServer, Running], Awaitable[None]], either_server: ForeignServer, tmp_path: Path
 ) -> None:
     """Each value that the server set, by its own record, and that is not in the store, lies in the time of a gap fact.
     The gap begins where the source was last known to be alive, not where its loss was noticed."""
 
     @in_loop
     async def story() -> None:
-        async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+        async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
             await run.wait_good("f/count", 20)
             before = run.store.good("f/count")[-1]
-            await trouble(server, run)
+            await trouble(either_server, run)
             await wait_until_async(
                 lambda: run.store.good("f/count")[-1].source_time_ns > before.source_time_ns + 1_000_000_000,
                 "values again",
             )
             await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
-        found = account(server, tmp_path, "count")
+        found = account(either_server, tmp_path, "count")
         assert found.lost or trouble not in LOSING, "the trouble was none"
         assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
         assert not found.twice
@@ -201,6 +210,30 @@ async def test_short_lives_with_values_are_no_failures(
             await server.kill_sessions()
             await wait_until_async(lambda life=life: len(waits_ms) >= life, "the loss")
         assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"
+
+
+@in_loop
+async def test_a_server_whose_only_session_is_a_dead_one_is_connected_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that was killed leaves its session at the server. The next one says so, asks again every few seconds
+    whatever the back-off says, and connects when the dead session has ended, which was asked to be soon."""
+    monkeypatch.setattr(session, "SESSION_TIMEOUT_MS_MIN", 4_000)
+    monkeypatch.setattr(supervisor, "BUSY_WAIT_S", 0.2)
+    async with foreign_server(tmp_path / "server", variables=[COUNT], limits={"sessions": 1}) as server:
+        settings = {"request_timeout_ms": 1_000, "reconnect_delay_ms": 10_000, "reconnect_delay_max_ms": 10_000}
+        source = opcua(server, tmp_path, "count", **settings)
+        killed = session.new_client(source)
+        await killed.connect()
+        killed.disconnect_socket()
+        async with ingesting(source) as run:
+            await wait_until_async(lambda: run.source("plc").last_error, "the refusal")
+            assert "(BadTooManySessions); if a bsfg was killed" in run.source("plc").last_error
+            assert "keeps its session for 4 s" in run.source("plc").last_error
+            await run.wait_good("f/count", 3)
+            assert run.source("plc").errors_total > 2, "it was asked again before the back-off's shortest wait"
+    lost = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]  # type: ignore[attr-defined]
+    assert len(lost) == 1, "one line for one reason"
 
 
 @in_loop

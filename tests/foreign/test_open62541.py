@@ -1,6 +1,7 @@
 """A second foreign stack, open62541: what the source does against node-opcua it does here too."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,53 +10,14 @@ from agent.ingest.opcua.security.certificate import ensure_certificate
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
+from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
 from tests.ingest.fakes import in_loop
-from tests.ingest.plant import Running, ingesting
+from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("open62541")]
 
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
-
-
-async def kill(server: ForeignServer, run: Running) -> None:
-    """A power cut."""
-    server.kill()
-    await run.wait_state("plc", State.WAITING)
-    await server.start()
-
-
-async def cut(server: ForeignServer, run: Running) -> None:
-    """The connection breaks."""
-    lives = run.source("plc").connects_total
-    await server.cut()
-    await wait_until_async(lambda: run.source("plc").connects_total > lives, "another connection")
-
-
-async def freeze(server: ForeignServer, run: Running) -> None:
-    """Everything stands still."""
-    server.freeze()
-    await run.wait_state("plc", State.WAITING)
-    server.thaw()
-
-
-@pytest.mark.parametrize("trouble", [kill, cut, freeze])
-def test_every_lost_value_is_declared(trouble: object, tmp_path: Path) -> None:
-    """What is missing of the server's record lies in the time of a gap fact, and values come again by themselves."""
-
-    @in_loop
-    async def story() -> None:
-        async with foreign_server(tmp_path / "server", OPEN62541, variables=[COUNT]) as server:
-            async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
-                await run.wait_good("f/count", 20)
-                await trouble(server, run)  # type: ignore[operator]
-                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
-            found = account(server, tmp_path, "count")
-            assert not found.undeclared
-            assert not found.twice
-            assert not found.invented
-
-    story()
 
 
 @in_loop
@@ -98,20 +60,78 @@ async def test_a_node_comes_back_and_limits_are_kept(tmp_path: Path) -> None:
         assert run.source("plc").connects_total == 1
 
 
+def secured(server: ForeignServer, folder: Path, policy: str) -> dict[str, Any]:
+    """Settings with encryption. Our certificate and key are in `folder`."""
+    return {
+        "security_policy": policy,
+        "security_mode": "SignAndEncrypt",
+        "insecure": False,
+        "certificate_file": folder / "bsfg.pem",
+        "private_key_file": folder / "bsfg.key",
+        "server_certificate_file": server.certificate,
+    }
+
+
+def server_options(folder: Path, policy: str) -> dict[str, Any]:
+    """Of a server that trusts our certificate, made here, and none other."""
+    ensure_certificate(folder / "bsfg.pem", folder / "bsfg.key", "urn:bsfg:agent")
+    return {"variables": [COUNT], "policies": [policy], "trusted": [str(folder / "bsfg.pem")]}
+
+
 @pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
 def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
     """Signed and encrypted with each policy, at a server that trusts our certificate and none other."""
-    certificate, key = tmp_path / "own" / "bsfg.pem", tmp_path / "own" / "bsfg.key"
-    ensure_certificate(certificate, key, "urn:bsfg:agent")
 
     @in_loop
     async def story() -> None:
-        options = {"variables": [COUNT], "policies": [policy], "trusted": [str(certificate)]}
-        async with foreign_server(tmp_path / "server", OPEN62541, **options) as server:
-            security = {"security_policy": policy, "security_mode": "SignAndEncrypt", "insecure": False}
-            files = {"certificate_file": certificate, "private_key_file": key}
-            pinned = {"server_certificate_file": server.certificate}
-            async with ingesting(opcua(server, tmp_path, "count", **security, **files, **pinned)) as run:
-                await run.wait_good("f/count", 3)
+        async with (
+            foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
+            ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
+        ):
+            await run.wait_good("f/count", 3)
 
     story()
+
+
+@in_loop
+async def test_a_network_that_was_away_costs_no_value(tmp_path: Path) -> None:
+    """What the server queued is fetched from the old subscription: every value of its record is in the store once. The
+    server hands a subscription to the application that its certificate names, so there is encryption."""
+    policy = "Basic256Sha256"
+    async with foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server:
+        source = opcua(server, tmp_path, "count", queue_size=1_000, **secured(server, tmp_path, policy))
+        async with storing(source, tmp_path) as run:
+            for _ in range(2):
+                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+                await server.listen(on=False)
+                await server.cut()
+                await run.wait_state("plc", State.WAITING)
+                until = len(server.record("count")) + 40
+                await wait_until_async(lambda until=until: len(server.record("count")) > until, "two seconds of values")
+                lives = run.source("plc").connects_total
+                await server.listen(on=True)
+                await wait_until_async(lambda lives=lives: run.source("plc").connects_total > lives, "another life")
+            await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+        found = account(server, tmp_path, "count")
+        assert not found.lost
+        assert not found.twice
+        assert not found.invented
+
+
+@in_loop
+async def test_an_outage_is_filled(tmp_path: Path) -> None:
+    """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its history,
+    in parts of a hundred values, and stands in the store once; a variable without history keeps its gap fact."""
+    variables = [
+        *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
+        {"name": "plain", "type": "Int32", "period_ms": 50},
+    ]
+    async with foreign_server(tmp_path / "server", OPEN62541, variables=variables) as server:
+        async with storing(opcua(server, tmp_path, *KEPT, "plain"), tmp_path) as run:
+            await run.wait_good("f/plain", 20)
+            await away(server, run, 150)
+            said = await wait_filled(run, 1)
+            assert (said["tags_filled"], said["tags_without_history"], said["tags"]) == (3, 1, ["tag:f/plain"]), said
+            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+        check_complete(server, tmp_path, *KEPT)
+        assert account(server, tmp_path, "plain").undeclared == []

@@ -15,7 +15,8 @@ import pytest
 from agent.message import time_text
 from tests.foreign.account import Account, account
 from tests.foreign.plant import TappedStore, opcua, storing
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.process import Stack
+from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
@@ -76,7 +77,7 @@ async def cut(server: ForeignServer, _: random.Random, seconds: float) -> None:
 
 async def delete_node(server: ForeignServer, chance: random.Random, seconds: float) -> None:
     """A node is deleted and made again."""
-    name = chance.choice(PLAIN + KEPT)
+    name = chance.choice(server.names)
     await server.delete(name)
     await lasting(seconds)
     await server.recreate(name)
@@ -135,24 +136,33 @@ def printed_log() -> Iterator[None]:
     logger.setLevel(level)
 
 
+AT_NODE_OPCUA, AT_OPEN62541 = pytest.mark.foreign("node_opcua"), pytest.mark.foreign("open62541")
+SERVERS = [
+    pytest.param(NODE_OPCUA, PLAIN + KEPT, scaled(3, 50), marks=AT_NODE_OPCUA, id="node_opcua"),
+    pytest.param(NODE_OPCUA, PLAIN, scaled(1, 50), marks=AT_NODE_OPCUA, id="node_opcua without history"),
+    pytest.param(OPEN62541, PLAIN + KEPT, scaled(1, 50), marks=AT_OPEN62541, id="open62541"),
+]
+
+
 @pytest.mark.system
-@pytest.mark.foreign("node_opcua")
+@pytest.mark.parametrize("stack, names, rounds", SERVERS)
 @pytest.mark.usefixtures("_printed_log")
 @patient
-def test_every_value_is_stored_or_declared(tmp_path: Path) -> None:
+def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: list[str], rounds: int) -> None:
     """After rounds of random trouble, each value of the server's record is in the store once or in a declared gap, and
     the store has none that the server never had."""
-    seed, rounds = first_seed(), scaled(3, 50)
-    chance = random.Random(seed)
+    chance = random.Random(first_seed())
+    variables = [one for one in VARIABLES if one["name"] in names]
+    # With sampling 0 open62541 says nothing of a deleted node's items (test_open62541.py deletes one that is sampled).
+    troubles = [one for one in TROUBLES if stack is NODE_OPCUA or one is not delete_node]
 
     @in_loop
     async def story() -> None:
-        names = PLAIN + KEPT
-        async with foreign_server(tmp_path / "server", variables=VARIABLES) as server:
+        async with foreign_server(tmp_path / "server", stack, variables=variables) as server:
             async with storing(opcua(server, tmp_path, *names), tmp_path) as run:
                 assert isinstance(run.store, TappedStore)
                 await wait_all_flow(run.store, names)
-                for trouble in chance.sample(TROUBLES * (rounds // len(TROUBLES) + 1), rounds):
+                for trouble in chance.sample(troubles * (rounds // len(troubles) + 1), rounds):
                     seconds = chance.choice([0.2, 1.0, 4.5])  # the last is longer than a silence is borne
                     print(f"{time_text(time.time_ns())} {trouble.__name__} {seconds} s")
                     await trouble(server, chance, seconds)

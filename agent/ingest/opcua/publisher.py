@@ -72,11 +72,15 @@ class Publisher:
         """The number of the next notification of each subscription that was begun and not forgotten."""
         return self._sequencer.positions()
 
+    @property
+    def routed(self) -> frozenset[int]:
+        """The subscriptions that are not of values."""
+        return frozenset(self._routes)
+
     def leftover(self) -> list[Arrived | Missing]:
         """At the end of the session: what arrived and could not be handed on, and what is missing between, of the values
-        only."""
-        found = self._sequencer.leftover()
-        return [one for one in found if isinstance(one, Missing) or one.header.subscription_id not in self._routes]
+        only. What others did not take is not acknowledged: their subscriptions still hold it."""
+        return self._sequencer.leftover(self._routes)
 
     async def run(self) -> None:
         """Publish until the session is lost: raises SourceLost."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 from agent.ingest.opcua.decode import DecodeError, filetime_ns
@@ -182,10 +183,13 @@ class Sequencer:
         if order is not None and order.expected == missing.first:
             order.expected, order.is_new = missing.last % NUMBERS + 1, False
 
-    def leftover(self) -> list[Arrived | Missing]:
-        """At the end of a session: what arrived and was not handed on, in order, and what is missing between."""
-        found: list[Arrived | Missing] = list(self._ready)
+    def leftover(self, without: Container[int] = ()) -> list[Arrived | Missing]:
+        """At the end of a session: what arrived and was not handed on, in order, and what is missing between; of the
+        subscriptions that are not among `without`."""
+        found: list[Arrived | Missing] = [one for one in self._ready if one.header.subscription_id not in without]
         for subscription_id, order in self._orders.items():
+            if subscription_id in without:
+                continue
             for number in sorted(order.held, key=order.ahead):
                 if number != order.expected:
                     found.append(Missing(subscription_id, order.expected, (number - 2) % NUMBERS + 1))

@@ -50,7 +50,8 @@ HEARTBEAT_HANDLE = 2**31 - 1
 stay far below. A handle of 2^32 - 1 (or 0) means "none" to node-opcua, and one above 2^31 - 1 is negative to a server
 that keeps it in a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
-SESSION_TIMEOUT_MS = 60_000  # a server keeps a dead session this long, and many servers have few
+SESSION_TIMEOUT_MS_MIN = 30_000  # a server keeps a dead session this long, and many servers have few
+SIGNS_IN_TIMEOUT = 3  # requests in that time, one in each `request_timeout_ms`, however little is published
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
 LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
@@ -128,6 +129,7 @@ class Session:
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
+        self._start: object = None  # not asked yet, or not told
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -182,11 +184,14 @@ class Session:
         return result.SubscriptionId, result.RevisedPublishingInterval
 
     async def server_start(self) -> object:
-        """When the server was started, in its own words; None if it does not say."""
+        """When the server was started, in its own words; None if it does not say. Asked once in a session."""
+        if self._start is not None:
+            return self._start
         node = _node_id(ObjectIds.Server_ServerStatus_StartTime, 0)
         asked = ua.ReadParameters(NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)])
         (answer,) = await self._call(self._session.read(asked))
-        return answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+        self._start = answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+        return self._start
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
         """Leave the subscriptions at the server when this session ends: the next one can take them over."""
@@ -412,7 +417,7 @@ def quiet_library() -> None:
 def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> SteppedClient:
     """A client for a `Session`, not connected. `watchdog_s`: see SteppedClient."""
     client = SteppedClient(settings, watchdog_s)
-    client.session_timeout = SESSION_TIMEOUT_MS
+    client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
     return client

@@ -108,7 +108,7 @@ class OpcuaSource:
         self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
         self._ends_recorded = asyncio.Event()
         self._server_start: object = None  # in the server's words; None until everything of a session is built
-        self._rescue: Rescue | None = None
+        self._rescue: Rescue[Subscription] | None = None
         self.polls_missed_total = self.polls_late_total = 0  # nothing is polled here
 
     @property
@@ -162,9 +162,9 @@ class OpcuaSource:
             *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
         )
 
-    def _rescue_of_session_before(self, limits: ServerLimits) -> Rescue | None:
-        """The rescue of what the session before did not receive, if it was built, and if the server has room for the
-        old subscriptions beside the new ones."""
+    def _rescue_of_session_before(self, limits: ServerLimits) -> Rescue[Subscription] | None:
+        """The rescue of the values that the session before did not receive, if it was built, and if the server has room
+        for the old subscriptions beside the new ones."""
         started, self._server_start = self._server_start, None
         if started is None or self._publisher is None:
             return None
@@ -174,7 +174,9 @@ class OpcuaSource:
             return None
         if self.backfill is not None:
             self.backfill.await_rescue()
-        return Rescue(olds, [number for number in numbers if number not in olds], started, time.monotonic())
+        others = [number for number in numbers if number not in olds and number not in self._publisher.routed]
+        before = None if self._rescue is None else self._rescue.seam
+        return Rescue(olds, others, started, time.monotonic(), before)
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
@@ -289,7 +291,7 @@ class OpcuaSource:
         elif marked:  # old items are deleted in any case
             self._note_gone(subscription, marked)
 
-    def _at_seam(self, rescue: Rescue, samples: SampleColumns, *, is_old: bool) -> SampleColumns:
+    def _at_seam(self, rescue: Rescue[Subscription], samples: SampleColumns, *, is_old: bool) -> SampleColumns:
         """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in, and
         nothing is awaited before the others are: an end of the session loses none."""
         if not is_old:

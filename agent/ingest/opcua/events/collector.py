@@ -4,9 +4,10 @@ Events have a subscription of their own in the source's session, so what a serve
 value, and what it says about their subscription ends no session. Publications go into a bounded buffer that one task
 drains; while it is full no Publish is sent and the server queues.
 
-After each new subscription, after a loss, and when the server asks for it, the state of all conditions is asked for
-again (`condition_book`). The collector outlives the sessions: what it knows of conditions tells which of them ended
-in between. Nothing is ever written to the server.
+What the subscription of a lost session still holds is taken over (`rescue`). After each new subscription, after a
+loss, and when the server asks for it, the state of all conditions is asked for again (`condition_book`). The collector
+outlives the sessions: what it knows of conditions tells which of them ended in between. Nothing is ever written to the
+server.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import Gap, TagGap
+from agent.ingest.gap import AGENT_STOPPED, Gap, TagGap
 from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.ingest.opcua.events import event_loss
 from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
@@ -40,6 +41,7 @@ from agent.ingest.opcua.events.event_service import EventService, standard_type_
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.rescue import Old, Rescue
 from agent.ingest.opcua.session import Session
 from agent.ingest.recorder import Recorder
 from agent.ingest.settings import SERVER_OBJECT, OpcuaSourceSettings
@@ -58,11 +60,26 @@ BAD_REFRESH_IN_PROGRESS = 0x8097_0000
 BRACKETS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
 
 
+class _Subscription:
+    """A subscription to events, and its items."""
+
+    def __init__(self, number: int, silence_max_s: float) -> None:
+        self.id, self.silence_max_s = number, silence_max_s
+        self.ended = ""  # why the server ended it
+        self.opened_s = self.alive_s = time.monotonic()
+        self.since_ns = 0  # the server's time of the first publication with its items; 0: none yet
+        self.has_items = False
+        self.fields: dict[int, Sequence[Field]] = {}
+        self.queue_sizes: dict[int, int] = {}
+        self.watch = QueueWatch(self.queue_sizes)
+
+
 class _Arrived(NamedTuple):
-    """A publication with events, and the server's time of it."""
+    """A publication with events, and the server's time of it. `is_old`: of a subscription that was taken over."""
 
     content: EventPublication
     publish_ns: int
+    is_old: bool
 
 
 class EventCollector:
@@ -84,26 +101,28 @@ class EventCollector:
         self._told_retained: list[str] | None = None  # in the last fact about a refresh
         self._type_names: dict[str, str] = {}
         self._said: dict[str, str] = {}  # what was logged last about each matter
-        self._opened_s = 0.0
         self._events_total = 0
         self._alive_ns = 0  # the server's time of the last publication; 0: none yet
         self._last_event_ns = 0
         self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
+        self._missing_why = event_loss.SUBSCRIPTION_LOST
+        self._publisher: Publisher | None = None
+        self._server_start: object = None  # of the server of the present subscription, in its own words
+        self._rescue: Rescue[_Subscription] | None = None
+        self._bridges = False  # whether the rescue, if it is whole, brings all that is missing
         self._begin_subscription(0)
 
-    def _begin_subscription(self, subscription_id: int) -> None:
-        """Nothing of the subscription before this one stays, but the time since which events are missing."""
-        self._subscription_id = subscription_id
-        self._ended = ""  # why the server ended it
+    def _begin_subscription(self, number: int, slower: float = 1.0) -> None:
+        """Nothing of the subscription before this one stays, but the time since which events are missing. `slower`: how
+        many times as long as asked for the server's publishing interval is."""
         self._missing_since_ns = self._missing_since_ns or self._alive_ns
-        self._alive_s = time.monotonic()
-        self._silence_max_s = self._settings.liveness_timeout_ms / 1000
-        self._has_items = False
-        self._fields: dict[int, Sequence[Field]] = {}
-        self._queue_sizes: dict[int, int] = {}
-        self._watch = QueueWatch(self._queue_sizes)
+        self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._book.abandon()
+
+    def note_stop(self, first_ns: int) -> None:
+        """No process of this node ran since then."""
+        self._missing_since_ns, self._missing_why = first_ns, AGENT_STOPPED
 
     def note_gap(self, gap: TagGap) -> None:
         """Gaps of values do not concern events."""
@@ -115,6 +134,8 @@ class EventCollector:
 
     async def run(self, session: Session, publisher: Publisher) -> None:
         """One life, in a session whose values are subscribed."""
+        self._rescue = self._rescue_of_session_before(session)
+        self._publisher, self._server_start = publisher, None
         self._begin_subscription(0)
         service = EventService(session.ask)
         async with asyncio.TaskGroup() as group:
@@ -134,29 +155,54 @@ class EventCollector:
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
-    async def _take(self, header: Header, content: EventPublication) -> None:
+    def _route(self, subscription: _Subscription, session: Session) -> Route:
+        """Where the notifications of a subscription go in this session."""
+
+        async def decode(body: bytes) -> EventPublication:
+            return decode_events(body, subscription.fields, session.reader)
+
+        return Route(decode, partial(self._take, subscription), self._note_missing)
+
+    async def _take(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
-        if header.subscription_id != self._subscription_id:
+        is_old, publish_ns = subscription is not self._subscription, header.publish_time_ns or time.time_ns()
+        if is_old and (self._rescue is None or subscription.id not in self._rescue.subscriptions):
             return
-        publish_ns = header.publish_time_ns or time.time_ns()
-        self._alive_s, self._alive_ns = time.monotonic(), publish_ns
         if content.status_change is not None and quality.is_bad(content.status_change):
-            self._ended = status_name(content.status_change)
-        if self._missing_since_ns and self._has_items:
-            self._add_gap(event_loss.SUBSCRIPTION_LOST, self._missing_since_ns, publish_ns, 0)
-            self._missing_since_ns = 0
-        if not content.events and not content.unreadable:
-            return
-        try:
-            await self._buffer.put(_Arrived(content, publish_ns))
-        except asyncio.CancelledError:
-            self._unbuffered = _Arrived(content, publish_ns)
-            raise
+            subscription.ended = status_name(content.status_change)
+        if not is_old:
+            self._see_life(subscription, publish_ns)
+        if content.events or content.unreadable:
+            arrived = _Arrived(content, publish_ns, is_old)
+            try:
+                await self._buffer.put(arrived)
+            except asyncio.CancelledError:
+                self._unbuffered = arrived
+                raise
+        if is_old and self._rescue and self._publisher:  # behind its events, which count before its end
+            if subscription.watch.take(content.events, more=content.more):
+                self._rescue.spoil(subscription.id)
+            self._rescue.see(header, self._publisher.positions().get(subscription.id, 0))
+
+    def _see_life(self, subscription: _Subscription, publish_ns: int) -> None:
+        subscription.alive_s, self._alive_ns = time.monotonic(), publish_ns
+        if subscription.has_items and not subscription.since_ns:
+            subscription.since_ns = publish_ns
+        self._declare_missing()
+
+    def _declare_missing(self) -> None:
+        """Events were missed before this subscription, once it is known that nothing brings them any more."""
+        last_ns = self._subscription.since_ns
+        if self._missing_since_ns and last_ns and not self._is_rescuing:
+            self._add_gap(self._missing_why, self._missing_since_ns, last_ns, 0)
+            self._missing_since_ns, self._missing_why = 0, event_loss.SUBSCRIPTION_LOST
 
     async def _note_missing(self, missing: Missing) -> None:
         """A publication was sent and never came, and the server does not hold it any more."""
-        if missing.subscription_id == self._subscription_id:
+        if missing.subscription_id == self._subscription.id:
             self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, time.time_ns(), 1)
+        elif self._rescue is not None:
+            self._rescue.spoil(missing.subscription_id)
 
     async def _drain(self, session: Session, service: EventService) -> None:
         """The one task that records."""
@@ -173,13 +219,13 @@ class EventCollector:
 
     async def _record(self, arrived: _Arrived) -> None:
         self._unrecorded = None  # nothing is awaited before all of it is handed in
-        content, publish_ns = arrived
-        self._note_losses(content, publish_ns)
+        content, publish_ns, is_old = arrived
+        self._note_losses(content, publish_ns, is_old=is_old)
         brackets = [one for one in content.events if one.is_of(*BRACKETS)]
         others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
         # One after the other: whether an event is wanted depends on what the book has taken in before it.
         events = (one for one in others if self._is_wanted(one))
-        taken = self._book.take(events, brackets, more=content.more)
+        taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=content.more)
         for message, time_ns in self._messages(taken, publish_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
         self._events_total += len(taken.events)
@@ -189,6 +235,14 @@ class EventCollector:
         if taken.is_complete:
             self._refresh.complete()
         await self._recorder.settle()
+
+    def _rescued(self, events: Iterable[Event]) -> Taken:
+        """What a lost subscription held. What both subscriptions bring is one message, by its id."""
+        found = []
+        for event in events:
+            found.append(event)
+            self._book.take_rescued([event])
+        return Taken(found)
 
     def _is_wanted(self, event: Event) -> bool:
         """Whether an event is of a node that was asked for, and severe enough. A condition that is known is followed to
@@ -231,8 +285,8 @@ class EventCollector:
             names = await service.type_names([(node, index) for _, node, index in asked])
             self._type_names.update(zip((text for text, _, _ in asked), names, strict=True))
 
-    def _note_losses(self, content: EventPublication, publish_ns: int) -> None:
-        reason = self._watch.take(content.events, more=content.more)
+    def _note_losses(self, content: EventPublication, publish_ns: int, *, is_old: bool) -> None:
+        reason = "" if is_old else self._subscription.watch.take(content.events, more=content.more)
         if reason:
             self._lose(
                 reason, self._last_event_ns or publish_ns, publish_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
@@ -257,52 +311,95 @@ class EventCollector:
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_rescuing(self) -> bool:
+        """Whether events of the session before may still come."""
+        return self._rescue is not None and not self._rescue.has_ended
+
+    def _rescue_of_session_before(self, session: Session) -> Rescue[_Subscription] | None:
+        """The rescue of the events that the session before did not receive."""
+        lost, before = self._subscription, self._publisher
+        if before is None or self._server_start is None:
+            return None
+        numbers = before.positions()
+        olds = {}
+        if lost.id in numbers and lost.has_items and not lost.ended:
+            olds[lost.id] = Old(lost, numbers[lost.id], self._route(lost, session))
+        self._bridges = not self._missing_since_ns  # else what was missing before this subscription stays so
+        others = [number for number in before.routed if number not in olds]
+        return Rescue(olds, others, self._server_start, time.monotonic())
+
+    async def _rescue_due(self, session: Session, publisher: Publisher) -> None:
+        """End a rescue whose old subscription has given everything."""
+        rescue = self._rescue
+        if rescue is None:
+            return
+        if not rescue.is_built:  # or refused, where the server has no room beside the old one
+            rescue.built()
+        if rescue.is_over(time.monotonic()):
+            ended = rescue.end(time.monotonic())
+            for old in ended.all:
+                publisher.forget(old.id)
+            self._book.end_rescue()
+            if ended.whole and self._bridges:
+                self._missing_since_ns = 0
+                extra = {"action": "events_rescued", "source": self._settings.name}
+                log.info("the lost subscription to events was read to its end", extra=extra)
+            self._declare_missing()
+        elif rescue.has_ended:
+            await rescue.delete_useless(session)
+            self._rescue = None
+
     async def _tend(self, session: Session, service: EventService, publisher: Publisher) -> None:
         """Keep a subscription with its items, and ask for refreshes."""
+        if self._rescue is not None:
+            self._book.begin_rescue()
+            await self._rescue.begin(session, publisher, lambda _: None)
         pause_s = 0.0
         while True:
-            if not self._subscription_id or self._ended or self._is_silent():
+            subscription = self._subscription
+            if not subscription.id or subscription.ended or self._is_silent():
                 await asyncio.sleep(pause_s)
                 pause_s = min(max(TICK_S, pause_s * 2), self._settings.parked_retry_ms / 1000)
                 if not await self._open(session, publisher):
+                    self._bridges = False
+                    await self._rescue_due(session, publisher)
                     continue
-            elif time.monotonic() - self._opened_s > STABLE_S:
+            elif time.monotonic() - subscription.opened_s > STABLE_S:
                 pause_s = 0.0
             await self._create_due(session, service)
+            await self._rescue_due(session, publisher)
             await self._refresh_due(service)
             await asyncio.sleep(TICK_S)
 
     def _is_silent(self) -> bool:
         """Whether the subscription gives no sign of life, keep-alives included, although nothing is held back here."""
         if self._buffer.full():
-            self._alive_s = time.monotonic()
-        return time.monotonic() - self._alive_s > self._silence_max_s
+            self._subscription.alive_s = time.monotonic()
+        return time.monotonic() - self._subscription.alive_s > self._subscription.silence_max_s
 
     async def _open(self, session: Session, publisher: Publisher) -> bool:
         """A new subscription in the place of the one that ended. False if the server refuses it."""
-        if self._subscription_id:
-            self._say("subscription", "event_subscription_lost", self._ended or "it gave no sign of life")
-            publisher.forget(self._subscription_id)
+        lost = self._subscription
+        if lost.id:
+            self._say("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
+            publisher.forget(lost.id)
             self._begin_subscription(0)
         try:
             number, interval_ms = await session.create_subscription()
         except SourceLost as error:  # if the session is at its end, its other tasks say so
             self._say("subscription", "events_refused", str(error))
             return False
-        self._begin_subscription(number)
         # Keep-alives are counted in publishing intervals: a server that revises these sends keep-alives as rarely.
-        slower = max(1.0, interval_ms / self._settings.publishing_interval_ms)
-        self._silence_max_s = slower * self._settings.liveness_timeout_ms / 1000
-        self._opened_s = time.monotonic()
-        publisher.begin(number, Route(lambda body: self._decode(body, session), self._take, self._note_missing))
+        self._begin_subscription(number, max(1.0, interval_ms / self._settings.publishing_interval_ms))
+        publisher.begin(number, self._route(self._subscription, session))
+        self._server_start = await session.server_start()
         await session.namespaces()
         return True
 
-    async def _decode(self, body: bytes, session: Session) -> EventPublication:
-        return decode_events(body, self._fields, session.reader)
-
     async def _create_due(self, session: Session, service: EventService) -> None:
         """Monitor the nodes whose turn it is. One that is refused is tried again later."""
+        subscription = self._subscription
         while handles := self._plan.next_call(time.monotonic_ns()):
             (handle,) = handles
             node = self._nodes[handle]
@@ -310,12 +407,12 @@ class EventCollector:
             status = quality.BAD_NODE_ID_UNKNOWN
             if index is not None:
                 types = BRACKETS if handle == self._bracket_handle else ()
-                expect = partial(self._fields.__setitem__, handle)
-                found = await service.create_item(self._subscription_id, handle, node, index, expect, types)
+                expect = partial(subscription.fields.__setitem__, handle)
+                found = await service.create_item(subscription.id, handle, node, index, expect, types)
                 status = found.status
                 if not quality.is_bad(status):
-                    self._queue_sizes[handle] = found.queue_size
-                    self._has_items = True
+                    subscription.queue_sizes[handle] = found.queue_size
+                    subscription.has_items = True
                     self._refresh.begin(time.monotonic())
                     if found.left_out and not types:
                         self._say(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
@@ -330,11 +427,13 @@ class EventCollector:
         if self._book.is_refreshing and self._refresh.is_overdue(now_s):
             self._book.abandon()
             self._say("refresh", "conditions_not_refreshed", "the server did not say that the refresh is over")
-        if self._book.is_refreshing or not self._has_items or not self._refresh.is_due(now_s):
+        if self._book.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
+            return
+        if self._is_rescuing:  # what led to the states comes before them
             return
         self._refresh.asked(now_s)
         self._book.ask()
-        status = await service.refresh(self._subscription_id)
+        status = await service.refresh(self._subscription.id)
         if not quality.is_bad(status):
             return
         self._book.abandon()

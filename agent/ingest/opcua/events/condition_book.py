@@ -59,6 +59,7 @@ class ConditionBook:
         self._start_ns = 0  # the server's time of RefreshStart; 0: not known
         self._seen: set[Key] = set()  # since the refresh was asked for, or else in this burst
         self._is_spoiled = False
+        self._rescued_ns: dict[Key, int] | None = None  # times of the states that came while old ones are rescued
 
     @property
     def retained(self) -> list[Event]:
@@ -104,6 +105,21 @@ class ConditionBook:
         absent, is_complete = self._end_burst()
         return Taken(taken, frozenset(refreshed), absent, is_complete, is_required)
 
+    def begin_rescue(self) -> None:
+        """From now on also events come that a lost subscription held, beside those of the present one."""
+        self._rescued_ns = {}
+
+    def take_rescued(self, events: Iterable[Event]) -> None:
+        """Take in events that a lost subscription held. A state that is older than one that has come already is not what
+        the condition is in."""
+        for event in events:
+            if event.is_condition and event.time_ns >= (self._rescued_ns or {}).get(_key(event), 0):
+                self._note(event)
+
+    def end_rescue(self) -> None:
+        """Nothing is rescued any more."""
+        self._rescued_ns = None
+
     def _see_brackets(self, brackets: Iterable[Event]) -> bool:
         is_required = False
         for event in brackets:
@@ -118,6 +134,8 @@ class ConditionBook:
         """Remember a state; False if it is the known one."""
         key = _key(event)
         self._seen.add(key)
+        if self._rescued_ns is not None:
+            self._rescued_ns[key] = event.time_ns
         known = self._retained.get(key)
         if event.fields.get("retain") is not True:
             self._retained.pop(key, None)

@@ -97,6 +97,7 @@ class _Cursor:
     window: Window
     start_ns: int
     continuation_point: bytes | None = None
+    call: tuple[int, int] | None = None  # start and end of the call that gave the continuation point
     last: set[tuple[str, int]] = field(default_factory=set)  # value and status of what was read at `start_ns`
     has_moved: bool = True  # since it was last read without a continuation point
     is_alone: bool = False  # to be read from its own start only
@@ -131,15 +132,15 @@ class GapFill:
 
     def next_call(self) -> list[HistoryRange]:
         """What to read now, in one call. The same tags are read to their end before others begin, so that a server
-        holds few continuation points. A call has one start for all its nodes, so these lie close together in it."""
+        holds few continuation points. A call has one start for all its nodes, so these lie close together in it; one with
+        continuation points has the times of the call that gave them, for some servers (open62541) count from there."""
         if not self._open:
             return []
         first = next(iter(self._open.values()))
         alike = (
-            HistoryRange(tag, cursor.start_ns, cursor.window.before_ns, cursor.continuation_point)
+            HistoryRange(tag, *(cursor.call or (cursor.start_ns, cursor.window.before_ns)), cursor.continuation_point)
             for tag, cursor in self._open.items()
-            if (cursor.continuation_point is None) == (first.continuation_point is None)
-            and (first.continuation_point is not None or _are_near(cursor, first))
+            if cursor.call == first.call and (first.call is not None or _are_near(cursor, first))
         )
         return list(islice(alike, self._nodes_max))
 
@@ -161,7 +162,7 @@ class GapFill:
         """
         for cursor in self._open.values():
             cursor.is_alone |= cursor.continuation_point is not None and not cursor.has_moved
-            cursor.continuation_point = None
+            cursor.continuation_point = cursor.call = None
 
     def give_up(self, outcome: Outcome) -> None:
         """End all that is open with this outcome."""
@@ -172,6 +173,7 @@ class GapFill:
         """Take in the answer to a call. Returns the missing samples, tag by tag in the order of time."""
         assert len(ranges) == len(pages), "one page for each node"
         missing: list[Sample] = []
+        call = min(asked.start_ns for asked in ranges), max(asked.end_ns for asked in ranges)
         for asked, page in zip(ranges, pages, strict=True):
             cursor = self._open.get(asked.tag)
             if cursor is None:
@@ -185,6 +187,7 @@ class GapFill:
             has_moved = (cursor.start_ns, len(cursor.last)) != read_before
             cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
+            cursor.call = call if page.continuation_point else None
             # One call has one end for all its nodes: values behind the window fill pages too.
             is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
             if cursor.continuation_point is not None and not is_behind:
@@ -216,7 +219,7 @@ class GapFill:
         return found
 
     def _refused(self, tag: int, cursor: _Cursor, status: int) -> None:
-        cursor.continuation_point = None  # lost or refused with the rest: read on from the last value
+        cursor.continuation_point = cursor.call = None  # lost or refused with the rest: read on from the last value
         cursor.failures += 1
         if status & quality.CODE_BITS in quality.GONE:
             self._end(tag, Outcome.NODE_GONE)

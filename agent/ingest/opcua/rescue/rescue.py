@@ -15,15 +15,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.publisher import Publisher
+from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.rescue.seam import Seam
 from agent.ingest.opcua.session import Session
-from agent.ingest.opcua.subscription import Subscription
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
@@ -34,38 +34,61 @@ SEAM_S = 30.0  # and so long after that for the first values of new items
 FULL_ANSWERS = 2  # of an old subscription since all is built; the first may have been made ready before that
 
 
-class Old(NamedTuple):
-    """A subscription of the session before, and the number of its next notification."""
+class _Subscription(Protocol):
+    @property
+    def id(self) -> int: ...
 
-    subscription: Subscription
+    @property
+    def ended(self) -> str:
+        """Why the server ended it; empty as long as it did not."""
+
+
+OldT = TypeVar("OldT", bound=_Subscription)
+
+
+@dataclass(frozen=True, slots=True)
+class Old(Generic[OldT]):
+    """A subscription of the session before, the number of its next notification, and where its notifications go, by
+    default with the values."""
+
+    subscription: OldT
     number: int
+    route: Route | None = None
 
 
-class Ended(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ended(Generic[OldT]):
     """Old subscriptions that are over: all of them, those that gave all that was missing, and those that ended before
     they had."""
 
-    all: Sequence[Subscription]
-    whole: Sequence[Subscription]
-    short: Sequence[Subscription]
+    all: Sequence[OldT]
+    whole: Sequence[OldT]
+    short: Sequence[OldT]
 
 
-class Rescue:
+class Rescue(Generic[OldT]):
     """The old subscriptions of one life. `started` is when their server was started, in its own words; `others` are
     subscriptions that nothing is wanted of any more."""
 
-    def __init__(self, olds: Mapping[int, Old], others: Sequence[int], started: object, now_s: float) -> None:
+    def __init__(
+        self,
+        olds: Mapping[int, Old[OldT]],
+        others: Sequence[int],
+        started: object,
+        now_s: float,
+        before: Seam | None = None,
+    ) -> None:
         self._olds, self._others, self._started = olds, others, started
         self._begun_s, self._ended_s = now_s, 0.0
         self._answers: dict[int, int] | None = None  # of each old subscription since all is built
         self._spoiled: set[int] = set()
         self._useless: list[int] = []  # subscriptions at the server that are to be deleted
-        self.subscriptions: dict[int, Subscription] = {}  # that are taken over, and not over
+        self.subscriptions: dict[int, OldT] = {}  # that are taken over, and not over
         self.overflowed: set[int] = set()  # tags whose queue at the server was too short
-        self.seam = Seam()
+        self.seam = Seam(before)
         self.values_total = 0
 
-    async def begin(self, session: Session, publisher: Publisher, adopt: Callable[[Subscription], None]) -> None:
+    async def begin(self, session: Session, publisher: Publisher, adopt: Callable[[OldT], None]) -> None:
         """Take the old subscriptions over. `adopt` is called for each before it can publish. Awaits one answer."""
         numbers = [*self._olds, *self._others]
         try:
@@ -75,7 +98,7 @@ class Rescue:
                 for number, old in self._olds.items():
                     self.subscriptions[number] = old.subscription
                     adopt(old.subscription)
-                    publisher.begin(number, number=old.number)
+                    publisher.begin(number, old.route, old.number)
                 statuses = await session.transfer_subscriptions(numbers)
         except (SourceLost, TimeoutError) as error:
             self._refused(numbers, publisher, str(error))
@@ -98,6 +121,11 @@ class Rescue:
         """All new items are created: what happens from now on comes by them."""
         self._answers = {}
 
+    @property
+    def is_built(self) -> bool:
+        """Whether all new items are created."""
+        return self._answers is not None
+
     def spoil(self, number: int) -> None:
         """This old subscription does not bring all that is missing."""
         self._spoiled.add(number)
@@ -117,9 +145,10 @@ class Rescue:
         )
         return is_complete or now_s - self._begun_s > RESCUE_S
 
-    def end(self, now_s: float) -> Ended:
+    def end(self, now_s: float) -> Ended[OldT]:
         """The old subscriptions are over."""
         self._ended_s = now_s
+        self.seam.end_old()
         answers = self._answers or {}
         taken, self.subscriptions = self.subscriptions, {}
         self._useless += taken

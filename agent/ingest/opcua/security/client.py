@@ -27,7 +27,7 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
 
-from agent.ingest.errors import SourceError, SourceLost, SourceRefused
+from agent.ingest.errors import SourceBusy, SourceError, SourceLost, SourceRefused
 from agent.ingest.opcua.security.channel import secure
 from agent.ingest.opcua.security.refusal import (
     CLOSED,
@@ -179,7 +179,7 @@ async def connect(
         await of_library(client.connect())
     except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
-        explanation = explain(failure, we)
+        explanation = explain(failure, we, client.session_timeout / 1000)
         if explanation.is_refusal and failure.status == CLOSED and not await _answers(scout):
             # Closed by a server that is going down, not by one that refuses us.
             explanation = Explanation(False, f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")
@@ -187,7 +187,9 @@ async def connect(
 
 
 def _error(explanation: Explanation) -> SourceError:
-    return SourceRefused(explanation.text) if explanation.is_refusal else SourceLost(explanation.text)
+    if explanation.is_refusal:
+        return SourceRefused(explanation.text)
+    return SourceBusy(explanation.text) if explanation.is_busy else SourceLost(explanation.text)
 
 
 async def ask_endpoints(scout: SteppedClient) -> list[ua.EndpointDescription]:

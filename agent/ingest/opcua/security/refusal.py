@@ -68,14 +68,16 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One line for the operator. `is_refusal`: trying again does not help before somebody changes something."""
+    """One line for the operator. `is_refusal`: trying again does not help before somebody changes something; `is_busy`:
+    the server has no room, and may have some soon."""
 
     is_refusal: bool
     text: str
+    is_busy: bool = False
 
 
-def explain(failure: Failure, we: Identity) -> Explanation:
-    """What happened, to which server, and what to do."""
+def explain(failure: Failure, we: Identity, session_s: float = 0) -> Explanation:
+    """What happened, to which server, and what to do. `session_s`: how long it keeps a session of ours that is dead."""
     status, own = failure.status, we.certificate
     if failure.step in (Step.TCP, Step.HELLO):
         return _not_reached(failure, we)
@@ -93,8 +95,12 @@ def explain(failure: Failure, we: Identity) -> Explanation:
         if found := _certificate_refused(status, we, own):
             return found
     if status in _BUSY:
-        text = f"{we.url} takes no further connection ({status})"
-        return Explanation(False, f"{text}; close another client of it or raise its limit of sessions")
+        text = (
+            f"{we.url} takes no further connection ({status}); if a bsfg was killed or lost its power, the server keeps its"
+            f" session for {session_s:.0f} s, and the source then connects by itself; otherwise close another client of it"
+            " or raise its limit of sessions"
+        )
+        return Explanation(False, text, is_busy=True)
     what = f"{status} {failure.detail}".strip()
     return Explanation(False, f"no connection to {we.url}: {what} while {failure.step.value}")
 

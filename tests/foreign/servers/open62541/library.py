@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+from collections.abc import Callable
 from ctypes import (
     POINTER,
     Structure,
@@ -25,7 +26,11 @@ from ctypes import (
     cast,
 )
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from hooks import Hooks
+
+StructureT = TypeVar("StructureT", bound=Structure)
 
 NUMERIC, STRING = 0, 3  # kinds of node ids
 EPOCH_100NS = 116_444_736_000_000_000  # 1970 as an OPC UA time: 100 ns since 1601
@@ -154,10 +159,15 @@ class Library:
 
     def __init__(self) -> None:
         folder = next(p for p in os.environ["PYTHONPATH"].split(os.pathsep) if p.endswith("open62541"))
-        self._library = ctypes.CDLL(str(next(Path(folder).glob("o6/libopen62541.so.*"))))
+        self._file = next(Path(folder).glob("o6/libopen62541.so.*"))
+        self._library = ctypes.CDLL(str(self._file))
         for name, (result, arguments) in FUNCTIONS.items():
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments
+
+    def hooks(self) -> Hooks:
+        """Its functions, to be replaced."""
+        return Hooks(self._library, self._file)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The result of a function; nothing where it is a status."""
@@ -169,9 +179,16 @@ class Library:
         return None
 
     def new_server(
-        self, port: int, certificate: bytes, key: bytes, trusted: list[bytes], configuration: dict[str, Any]
+        self,
+        port: int,
+        certificate: bytes,
+        key: bytes,
+        trusted: list[bytes],
+        configuration: dict[str, Any],
+        complete: Callable[[Any], None],
     ) -> int:
-        """A server with every security policy that trusts these clients; the rest is open62541's JSON configuration."""
+        """A server with every security policy that trusts these clients; the rest is open62541's JSON configuration.
+        `complete` is called with the memory of the whole."""
         memory = ctypes.create_string_buffer(CONFIGURATION_BYTES_MAX)
         trust_list = (Text * len(trusted))(*(Text.of(one) for one in trusted))
         self.call(
@@ -179,7 +196,15 @@ class Library:
             *(byref(Text.of(certificate)), byref(Text.of(key)), trust_list, len(trusted), None, 0, None, 0),
         )
         self.call("UA_ServerConfig_updateFromFile", memory, Text.of(json.dumps(configuration)))
+        complete(memory)
         return int(self.call("UA_Server_newWithConfig", memory))
+
+    def make(self, name: str, result: type[StructureT], arguments: list[Any], *values: Any) -> StructureT:
+        """What a function returns that gives a whole structure."""
+        function = getattr(self._library, name)
+        function.restype, function.argtypes = result, arguments
+        found: StructureT = function(*values)
+        return found
 
     def data_type(self, name: str) -> int:
         """The address of a data type."""

@@ -1,5 +1,5 @@
 """An OPC UA server on open62541, controlled by JSON lines as servers/node_opcua/server.js is, as far as that stack lets
-a program: no commands for sessions, Publish, clock, history and alarms, and scalar values only.
+a program: no alarms, and scalar values only. Trouble is in `trouble`.
 
 python server.py '{"port": 0, "pki": "/tmp/pki", "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
 """
@@ -10,11 +10,10 @@ import json
 import os
 import select
 import socket
-import stat
 import sys
 import time
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from history import CONFIGURATION, History
 from library import (
     EPOCH_100NS,
     HAS_SOURCE_TIME,
@@ -36,20 +36,21 @@ from library import (
     Text,
     VariableAttributes,
 )
+from trouble import Trouble, cut
 
 HOST = "127.0.0.1"
 NAMESPACE = "urn:bsfg:foreign"
 APPLICATION_URI = "urn:bsfg:foreign:open62541"
 OBJECTS_FOLDER, HAS_COMPONENT, BASE_DATA_VARIABLE_TYPE = 85, 47, 63  # node ids of namespace 0
-READ = 1  # access level
+READ, HISTORY_READ = 1, 4  # access levels
 STEP_S = 0.005  # between two looks at the network: open62541 does its work when it is called
 
 
 class Plant:
     """The variables, their changes and their record."""
 
-    def __init__(self, library: Library, server: int, record: str | None) -> None:
-        self._library, self._server = library, server
+    def __init__(self, library: Library, server: int, record: str | None, trouble: Trouble, history: History) -> None:
+        self._library, self._server, self._trouble, self._history = library, server, trouble, history
         self.variables: dict[str, dict[str, Any]] = {}
         self.is_running = True
         self._namespace = library.call("UA_Server_addNamespace", server, NAMESPACE.encode())
@@ -71,11 +72,13 @@ class Plant:
         earlier = self._earlier.get(name, [])
         known = {"type": "Double", "period_ms": 0, "sampling_ms": 0, "status": "Good", "due_s": 0.0, **options}
         known |= {"changes": len(earlier), "last_ns": int(earlier[-1]["time_ns"]) if earlier else 0, "is_there": True}
-        if known.get("history"):
-            raise ValueError("this server keeps no history")
         known.setdefault("value", known["changes"])
         self.variables[name] = known
         self._make_node(name)
+        if known.get("history"):
+            self._history.keep(self._server, self._node_id(name))
+            for entry in earlier:
+                self._write(name, int(entry["time_ns"]), entry["value"], entry["status"])
         self.set(name)
 
     def delete(self, name: str) -> None:
@@ -101,7 +104,10 @@ class Plant:
         if self._record is not None:
             entry = {"name": name, "time_ns": str(at_ns), "value": known["value"], "status": status}
             os.write(self._record, (json.dumps(entry) + "\n").encode())
-        variant, memory = self._library.variant(known["type"], known["value"])
+        self._write(name, at_ns, known["value"], status)
+
+    def _write(self, name: str, at_ns: int, value: Any, status: int) -> None:
+        variant, memory = self._library.variant(self.variables[name]["type"], value)
         made = DataValue(variant, source_time=at_ns // 100 + EPOCH_100NS, status=status)
         made.has = HAS_VALUE | HAS_STATUS | HAS_SOURCE_TIME
         self._library.call("UA_Server_writeDataValue", self._server, self._node_id(name), made)
@@ -120,9 +126,11 @@ class Plant:
         known["changes"] += 1
         self.set(name, value=known["changes"], status=known["status"])
 
-    @staticmethod
-    def _next_time(known: dict[str, Any]) -> int:
-        known["last_ns"] = max(time.time_ns() // 100 * 100, known["last_ns"] + 100)
+    def _next_time(self, known: dict[str, Any]) -> int:
+        """A source time later than the last, unless the clock was set back."""
+        now_ns = time.time_ns() // 100 * 100 + self._trouble.shift_ms * 1_000_000
+        is_set_back = now_ns + 1_000_000_000 < known["last_ns"]
+        known["last_ns"] = now_ns if now_ns > known["last_ns"] or is_set_back else known["last_ns"] + 100
         return int(known["last_ns"])
 
     def _make_node(self, name: str) -> None:
@@ -133,7 +141,8 @@ class Plant:
             value=variant,
             data_type=NodeId.of(24),  # BaseDataType; the value says the rest
             value_rank=-1,
-            access_level=READ,
+            access_level=READ | HISTORY_READ if known.get("history") else READ,
+            historizing=bool(known.get("history")),
             minimum_sampling_interval=known["sampling_ms"],
         )
         self._library.call(
@@ -157,14 +166,16 @@ class Program:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options, self._library = options, Library()
+        self._trouble = Trouble(self._library)
         self.port = options.get("port") or free_port()
         self.certificate = make_certificate(Path(options["pki"]))
         key = self.certificate.with_suffix(".key").read_bytes()
         trusted = [Path(file).read_bytes() for file in options.get("trusted", ())]
         self._server = self._library.new_server(
-            self.port, self.certificate.read_bytes(), key, trusted, self._configuration()
+            *(self.port, self.certificate.read_bytes(), key, trusted, self._configuration()),
+            lambda configuration: setattr(self, "_history", History(self._library, configuration)),
         )
-        self._plant = Plant(self._library, self._server, options.get("record"))
+        self._plant = Plant(self._library, self._server, options.get("record"), self._trouble, self._history)
         for variable in options.get("variables", ()):
             self._plant.add(**variable)
         self._library.call("UA_Server_run_startup", self._server)
@@ -184,6 +195,12 @@ class Program:
             "set": self._plant.set,
             "run": lambda on: setattr(self._plant, "is_running", on),
             "cut": cut,
+            "listen": lambda on: setattr(self._trouble, "is_listening", on),
+            "shift_clock": lambda ms: setattr(self._trouble, "shift_ms", ms),
+            "publish": self._trouble.publish,
+            "kill_sessions": partial(self._trouble.kill_sessions, self._server),
+            "kill_subscriptions": partial(self._trouble.kill_subscriptions, self._server),
+            "status": self._trouble.status,
             "recover": self._recover,
             "stop": lambda: self._library.call("UA_Server_run_shutdown", self._server),
         }
@@ -192,7 +209,8 @@ class Program:
         return commands[do](**fields)
 
     def _recover(self) -> None:
-        self._plant.is_running = True
+        self._plant.is_running = self._trouble.is_listening = True
+        self._trouble.shift_ms, self._trouble.mode = 0, "flow"
         for name, known in self._plant.variables.items():
             if not known["is_there"]:
                 self._plant.recreate(name)
@@ -218,18 +236,8 @@ class Program:
                 "queueSizeLimits": {"min": 1, "max": 10_000},
             },
             "securityPolicyNoneDiscoveryOnly": "None" not in policies,
+            **CONFIGURATION,
         }
-
-
-def cut() -> None:
-    """Shut every connection down, from below the library."""
-    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                connection.getpeername()  # one that listens has none
-                connection.shutdown(socket.SHUT_RDWR)
 
 
 def make_certificate(folder: Path) -> Path:

@@ -44,6 +44,28 @@ class Server:
         self.types_read: list[str] = []
         self._number = 0
         self.publishing_ms = 500.0
+        self.started: object = "today"
+        self.transfers: list[list[int]] = []
+        self.transfer_status = 0
+        self.begun: list[tuple[int, int]] = []  # subscriptions, and the numbers of their next notifications
+        self.deleted: list[int] = []
+
+    async def server_start(self) -> object:
+        return self.started
+
+    async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
+        self.transfers.append(list(numbers))
+        return [self.transfer_status for _ in numbers]
+
+    async def delete_subscription(self, number: int) -> None:
+        self.deleted.append(number)
+
+    def positions(self) -> dict[int, int]:
+        return dict.fromkeys(self.routes, 2)
+
+    @property
+    def routed(self) -> frozenset[int]:
+        return frozenset(self.routes)
 
     async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         return await request(self)
@@ -86,16 +108,17 @@ class Server:
         self.types_read += [one.NodeId.to_string() for one in parameters.NodesToRead]
         return [ua.DataValue(ua.Variant(ua.QualifiedName("PumpEventType", 1))) for _ in parameters.NodesToRead]
 
-    def begin(self, number: int, route: Route) -> None:
+    def begin(self, number: int, route: Route, at: int = 1) -> None:
         self.routes[number] = route
+        self.begun.append((number, at))
 
     def forget(self, number: int) -> None:
-        del self.routes[number]
+        self.routes.pop(number, None)
 
     async def publish(self, content: EventPublication, number: int = 0) -> None:
         """Hand a publication on, by default of the newest subscription."""
         number = number or self._number
-        await self.routes[number].take(Header(number, 1, 8 * S, has_data=True), content)
+        await self.routes[number].take(Header(number, 2, 8 * S, has_data=bool(content.events)), content)
 
 
 class Collecting:
@@ -169,7 +192,7 @@ async def test_a_server_that_refuses_fields_gets_fewer(caplog: pytest.LogCapture
     run.server.item_statuses = [BAD_EVENT_FILTER_INVALID]
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
-        fields = run.collector._fields[1]
+        fields = run.collector._subscription.fields[1]
     assert [len(names) for _, names in run.server.asked] == [len(ALL_FIELDS), len(BASE_FIELDS)]
     assert list(fields) == list(BASE_FIELDS)
 
@@ -224,6 +247,90 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
 
 
 @in_loop
+async def test_what_a_lost_subscription_holds_is_recorded() -> None:
+    """It is taken over, gives what it has, twice, and is deleted. Then nothing is missing, and the conditions are asked
+    for again. An event that both subscriptions bring is one message; what a condition is in is the newest state."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        await run.server.publish(of(event(message="before")))
+    async with run.life():
+        await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+        await run.server.publish(of(condition("High", 5, retain=False, message="ended"), event(message="both")))
+        await run.server.publish(of(condition("High", 4, message="began"), event(message="both")), number=1)
+        assert run.server.refreshes == [1]
+        await run.server.publish(of(), number=1)
+        await wait_until_async(lambda: run.server.deleted == [1], "the end of the old one")
+        await wait_until_async(lambda: run.server.refreshes == [1, 2], "a refresh")
+        assert run.collector.statistics()[3] == 0, "no condition is retained"
+    assert (run.server.transfers, run.server.begun) == ([[1]], [(1, 1), (1, 2), (2, 1)])
+    assert run.said() == ["before", "ended", "both", "began"]
+    assert run.lost() == []
+
+
+@pytest.mark.parametrize("case", ["refused", "restarted", "overflow", "ended", "missing"])
+def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
+    """The server refuses the transfer, was started again, had no room in its queue, ended the old subscription, or lacks
+    a notification."""
+
+    @in_loop
+    async def story() -> None:
+        run = Collecting()
+        async with run.life():
+            await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+            await run.server.publish(of(event(message="before")))
+        run.server.transfer_status = BAD_TIMEOUT if case == "refused" else 0
+        run.server.started = "tomorrow" if case == "restarted" else "today"
+        async with run.life():
+            await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+            await run.server.publish(of(event(message="new")))
+            if case == "missing":
+                missing = run.server.routes[1].missing
+                assert missing is not None
+                await missing(Missing(1, 4, 4))
+            if case not in ("refused", "restarted"):
+                many = [event(message=str(n)) for n in range(100 if case == "overflow" else 1)]
+                await run.server.publish(of(*many, status=BAD_TIMEOUT if case == "ended" else None), number=1)
+                await run.server.publish(of(), number=1)
+            await wait_until_async(lambda: run.server.refreshes == [1, 2], "a refresh")
+        assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+
+    story()
+
+
+@in_loop
+async def test_a_second_loss_does_not_hide_the_first() -> None:
+    """A session that ends before its rescue did leaves what was missing before it undeclared by any rescue after it."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        await run.server.publish(of(event(message="before")))
+    async with run.life():
+        await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+        await run.server.publish(of(event(message="new")))
+    async with run.life():
+        await wait_until_async(lambda: len(run.server.asked) == 3, "the new item")
+        await run.server.publish(of(event(message="newer")))
+        for _ in range(2):
+            await run.server.publish(of(), number=2)
+        await wait_until_async(lambda: run.server.refreshes == [1, 3], "a refresh")
+    assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+    assert run.server.transfers[1] == [2, 1]
+
+
+@in_loop
+async def test_events_are_missing_while_no_process_ran() -> None:
+    """From the time at which the node before this one ended to the first sign of life."""
+    run = Collecting()
+    run.collector.note_stop(3 * S)
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        await run.server.publish(of(event(message="x")))
+        await wait_until_async(run.said, "the event")
+    assert run.lost() == [("agent_stopped", 0, "1970-01-01T00:00:03Z")]
+
+
+@in_loop
 async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Not even keep-alives come: the server has forgotten it."""
     run = Collecting(liveness_timeout_ms=300)
@@ -239,9 +346,9 @@ async def test_a_server_whose_keep_alives_are_rare_is_waited_for() -> None:
     run.server.publishing_ms = 20_000.0
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
-        run.collector._alive_s -= 590
+        run.collector._subscription.alive_s -= 590
         assert not run.collector._is_silent()
-        run.collector._alive_s -= 20
+        run.collector._subscription.alive_s -= 20
         assert run.collector._is_silent()
 
 

@@ -26,10 +26,18 @@ BUSY = 0x8082_0000
 
 
 class HistoryServer:
-    """Raw history by tag. Pages by continuation point, or by time alone as servers without them do."""
+    """Raw history by tag. Pages by continuation point, or by time alone as servers without them do. One that does not
+    remember the call counts on from the times of the next (open62541)."""
 
-    def __init__(self, history: dict[int, list[HistoryValue]], *, has_points: bool, values_max: int = 1_000) -> None:
-        self.history, self.has_points, self.values_max = history, has_points, values_max
+    def __init__(
+        self,
+        history: dict[int, list[HistoryValue]],
+        *,
+        has_points: bool,
+        values_max: int = 1_000,
+        remembers: bool = True,
+    ) -> None:
+        self.history, self.has_points, self.values_max, self.remembers = history, has_points, values_max, remembers
 
     def read(self, ranges: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """Answers as HistoryRead does: one start and one end for all nodes of a call."""
@@ -38,7 +46,8 @@ class HistoryServer:
 
     def _page(self, asked: HistoryRange, start_ns: int, end_ns: int, limit: int) -> HistoryPage:
         if asked.continuation_point is not None:
-            start_ns, end_ns, done = map(int, asked.continuation_point.split(b" "))
+            *times, done = map(int, asked.continuation_point.split(b" "))
+            start_ns, end_ns = times if self.remembers else (start_ns, end_ns)
         else:
             done = 0
         found = [v for v in self.history.get(asked.tag, []) if start_ns <= v.source_time_ns < end_ns]
@@ -68,6 +77,7 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     nodes_max=st.integers(1, 4),
     values_max=st.integers(1, 5),
     has_points=st.booleans(),
+    remembers=st.booleans(),
     cut_every=st.integers(2, 9),
 )
 @example(
@@ -77,7 +87,18 @@ def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
     nodes_max=3,
     values_max=1,
     has_points=True,
+    remembers=True,
     cut_every=2,
+)
+@example(
+    times={1: set(range(100, 108))},
+    after=98,
+    length=12,
+    nodes_max=1,
+    values_max=2,
+    has_points=True,
+    remembers=False,
+    cut_every=9,
 )
 def test_each_missing_value_is_returned_once(
     times: dict[int, set[int]],
@@ -86,6 +107,7 @@ def test_each_missing_value_is_returned_once(
     nodes_max: int,
     values_max: int,
     has_points: bool,  # noqa: FBT001 drawn by name
+    remembers: bool,  # noqa: FBT001 as above
     cut_every: int,
 ) -> None:
     """For any history, window, page size and loss of continuation points: exactly the values strictly inside the
@@ -93,7 +115,7 @@ def test_each_missing_value_is_returned_once(
     windows = {tag: Window((after + tag % 3) * S, (after + 1) * S, (after + tag % 3 + length) * S) for tag in times}
     history = {tag: [HistoryValue(t * S, float(t), 0) for t in sorted(found)] for tag, found in times.items()}
     gap = GapFill(windows, nodes_max, values_max)
-    server = HistoryServer(history, has_points=has_points, values_max=values_max)
+    server = HistoryServer(history, has_points=has_points, values_max=values_max, remembers=remembers)
     found: list[tuple[int, HistoryValue]] = []
     for turn in range(10_000):
         if turn % cut_every == 0:

@@ -23,20 +23,22 @@ def times(samples: SampleColumns) -> list[int]:
 
 
 def test_the_old_one_is_taken_until_the_new_one_begins() -> None:
-    """Then only what is older than that beginning, which is late."""
+    """Then only what the new one has not brought; what is older than that is late."""
     seam = Seam()
     assert [times(part) for part in seam.of_old(columns(1, 2), NONE)] == [[1, 2], []]
     assert times(seam.of_new(columns(4, 5))) == [4, 5]
-    assert [times(part) for part in seam.of_old(columns(3, 4, 5), NONE)] == [[], [3]]
+    assert [times(part) for part in seam.of_old(columns(3, 4, 5, 6), NONE)] == [[6], [3]]
+    assert times(seam.of_new(columns(6, 7))) == [7]
 
 
 def test_what_the_old_one_has_brought_is_left_out_of_the_new_one() -> None:
     """The new one begins behind it, and is whole from then on, also when its clock goes back."""
     seam = Seam()
-    seam.of_old(columns(1, 2, 3), NONE)
+    seam.of_old(columns(11, 12, 13), NONE)
     assert not seam.is_closed
-    assert times(seam.of_new(columns(2, 3, 4))) == [4]
-    assert times(seam.of_new(columns(1))) == [1]
+    assert times(seam.of_new(columns(12, 13))) == []
+    assert not seam.is_closed
+    assert times(seam.of_new(columns(1, 2))) == [1, 2]
     assert seam.is_closed
 
 
@@ -48,21 +50,27 @@ def test_tags_go_each_its_way() -> None:
     assert seam.is_closed
 
 
+def test_what_a_seam_before_has_brought_is_left_out() -> None:
+    """The session was lost again before the new subscription had brought it: that is the old one now."""
+    before = Seam()
+    before.of_old(columns(1, 2), NONE)
+    assert [times(part) for part in Seam(before).of_old(columns(2, 3), NONE)] == [[3], []]
+
+
 @given(
-    st.integers(0, 12),
-    st.integers(0, 12),
+    st.lists(st.integers(0, 40), unique=True, max_size=24),
+    st.integers(0, 24),
     st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=30),
 )
-def test_each_value_once(begins: int, more: int, turns: list[tuple[bool, int]]) -> None:
-    """The old one has every value from the first, the new one every value from `begins`; both end together, and arrive
-    in parts of any size in any order."""
-    end = begins + more
-    old, new = list(range(end)), list(range(begins, end))
+def test_each_value_once(server: list[int], begins: int, turns: list[tuple[bool, int]]) -> None:
+    """The server has values at these times, in this order, whatever its clock does. The old subscription has every one,
+    the new one all from one on; both end together, and arrive in parts of any size in any order."""
+    old, new = list(server), server[begins:]
     seam, found = Seam(), Counter[int]()
-    for is_old, count in [*turns, (True, end), (False, end)]:
+    for is_old, count in [*turns, (True, len(old)), (False, len(new))]:
         values = old if is_old else new
         part, values[:] = values[:count], values[count:]
         taken = seam.of_old(columns(*part), NONE) if is_old else [seam.of_new(columns(*part))]
         for samples in taken:
             found.update(times(samples))
-    assert found == Counter(range(end))
+    assert found == Counter(server)
