@@ -24,7 +24,7 @@ from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
 from agent.replication.protocol.ports import ReceivingStore
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.freshness import SignedEnd
-from agent.signing.heads import key_id_in
+from agent.signing.heads import KEY_ID_BYTES, key_id_in
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
 from agent.signing.runs import ChainEnd, Judgement, Offered, Proof, Rule, Trust, check_head, judge_page, proves_own
 
@@ -166,7 +166,7 @@ class PageJudge:
         return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
-        """Why an answer without facts is not taken for the serving zone's; None as for a request."""
+        """Why an answer is not taken for the serving zone's; None as for a request."""
         return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
 
     def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:
@@ -177,14 +177,16 @@ class PageJudge:
         must_sign = rule == "required" or zone in self._signing or zone in self._store.signed_zones()
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
-        named = _described(proof.certificate)
-        if isinstance(named, Refusal) or named.zone != zone:
-            return f"its certificate is not one of {zone}"
-        signers = self._signers([proof.certificate])
-        signer = signers.resolve(zone, named.key_id)
+        key_id, signers = proof.certificate, self._signers(())
+        if len(key_id) != KEY_ID_BYTES:
+            named = _described(proof.certificate)
+            if isinstance(named, Refusal) or named.zone != zone:
+                return f"its certificate is not one of {zone}"
+            key_id, signers = named.key_id, self._signers([proof.certificate])
+        signer = signers.resolve(zone, key_id)
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
-            return f"the key {named.key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
+            return f"the key {key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
         if refusal := signer.refuses(self._clock_ms()):
             return f"the certificate of {zone}: {refusal.reason.value}"
         if not signer.public.verify(covered, proof.signature):

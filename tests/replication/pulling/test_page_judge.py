@@ -217,6 +217,10 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_zone="x")):
         assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
     assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
+    named = good._replace(certificate=KEY.key_id)  # as it is sent where the request has named the key
+    assert judge.refuses_answer(place, answer, named) is None
+    assert "unknown" in str(judge.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
+    assert "unknown" in str(judge_of(store).refuses_answer(place, answer, named))
     assert "not that of plant" in str(judge.refuses_request(asked, answer, good))
     assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
     assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
