@@ -445,13 +445,15 @@ class Receiver(Generic[Content]):
             self._to(Asking.BLOCKED)
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
-        """Note once why no facts come, and again only when a final reason replaces a passing one."""
+        """Note once why no facts come, and again only when a reason for an operator replaces a passing one."""
         self._is_proven = False
         if self.asking is Asking.FENCED:
             # Of a page on its way to the store; the reason why we stopped stays.
             self._effects.append(Note(kind, reason))
             return
-        if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
+        before = self.lost_reason or ""
+        is_unproven = reason.startswith(UnprovenAnswer.code) and not before.startswith(UnprovenAnswer.code)
+        if not before or is_unproven or (kind is not NoteKind.PEER_LOST and before != reason):
             self._effects.append(Note(kind, reason))
             self.lost_reason = reason
 
