@@ -120,7 +120,7 @@ class Requester:
     ) -> str | None:
         why = self._refuses_answer(place, answer, proof)
         if why is not None:
-            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0049)
+            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0052)
         return why
 
     def _place(self, correlation: bytes) -> MessagePlace:

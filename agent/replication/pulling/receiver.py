@@ -347,7 +347,7 @@ class Receiver(Generic[Content]):
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
         if event.code == UnprovenAnswer.code:
-            self._unproven = event.reason  # it counts as none (0049): the peer's own may follow until the time-out
+            self._unproven = event.reason  # it counts as none (0052): the peer's own may follow until the time-out
         elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
             self._restart(event.epoch, now_ms)
         elif event.code == "fenced":
