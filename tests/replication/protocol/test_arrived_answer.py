@@ -99,7 +99,11 @@ def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
         opened(sign_answer(SIGNER, PLACE, chunk)[:-1] + b"8")
 
 
-@pytest.mark.parametrize("lengths", [[[1, 2, 15]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]], ids=str)
+@pytest.mark.parametrize(
+    "lengths",
+    [[[1, 2, 15]], [[1, 2, -20], [1, 2, 40]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]],
+    ids=str,
+)
 def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> None:
     """A header that names impossible lengths leaves no byte of the answer out."""
     text = json.dumps({"batches": lengths}).encode()
