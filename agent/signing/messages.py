@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ CERTIFICATE_BYTES_MAX = 4096
 SIGNATURE_BYTES = 64
 
 _LENGTH, _HEADER_LENGTH = struct.Struct("<H"), struct.Struct("<I")
+_Payload = TypeVar("_Payload", bytes, memoryview)
 _CONTEXTS = {REQUEST_MARK: b"bsfg/request/1\0", ANSWER_MARK: b"bsfg/answer/1\0"}
 
 
@@ -48,12 +49,12 @@ class MessagePlace(NamedTuple):
     correlation: bytes
 
 
-def request_bytes(place: MessagePlace, request: bytes) -> bytes:
+def request_bytes(place: MessagePlace, request: bytes | memoryview) -> bytes:
     """What the signature of a request covers."""
     return _covered(REQUEST_MARK, place, hashlib.sha256(request).digest())
 
 
-def answer_bytes(place: MessagePlace, answer: bytes) -> bytes:
+def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
     """What the signature of an answer covers."""
     covered = hashlib.sha256()
     for part in _without_bodies(answer):
@@ -84,9 +85,9 @@ def split_request(payload: bytes) -> tuple[bytes, MessageProof | None]:
     return _split(REQUEST_MARK, payload)
 
 
-def split_answer(payload: bytes) -> tuple[bytes, MessageProof | None]:
-    """The answer in a payload, and its proof if it has one. A proof that is cut short leaves bytes that are no
-    answer."""
+def split_answer(payload: _Payload) -> tuple[_Payload, MessageProof | None]:
+    """The answer in a payload, and its proof if it has one; of a memoryview without a copy. A proof that is cut short
+    leaves bytes that are no answer."""
     return _split(ANSWER_MARK, payload)
 
 
@@ -97,7 +98,7 @@ class _Batches(msgspec.Struct):
 _BATCHES = msgspec.json.Decoder(_Batches)
 
 
-def _without_bodies(answer: bytes) -> list[memoryview]:
+def _without_bodies(answer: bytes | memoryview) -> list[memoryview]:
     """An answer, with the digest of each batch in the batch's place; all of one whose batches cannot be told."""
     view = memoryview(answer)
     if len(answer) < _HEADER_LENGTH.size:
@@ -126,13 +127,13 @@ def _joined(mark: bytes, certificate: bytes, signature: bytes, message: bytes) -
     return b"".join([mark, _LENGTH.pack(len(certificate)), certificate, signature, message])
 
 
-def _split(mark: bytes, payload: bytes) -> tuple[bytes, MessageProof | None]:
+def _split(mark: bytes, payload: _Payload) -> tuple[_Payload, MessageProof | None]:
     begin = len(mark) + _LENGTH.size
-    if not payload.startswith(mark) or len(payload) < begin:
+    if payload[: len(mark)] != mark or len(payload) < begin:
         return payload, None
     (length,) = _LENGTH.unpack_from(payload, len(mark))
     end = begin + length
     if length > CERTIFICATE_BYTES_MAX or len(payload) < end + SIGNATURE_BYTES:
         return payload, None
-    proof = MessageProof(payload[begin:end], payload[end : end + SIGNATURE_BYTES])
+    proof = MessageProof(bytes(payload[begin:end]), bytes(payload[end : end + SIGNATURE_BYTES]))
     return payload[end + SIGNATURE_BYTES :], proof

@@ -116,7 +116,7 @@ class Requester:
             on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
 
     def _refuses(
-        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes, proof: MessageProof | None
+        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None
     ) -> str | None:
         why = self._refuses_answer(place, answer, proof)
         if why is not None:

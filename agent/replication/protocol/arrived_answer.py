@@ -14,12 +14,12 @@ from agent.replication.protocol.errors import MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import Answer, ErrorAnswer, operation_of
 from agent.signing.messages import MessagePlace, MessageProof, split_answer
 
-RefusesMessage = Callable[[MessagePlace, bytes, MessageProof | None], str | None]
+RefusesMessage = Callable[[MessagePlace, bytes | memoryview, MessageProof | None], str | None]
 """Why a message, given with what its signature is bound to, is not taken for its zone's; None for one that is. Must not
 wait."""
 
 
-def takes_every_message(_place: MessagePlace, _message: bytes, _proof: MessageProof | None) -> None:
+def takes_every_message(_place: MessagePlace, _message: bytes | memoryview, _proof: MessageProof | None) -> None:
     """Nothing is demanded."""
 
 
@@ -33,13 +33,13 @@ class ArrivedAnswer:
 
     def open(self) -> tuple[Answer | ErrorAnswer, list[bytes]]:
         """The answer and what is attached. Raises MalformedMessage or UnprovenAnswer."""
-        message, proof = split_answer(self.payload)
+        message, proof = split_answer(memoryview(self.payload))  # a copy of a page costs more than its proof
         if (why := self.refuses(self.place, message, proof)) is not None:
             raise UnprovenAnswer(self.place.serving_zone, f"an answer ({_said(message)}) is not proven: {why}")
         return decode_answer(message)
 
 
-def _said(message: bytes) -> str:
+def _said(message: memoryview) -> str:
     """What an answer claims to be, in a word."""
     try:
         answer, _ = decode_answer(message)

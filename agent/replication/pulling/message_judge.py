@@ -123,12 +123,14 @@ class MessageJudge:
             known = [key_id for (_, key_id), one in self._believed.items() if one.signer.not_after_ms > until_ms]
         return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
 
-    def refuses_request(self, place: MessagePlace, request: bytes, proof: MessageProof | None) -> str | None:
+    def refuses_request(
+        self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None
+    ) -> str | None:
         """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
         zone need not sign."""
         return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
 
-    def refuses_answer(self, place: MessagePlace, answer: bytes, proof: MessageProof | None) -> str | None:
+    def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
         """Why an answer is not taken for the serving zone's; None as for a request."""
         return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
 
