@@ -77,9 +77,9 @@ def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> No
 
 
 def test_forged_answers_mislead_no_command(site: Site) -> None:
-    """The attacker answers first that both stores are equal because there is nothing, that an append is stored, and that
-    a tag has a value. The comparison counts the true facts, and the append, the lease and the latest values end as idmz
-    says."""
+    """The attacker answers that both stores are equal because there is nothing, that an append is stored, and that a tag
+    has a value. Where it answers first, the comparison counts the true facts, and the append, the lease and the latest
+    values end as idmz says; where it alone answers, nothing is believed, and the command says why."""
     site.wait_fact(site.append(IDMZ))
     own = {"status": "ok", "stream": STREAM, "end_offset": 99}
     value = {
@@ -117,6 +117,11 @@ def test_forged_answers_mislead_no_command(site: Site) -> None:
     assert "forged" not in latest.stdout, latest
     asked = {one["operation"] for one in site.attacker.command("requests", zone=IDMZ)}
     assert set(forged) <= asked, "the attacker has answered each"
+    site.nodes[IDMZ].stop()
+    for words in (("append", "order:line1/1", "done", "{}", "--to"), ("lease", "p", "--to"), ("latest", "--from")):
+        alone = command(site, *words, IDMZ, "--answer-s", "1")
+        assert alone.returncode == 1, alone
+        assert "is not proven" in alone.stderr, alone
     site.attacker.command("unpatch", zone=IDMZ)
 
 
@@ -135,7 +140,7 @@ def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
     config.write_text(before.replace('pinned = ["', f'pinned = ["{pin}", "'))
     reloaded = command(site, "reload")
     assert f"origin {IDMZ}" in reloaded.stdout, reloaded
-    site.wait_fact(site.append(IDMZ))
+    site.wait_fact(site.append(IDMZ), limit_s=60)  # the pull has grown patient
     assert len(site.ids(ENTERPRISE)) == site.end(IDMZ)
     assert (node.running, node.pid) == (True, pid)
 
