@@ -103,6 +103,20 @@ class KeptHead:
     is_verified: bool
 
 
+CERTIFICATES_OF_KEY_MAX = 16
+"""Certificates of one key that are kept of each peer, and of those that are believed, and that a page brings: the newest
+of so many renewals. Each peer has places of its own, so that false certificates of one displace no true one that another
+has brought."""
+
+
+class SignerCertificate(NamedTuple):
+    """The certificate (DER) of a key that signed a head, and whether this node believes it."""
+
+    key_id: bytes
+    certificate: bytes
+    is_believed: bool
+
+
 class StoredHead(NamedTuple):
     """A head as stored: the last sequence it covers, its bytes, and when it was verified here (ms since 1970; None: it
     was not)."""

@@ -31,6 +31,7 @@ from agent.pages import (
     PutResult,
     ReceivedDefinition,
     RepairedRange,
+    SignerCertificate,
 )
 
 _OFFSET_MAX = 2**63 - 1
@@ -59,7 +60,7 @@ class Inbound:
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         heads: Sequence[KeptHead] = (),
-        signers: Sequence[tuple[bytes, bytes]] = (),
+        signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
     ) -> Future[PutResult]:
         """Store a peer's batches that are not held yet, their definitions and the peer's position: all or nothing.
@@ -69,9 +70,8 @@ class Inbound:
         the peer says it no longer has; each becomes an incident. `is_backlog`: the peer had kept the facts for this
         store, so no forecast counts them as what comes in. A batch that contradicts the facts held, and is not of the
         peer's present epoch, is passed over: an incident, and `refused` in the result. `heads` are those of `batches`
-        that are to be stored with them, `signers` (key id, DER) the certificates of their
-        keys; `declined` is what the caller
-        has left out of the page, each an incident and a notice.
+        that are to be stored with them, `signers` the certificates of their keys; `declined` is what the caller has
+        left out of the page, each an incident and a notice.
 
         At once: BatchError (a slice, another stream), FactsRefused (no position), StoreBusy. Through the future:
         ForkError, DefinitionsMissing, FactsRefused (no definition), StoreFull.

@@ -260,7 +260,7 @@ class PeerStatus:
         int,
         Counter(
             "bsfg_peer_unproven_total",
-            "Answers without facts that are not proven to be the peer's; each counts as none.",
+            "Answers that are not proven to be the peer's; each counts as none.",
         ),
     ] = 0
     restarts_total: Annotated[

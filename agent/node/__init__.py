@@ -9,4 +9,4 @@ to the protocol's codes.
 from agent.node.compare import access_of, compare_alone, identity_of
 from agent.node.latest import peer_latest, record_of
 from agent.node.node import run_node
-from agent.node.trust import requests_signer
+from agent.node.trust import command_judge, requests_signer

@@ -164,6 +164,8 @@ class Node:
         if plan.has_new_limits:
             holds = {peer.zone: peer.hold_limit for peer in settings.peer}
             self._store.set_limits(settings.store.bytes_max, settings.stream, holds)
+        if plan.has_new_trust:
+            self._trust.reconfigure(settings)
         if plan.sources:
             await self._ingest.change(settings.sources, tag_maps)
         ending = [self._exchanges.pop(name).stop() for name in plan.exchanges & self._exchanges.keys()]

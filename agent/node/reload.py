@@ -1,8 +1,8 @@
 """Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and the
-reason goes to the log, to the status, and to the caller. The same holds for tag files and for the certificates of a
-broker that would begin anew.
+reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, and for
+the certificates of a broker that would begin anew.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from agent.errors import BsfgError
 from agent.ingest import TagMap, load_tag_maps
 from agent.node.reload_plan import ReloadPlan, plan_reload
 from agent.replication.pki import check_identity
+from agent.signing.files import load_trust
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,7 @@ class Reloader:
             raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
         tag_maps = await asyncio.to_thread(load_tag_maps, plan.settings.sources)
         await asyncio.to_thread(self._check_identities, plan)
+        await asyncio.to_thread(load_trust, plan.settings.signing, plan.settings.origin)
         return plan, tag_maps
 
     def _check_identities(self, plan: ReloadPlan) -> None:

@@ -50,9 +50,14 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
     PeerSettings: Reach.APPLY,
     OpcuaSourceSettings: Reach.APPLY,
     ModbusSourceSettings: Reach.APPLY,
-    # Keys are loaded with the store, and every pull shares one judgement of signatures.
-    SigningSettings: Reach.RESTART,
-    OriginSettings: Reach.RESTART,
+    SigningSettings: {
+        # The own key is loaded with the store.
+        "key_file": Reach.RESTART,
+        "certificate_file": Reach.RESTART,
+        "facts_ca_file": Reach.APPLY,
+        "compromised_file": Reach.APPLY,
+    },
+    OriginSettings: Reach.APPLY,
     HealthSettings: Reach.RESTART,
 }
 
@@ -75,6 +80,8 @@ class ReloadPlan:
     """Sources that end, and begin anew where they are still configured."""
     has_new_limits: bool = False
     """Settings of streams, of the store's file, or of what peers may hold back are others."""
+    has_new_trust: bool = False
+    """Whose signatures are believed, or demanded, is another."""
 
 
 def reach_of(section: type, name: str) -> Reach:
@@ -101,6 +108,7 @@ def plan_reload(old: NodeSettings, new: NodeSettings) -> ReloadPlan:
         exchanges=frozenset(_changed(_exchanges(old), _exchanges(settings))),
         sources=frozenset(_changed(_named(old.sources, "name"), _named(settings.sources, "name"))),
         has_new_limits=_limits(old) != _limits(settings),
+        has_new_trust=(old.signing, old.origin) != (settings.signing, settings.origin),
     )
 
 

@@ -1,8 +1,8 @@
-"""The files that say whose signatures a node believes ([signing] of node.toml): facts authorities and compromised keys,
-read at the start and again when they change.
+"""Whose signatures a node believes: facts authorities and compromised keys, in files that [signing] of node.toml names,
+and pins and rules of [[origin]]. The files are read at the start and again when they change, node.toml at a reload.
 
 Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, and the
-reason is logged and recorded once for each content. Pins and rules stand in node.toml, which is read at the start only.
+reason is logged and recorded once for each content.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 from agent.config import NodeSettings
-from agent.fact_store import FactStore, StoreBusy
+from agent.fact_store import FactStore, StoreBusy, StoreReader
 from agent.file_hints import PATIENT, WatchTimes, watch_files
-from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge
+from agent.replication.pulling import Beliefs, EvidenceFolder, MessageJudge, PageJudge
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
 from agent.signing.heads import HeadSigner
+from agent.signing.runs import Rule
 
 log = logging.getLogger(__name__)
 
@@ -37,14 +39,7 @@ class TrustFiles:
 
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
-        own = requests_signer(settings)
-        beliefs = Beliefs(
-            SignerTrust(),
-            {origin.zone: origin.signatures for origin in settings.origin},
-            settings.node.zone,
-            () if own is None else (own.certificate,),
-        )
-        self.judge = PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
+        self.judge = PageJudge(store, _beliefs(settings), EvidenceFolder(settings.node.state_dir / "declined"))
         self._read: bytes | None = None  # digest of the files that were read last
         self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
         self._is_deaf = False
@@ -62,6 +57,12 @@ class TrustFiles:
         signing = self._settings.signing
         return [signing.compromised_file, *([signing.facts_ca_file] if signing.facts_ca_file else [])]
 
+    def reconfigure(self, settings: NodeSettings) -> None:
+        """Go by a new node.toml. A store that is busy takes the list of compromised keys over at the next look."""
+        self._settings, self._read = settings, None
+        with contextlib.suppress(StoreBusy):
+            self.read()
+
     async def run(self) -> None:
         """Watch the files until cancelled."""
         await watch_files(lambda: self.files, self._look, self._on_watch_error, self._times)
@@ -77,7 +78,7 @@ class TrustFiles:
             self._keep(error)
         else:
             self._trust = trust
-            self.judge.believe(trust)
+            self.judge.believe(trust, _rules(self._settings))
             if not is_start:  # opening the store has read the list
                 self._store.set_compromised(trust.compromised_since_ms)
                 counts = {"authorities": len(trust.anchors), "compromised": len(trust.compromised_since_ms)}
@@ -109,6 +110,25 @@ class TrustFiles:
         if not self._is_deaf:
             self._is_deaf = True
             log.warning("signers_watch_failed", extra={"why": str(error), "reread_s": self._times.reread_s})
+
+
+def _rules(settings: NodeSettings) -> dict[str, Rule]:
+    return {origin.zone: origin.signatures for origin in settings.origin}
+
+
+def _beliefs(settings: NodeSettings, trust: SignerTrust | None = None) -> Beliefs:
+    own = requests_signer(settings)
+    certificates = () if own is None else (own.certificate,)
+    return Beliefs(trust or SignerTrust(), _rules(settings), settings.node.zone, certificates)
+
+
+@contextlib.contextmanager
+def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
+    """Judges answers for a command, by the rules of the node and by what its store has verified. Raises SigningError."""
+    beliefs = _beliefs(settings, load_trust(settings.signing, settings.origin))
+    path = settings.node.store_file
+    with contextlib.closing(StoreReader(path)) if path.exists() else contextlib.nullcontext() as held:
+        yield MessageJudge(beliefs, held)
 
 
 def _digest(file: Path) -> bytes:

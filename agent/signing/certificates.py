@@ -85,6 +85,13 @@ class Signer:
         """8 bytes; see `keys.key_id_of`."""
         return self.public.key_id
 
+    def joined(self, other: Signer) -> Signer:
+        """The signer of two certificates of this key for this zone, as after a renewal: valid from the first's begin to
+        the last's end."""
+        assert (self.zone, self.public) == (other.zone, other.public)
+        begins_ms, ends_ms = min(self.not_before_ms, other.not_before_ms), max(self.not_after_ms, other.not_after_ms)
+        return replace(self, not_before_ms=begins_ms, not_after_ms=ends_ms)
+
     def refuses(self, signed_at_ms: int) -> Refusal | None:
         """Why nothing signed at this time may count; None if it may. The signer chooses the time, so this does not
         stop a stolen key: that is what compromise dates are for."""

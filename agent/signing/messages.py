@@ -1,32 +1,40 @@
 """Signed messages: a zone's signature over one request or answer, so that a broker or relay on the way can neither
-confirm nor append in its name, nor refuse or skip facts in the name of its peer.
+confirm nor append in its name, nor answer in the name of its peer.
 
-A signed message is, little-endian: a mark, u16 length of the certificate, the certificate (DER), 64 bytes of signature,
-and then the message as it would be without. The mark of a request is the byte 1, with which no JSON begins; that of an
-answer is four bytes 255, more than any header's length. The signature covers both zones, the requester's instance, the
-correlation and the message's SHA-256, so it counts for one message between two zones. Nothing remembers signatures: a
-request that is repeated is a confirmation that moves nothing, a lease that is bound to its instance, or an append of a
-known id; an answer that is repeated finds no open request. Core: no IO.
+A signed message is, little-endian: a mark, u16 length of the certificate, the certificate (DER) or the 8 bytes of its
+key's id, 64 bytes of signature, and then the message as it would be without. The mark of a request is the byte 1, with
+which no JSON begins; that of an answer is four bytes 255, more than any header's length. The signature covers both
+zones, the requester's instance, the correlation and the message's SHA-256, so it counts for one message between two
+zones. In an answer a batch is covered by its digest alone, which its reader checks: hashing a page a second time would
+cost a tenth of its check. Nothing remembers signatures: a request that is repeated is a confirmation that moves
+nothing, a lease that is bound to its instance, or an append of a known id; an answer that is repeated finds no open
+request. Core: no IO.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from typing import NamedTuple
+from collections.abc import Collection
+from typing import NamedTuple, TypeVar
 
+import msgspec
+
+from agent.batch import DIGEST_BYTES
 from agent.signing.heads import HeadSigner
 
 REQUEST_MARK, ANSWER_MARK = b"\1", b"\xff\xff\xff\xff"
 CERTIFICATE_BYTES_MAX = 4096
 SIGNATURE_BYTES = 64
 
-_LENGTH = struct.Struct("<H")
+_LENGTH, _HEADER_LENGTH = struct.Struct("<H"), struct.Struct("<I")
+_Payload = TypeVar("_Payload", bytes, memoryview)
 _CONTEXTS = {REQUEST_MARK: b"bsfg/request/1\0", ANSWER_MARK: b"bsfg/answer/1\0"}
 
 
 class MessageProof(NamedTuple):
-    """The certificate (DER) of the key that signed a message, and the signature; not verified."""
+    """The certificate (DER) of the key that signed a message, or its key id where the receiver has named it, and the
+    signature; not verified."""
 
     certificate: bytes
     signature: bytes
@@ -41,24 +49,29 @@ class MessagePlace(NamedTuple):
     correlation: bytes
 
 
-def request_bytes(place: MessagePlace, request: bytes) -> bytes:
+def request_bytes(place: MessagePlace, request: bytes | memoryview) -> bytes:
     """What the signature of a request covers."""
-    return _covered(REQUEST_MARK, place, request)
+    return _covered(REQUEST_MARK, place, hashlib.sha256(request).digest())
 
 
-def answer_bytes(place: MessagePlace, answer: bytes) -> bytes:
+def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
     """What the signature of an answer covers."""
-    return _covered(ANSWER_MARK, place, answer)
+    covered = hashlib.sha256()
+    for part in _without_bodies(answer):
+        covered.update(part)
+    return _covered(ANSWER_MARK, place, covered.digest())
 
 
 def sign_request(signer: HeadSigner, place: MessagePlace, request: bytes) -> bytes:
     """The request with its proof in front."""
-    return _signed(REQUEST_MARK, signer, place, request)
+    signature = signer.sign(request_bytes(place, request))
+    return _joined(REQUEST_MARK, signer.certificate, signature, request)
 
 
-def sign_answer(signer: HeadSigner, place: MessagePlace, answer: bytes) -> bytes:
-    """The answer with its proof in front."""
-    return _signed(ANSWER_MARK, signer, place, answer)
+def sign_answer(signer: HeadSigner, place: MessagePlace, answer: bytes, known: Collection[str] = ()) -> bytes:
+    """The answer with its proof in front; without the certificate if the requester has named its key id (hex)."""
+    certificate = signer.key_id if signer.key_id.hex() in known else signer.certificate
+    return _joined(ANSWER_MARK, certificate, signer.sign(answer_bytes(place, answer)), answer)
 
 
 def proof_bytes(signer: HeadSigner | None) -> int:
@@ -72,32 +85,55 @@ def split_request(payload: bytes) -> tuple[bytes, MessageProof | None]:
     return _split(REQUEST_MARK, payload)
 
 
-def split_answer(payload: bytes) -> tuple[bytes, MessageProof | None]:
-    """The answer in a payload, and its proof if it has one. A proof that is cut short leaves bytes that are no
-    answer."""
+def split_answer(payload: _Payload) -> tuple[_Payload, MessageProof | None]:
+    """The answer in a payload, and its proof if it has one; of a memoryview without a copy. A proof that is cut short
+    leaves bytes that are no answer."""
     return _split(ANSWER_MARK, payload)
 
 
-def _covered(mark: bytes, place: MessagePlace, message: bytes) -> bytes:
+class _Batches(msgspec.Struct):
+    batches: list[tuple[int, int, int]] = []
+
+
+_BATCHES = msgspec.json.Decoder(_Batches)
+
+
+def _without_bodies(answer: bytes | memoryview) -> list[memoryview]:
+    """An answer, with the digest of each batch in the batch's place; all of one whose batches cannot be told."""
+    view = memoryview(answer)
+    if len(answer) < _HEADER_LENGTH.size:
+        return [view]
+    end = _HEADER_LENGTH.size + _HEADER_LENGTH.unpack_from(answer)[0]
+    try:
+        lengths = [length for _, _, length in _BATCHES.decode(view[_HEADER_LENGTH.size : end]).batches]
+    except (ValueError, RecursionError):  # every msgspec error is a ValueError
+        lengths = []
+    if any(length < DIGEST_BYTES for length in lengths) or end + sum(lengths) > len(answer):
+        return [view]
+    parts = [view[:end]]
+    for length in lengths:
+        end += length
+        parts.append(view[end - DIGEST_BYTES : end])
+    return [*parts, view[end:]]
+
+
+def _covered(mark: bytes, place: MessagePlace, digest: bytes) -> bytes:
     parts = (place.serving_zone.encode(), place.asking_zone.encode(), place.instance.encode(), place.correlation)
-    bound = b"".join(struct.pack("<B", len(part)) + part for part in parts)
-    return _CONTEXTS[mark] + bound + hashlib.sha256(message).digest()
+    return _CONTEXTS[mark] + b"".join(struct.pack("<B", len(part)) + part for part in parts) + digest
 
 
-def _signed(mark: bytes, signer: HeadSigner, place: MessagePlace, message: bytes) -> bytes:
-    certificate = signer.certificate
+def _joined(mark: bytes, certificate: bytes, signature: bytes, message: bytes) -> bytes:
     assert len(certificate) <= CERTIFICATE_BYTES_MAX
-    signature = signer.sign(_covered(mark, place, message))
     return b"".join([mark, _LENGTH.pack(len(certificate)), certificate, signature, message])
 
 
-def _split(mark: bytes, payload: bytes) -> tuple[bytes, MessageProof | None]:
+def _split(mark: bytes, payload: _Payload) -> tuple[_Payload, MessageProof | None]:
     begin = len(mark) + _LENGTH.size
-    if not payload.startswith(mark) or len(payload) < begin:
+    if payload[: len(mark)] != mark or len(payload) < begin:
         return payload, None
     (length,) = _LENGTH.unpack_from(payload, len(mark))
     end = begin + length
     if length > CERTIFICATE_BYTES_MAX or len(payload) < end + SIGNATURE_BYTES:
         return payload, None
-    proof = MessageProof(payload[begin:end], payload[end : end + SIGNATURE_BYTES])
+    proof = MessageProof(bytes(payload[begin:end]), bytes(payload[end : end + SIGNATURE_BYTES]))
     return payload[end + SIGNATURE_BYTES :], proof

@@ -80,6 +80,31 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
     return [one for one in caplog.records if one.message == event]
 
 
+def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
+    """A renewed certificate that is pinned counts from then on, and the one before counts no more; a zone whose rule is
+    taken away need not sign; a file that cannot be used leaves everything as it was."""
+
+    async def scenario(files: Files) -> None:
+        def pinned(one: Made, rule: Any = "required", authority: Path | None = None) -> NodeSettings:
+            signing = SigningSettings(facts_ca_file=authority, compromised_file=files.compromised)
+            origin = OriginSettings("plant", rule, (one.sha256.hex(),))
+            return NodeSettings(IdentitySettings("idmz", tmp_path), signing=signing, origin=(origin,))
+
+        files.trust.reconfigure(pinned(PLANT))
+        assert (files.believes(PLANT), files.believes(NEW)) == (True, False)
+        files.trust.reconfigure(pinned(NEW))
+        assert (files.believes(PLANT), files.believes(NEW)) == (False, True)
+        files.trust.reconfigure(pinned(PLANT, authority=tmp_path / "absent.pem"))
+        assert (files.believes(PLANT), files.believes(NEW)) == (False, True)
+        other = PLACE._replace(asking_zone="mill")
+        assert files.trust.judge.refuses_request(other, b"{}", None) is None
+        mill = NodeSettings(IdentitySettings("idmz", tmp_path), origin=(OriginSettings("mill", "required"),))
+        files.trust.reconfigure(mill)
+        assert files.trust.judge.refuses_request(other, b"{}", None) == "mill did not sign it"
+
+    played(tmp_path, scenario)
+
+
 def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store knows
     it, and one line in the log says so. The other signers stay believed."""

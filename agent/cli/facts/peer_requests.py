@@ -15,7 +15,7 @@ import msgspec
 
 from agent import local_socket
 from agent.config import NodeSettings
-from agent.node import access_of, identity_of, record_of, requests_signer
+from agent.node import access_of, command_judge, identity_of, record_of, requests_signer
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
 from agent.replication.mqtt import Access, Requester, ask_once, converse
@@ -112,7 +112,7 @@ def put_object(settings: NodeSettings, zone: str, feed: Feed, digest: str, size:
 
         await feed(send, messages.PUT_BYTES_MAX)
 
-    asyncio.run(converse(_access_to(settings, zone), zone, talk))
+    _converse(settings, zone, talk)
 
 
 def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[bytes], int], answer_s: float) -> int:
@@ -130,7 +130,7 @@ def get_object(settings: NodeSettings, zone: str, digest: str, write: Callable[[
             offset += write(b"".join(reply.batches))
             progress()
 
-    asyncio.run(converse(_access_to(settings, zone), zone, talk))
+    _converse(settings, zone, talk)
     return offset
 
 
@@ -140,12 +140,21 @@ def _ask(
     """Ask the peer `zone` of node.toml once. Raises UsageError for an unknown peer, MalformedMessage for an answer of
     another kind, and what `ask_once` raises."""
     access = _access_to(settings, zone)
-    answer = asyncio.run(ask_once(access, zone, request, answer_s)).answer
+    with command_judge(settings) as judge:
+        answer = asyncio.run(ask_once(access, zone, request, answer_s, judge.refuses_answer)).answer
     if not isinstance(answer, kind):
         raise MalformedMessage(
             f"{zone} answered {messages.operation_of(answer)} in place of {messages.operation_of(request)}"
         )
     return answer
+
+
+def _converse(
+    settings: NodeSettings, zone: str, talk: Callable[[Requester, Callable[[], None]], Awaitable[None]]
+) -> None:
+    access = _access_to(settings, zone)
+    with command_judge(settings) as judge:
+        asyncio.run(converse(access, zone, talk, refuses_answer=judge.refuses_answer))
 
 
 def _access_to(settings: NodeSettings, zone: str) -> Access:

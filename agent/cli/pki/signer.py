@@ -218,7 +218,9 @@ def compromise(
         print_json({"key_id": key_id.hex(), "since": since, "file": str(file)})
         return
     click.echo(f"{file}: key {key_id.hex()} is compromised since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC")
-    click.echo("next: restart the node; the same at every receiver; on the zone's node: bsfg pki signer key --force")
+    click.echo(
+        "next: the same at every receiver, whose node takes it over; on the zone's node: bsfg pki signer key --force"
+    )
 
 
 def _key_id(what: str) -> bytes:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from agent.batch import DIGEST_BYTES, Batch
 from agent.fact_store.sqlite import Transaction
-from agent.pages import KeptHead
+from agent.pages import KeptHead, SignerCertificate
 from agent.signing.heads import RUN_BYTES_MAX
 
 ROWS_AT_ONCE = 4096
@@ -38,7 +38,8 @@ def sign_backlog(transaction: Transaction) -> None:
     """Sign own batches behind the last head of each stream, and keep the certificate of the key."""
     assert transaction.signer is not None
     if transaction.signer.certificate:
-        transaction.add_signers([(transaction.signer.key_id, transaction.signer.certificate)])
+        own = SignerCertificate(transaction.signer.key_id, transaction.signer.certificate, is_believed=True)
+        transaction.add_signers([own])
     for stream in transaction.catalog.streams.values():
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):
             unsigned_bytes = 0

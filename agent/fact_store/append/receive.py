@@ -38,6 +38,7 @@ from agent.pages import (
     PeerPosition,
     PutResult,
     ReceivedDefinition,
+    SignerCertificate,
 )
 
 EPOCHS_OF_ZONE_MAX = 1_000
@@ -63,7 +64,7 @@ class ReceivedPage:
     holes: Sequence[tuple[int, int, str]] = ()
     is_backlog: bool = False
     heads: Sequence[KeptHead] = ()
-    signers: Sequence[tuple[bytes, bytes]] = ()
+    signers: Sequence[SignerCertificate] = ()
     declined: Sequence[Declined] = ()
 
     @property
@@ -119,7 +120,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     stream = transaction.stream(page.stream)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
-    transaction.add_signers(page.signers)
+    transaction.add_signers(page.signers, page.peer)
     if plan.inserts:
         transaction.add_batches(stream, plan.inserts, plan.heads, is_backlog=page.is_backlog)
         kept = transaction.catalog.streams[page.stream]

@@ -9,6 +9,7 @@ import sqlite3
 
 from agent.batch import Batch
 from agent.fact_store.sqlite import QUERIES
+from agent.pages import CERTIFICATES_OF_KEY_MAX
 from agent.signing.certificates import Signer, describe_signer
 from agent.signing.heads import HeadError, parse_head, signed_bytes
 
@@ -39,7 +40,9 @@ class HeadCheck:
 
     def _of(self, key_id: bytes) -> list[Signer]:
         if (known := self._signers.get(key_id)) is None:
-            rows = self._connection.execute(QUERIES["select_signers"], (key_id,)).fetchall()
+            rows = self._connection.execute(
+                QUERIES["select_signers"], {"key_id": key_id, "limit": CERTIFICATES_OF_KEY_MAX}
+            ).fetchall()
             described = [describe_signer(der) for (der,) in rows if isinstance(der, bytes)]
             known = self._signers[key_id] = [one for one in described if isinstance(one, Signer)]
         return known

@@ -48,7 +48,7 @@ from agent.fact_store.sqlite import (
     load,
     reading_tables,
 )
-from agent.pages import BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
+from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -152,8 +152,14 @@ class StoreReader:
     def signers(self, key_ids: Iterable[bytes]) -> list[bytes]:
         """The certificates (DER) held of keys that sign heads."""
         with self._reading() as connection:
-            rows = [connection.execute(QUERIES["select_signers"], (key_id,)).fetchall() for key_id in key_ids]
+            asked = [{"key_id": key_id, "limit": CERTIFICATES_OF_KEY_MAX} for key_id in key_ids]
+            rows = [connection.execute(QUERIES["select_signers"], each).fetchall() for each in asked]
         return [certificate for found in rows for (certificate,) in found]
+
+    def signed_zones(self) -> frozenset[str]:
+        """The zones of which a head was ever verified here."""
+        with self._reading() as connection:
+            return frozenset(zone for (zone,) in connection.execute(QUERIES["select_proven_zones"]))
 
     def verified(self, stream: str, places: Iterable[tuple[Origin, int]]) -> list[Verified]:
         """Whether batches are proven by a signature of their origin (proofs.py); each is given by its origin and one

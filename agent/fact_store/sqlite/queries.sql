@@ -60,19 +60,30 @@ SELECT id, zone, epoch FROM origin ORDER BY id;
 -- select_signed: the origins of which a head was stored, and when one was first verified (NULL: none)
 SELECT id, proven_unix_ms FROM origin WHERE signed_unix_ms IS NOT NULL;
 
+-- select_proven_zones: the zones of which a head was ever verified
+SELECT DISTINCT zone FROM origin WHERE proven_unix_ms IS NOT NULL;
+
 -- update_signed: a head of an origin is stored, and perhaps verified
 UPDATE origin
 SET signed_unix_ms = coalesce(signed_unix_ms, :now), proven_unix_ms = coalesce(proven_unix_ms, :proven)
 WHERE id = :origin;
 
--- insert_signer: the certificate of a key that signs heads
-INSERT INTO signer (key_id, certificate, first_unix_ms) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+-- insert_signer: the certificate of a key that signs heads, or that it came again; a believed one stays so
+INSERT INTO signer (key_id, certificate, peer, seen_unix_ms) VALUES (:key_id, :certificate, :peer, :now)
+ON CONFLICT (key_id, certificate) DO UPDATE SET peer = excluded.peer, seen_unix_ms = excluded.seen_unix_ms
+WHERE peer != '' AND excluded.peer IN (peer, '');
 
--- count_signers: how many certificates of one key are held
-SELECT count(*) FROM signer WHERE key_id = ?;
+-- delete_signers: the certificates of a key that a peer has brought, but the newest
+DELETE FROM signer WHERE key_id = :key_id AND peer = :peer AND certificate NOT IN (
+    SELECT certificate FROM signer WHERE key_id = :key_id AND peer = :peer
+    ORDER BY seen_unix_ms DESC, certificate LIMIT :limit
+);
 
--- select_signers: the certificates of a key
-SELECT certificate FROM signer WHERE key_id = ? ORDER BY first_unix_ms, certificate;
+-- select_signers: the certificates of a key: believed ones, then the newest of each peer, then the second of each
+SELECT certificate FROM (
+    SELECT certificate, peer, row_number() OVER (PARTITION BY peer ORDER BY seen_unix_ms DESC, certificate) AS place
+    FROM signer WHERE key_id = :key_id
+) ORDER BY peer != '', place, certificate LIMIT :limit;
 
 -- select_unsigned: batches of an origin behind its last head: there was no key when they were sealed
 SELECT id, first_offset, last_offset, length(body), first_sequence + count - 1, CAST(digest AS BLOB) FROM batch

@@ -16,15 +16,20 @@ from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
 from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
-from agent.pages import HeldRange, KeptHead, LastBatch, OriginRange, PeerPosition
+from agent.pages import (
+    CERTIFICATES_OF_KEY_MAX,
+    HeldRange,
+    KeptHead,
+    LastBatch,
+    OriginRange,
+    PeerPosition,
+    SignerCertificate,
+)
 from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
 
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
 back."""
-CERTIFICATES_OF_KEY_MAX = 4
-"""Certificates of one key id that are kept: a renewed one, and one for another zone. More would let a peer fill the
-table."""
 _NO_HEAD = (None, None)
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
@@ -216,12 +221,14 @@ class Transaction:
         self._execute(QUERIES["update_head"], (head, self.now_unix_ms, row))
         self._note_signed(origin or self.catalog.origin, is_proven=True)
 
-    def add_signers(self, signers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Keep certificates (key id, DER), so that they can be passed on with the heads of their keys."""
-        for key_id, certificate in signers:
+    def add_signers(self, signers: Iterable[SignerCertificate], peer: str = "") -> None:
+        """Keep certificates that a peer has brought, so that they can be passed on with the heads of their keys."""
+        for key_id, certificate, is_believed in signers:
             assert len(key_id) == KEY_ID_BYTES
-            if self._execute(QUERIES["count_signers"], (key_id,)).fetchone()[0] < CERTIFICATES_OF_KEY_MAX:
-                self._execute(QUERIES["insert_signer"], (key_id, certificate, self.now_unix_ms))
+            of = {"key_id": key_id, "peer": "" if is_believed else peer, "limit": CERTIFICATES_OF_KEY_MAX}
+            row = {**of, "certificate": certificate, "now": self.now_unix_ms}
+            if self._execute(QUERIES["insert_signer"], row).rowcount:
+                self._execute(QUERIES["delete_signers"], of)
 
     def set_compromised(self, since_ms: Mapping[bytes, int]) -> None:
         """Set the list of compromised keys: key id, and ms since 1970."""

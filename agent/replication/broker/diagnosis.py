@@ -16,7 +16,7 @@ from functools import partial
 from agent.replication.pki import Problem
 from agent.replication.protocol.codec import PROTOCOL, VERSION, decode_answer
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
-from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer
+from agent.replication.protocol.messages import ErrorAnswer, StreamsAnswer, operation_of
 from agent.signing.messages import split_answer
 
 CLOCK_NOTE_MS = 1_000
@@ -84,7 +84,9 @@ def judge_answer(zone: str, payload: bytes) -> tuple[Diagnostic, StreamsAnswer |
     if isinstance(answer, ErrorAnswer):
         what = f"{zone} refused: {answer.error.code}: {answer.error.message}"
         return bad(what, answer.error.hint, step="protocol"), None
-    assert isinstance(answer, StreamsAnswer)
+    if not isinstance(answer, StreamsAnswer):
+        what = f"{zone} answered {operation_of(answer)} in place of ListStreams"
+        return bad(what, "is the peer a bsfg node?", step="protocol"), None
     theirs = json.loads(payload[4 : 4 + int.from_bytes(payload[:4], "little")])["version"]
     figures: Figures = {
         "version": VERSION,

@@ -47,7 +47,7 @@ class Reply(NamedTuple):
 
 class Requester:
     """Sends requests of the link's own zone to `peer_zone`. Must be created before the link runs. `refuses_answer` says
-    why an answer without facts is not proven to be the peer's; commands that only report need none."""
+    why an answer is not proven to be the peer's."""
 
     def __init__(self, link: Link, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message) -> None:
         self.peer_zone = peer_zone
@@ -116,11 +116,11 @@ class Requester:
             on_answer(ArrivedAnswer(incoming.payload, self._place(correlation), refuses))
 
     def _refuses(
-        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes, proof: MessageProof | None
+        self, on_answer: OnAnswer, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None
     ) -> str | None:
         why = self._refuses_answer(place, answer, proof)
         if why is not None:
-            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0049)
+            self._open[place.correlation] = on_answer  # the peer's own answer may still come (0052)
         return why
 
     def _place(self, correlation: bytes) -> MessagePlace:
@@ -145,13 +145,15 @@ def peer_refused(zone: str, answer: ErrorAnswer) -> PeerRefused:
 
 
 @asynccontextmanager
-async def open_requester(access: Access, peer_zone: str) -> AsyncIterator[Requester]:
+async def open_requester(
+    access: Access, peer_zone: str, refuses_answer: RefusesMessage = takes_every_message
+) -> AsyncIterator[Requester]:
     """A requester with a connection of its own, for commands. Raises TransportError if the broker cannot be reached.
 
     Client id and response topic are random, so a running node of the same zone is not disturbed.
     """
     link = Link(access)
-    requester = Requester(link, peer_zone)
+    requester = Requester(link, peer_zone, refuses_answer)
     async with link.connected():
         yield requester
 
@@ -162,6 +164,7 @@ async def converse(
     conversation: Callable[[Requester, Callable[[], None]], Awaitable[_T]],
     chance: Callable[[], float] = random.random,
     attempts: int = ATTEMPTS,
+    refuses_answer: RefusesMessage = takes_every_message,
 ) -> _T:
     """Connect, carry out the conversation, disconnect; again after a retryable error, until `attempts` fail in a row
     without progress, which the conversation reports by calling its second argument.
@@ -176,7 +179,7 @@ async def converse(
 
     while True:
         try:
-            async with open_requester(access, peer_zone) as requester:
+            async with open_requester(access, peer_zone, refuses_answer) as requester:
                 return await conversation(requester, progress)
         except (PeerRefused, TransportError) as error:
             failures += 1
@@ -185,6 +188,14 @@ async def converse(
         await asyncio.sleep(backoff_ms(RETRY_MS_MIN, RETRY_MS_MAX, failures - 1, chance()) / 1000)
 
 
-async def ask_once(access: Access, peer_zone: str, request: Request, answer_s: float) -> Reply:
+async def ask_once(
+    access: Access,
+    peer_zone: str,
+    request: Request,
+    answer_s: float,
+    refuses_answer: RefusesMessage = takes_every_message,
+) -> Reply:
     """Ask `peer_zone` on a connection of its own, as `converse`; each attempt waits `answer_s` seconds."""
-    return await converse(access, peer_zone, lambda requester, _: requester.ask(request, answer_s))
+    return await converse(
+        access, peer_zone, lambda requester, _: requester.ask(request, answer_s), refuses_answer=refuses_answer
+    )

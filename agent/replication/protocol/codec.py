@@ -102,7 +102,7 @@ def encode_error(store_zone: str, epoch: str, operation: str, code: str, message
     return _LENGTH.pack(len(header)) + header
 
 
-def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
+def decode_answer(payload: bytes | memoryview) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     """The answer in `payload` and its batches, with checked lengths and order. Raises MalformedMessage."""
     if not _LENGTH.size <= len(payload) <= ANSWER_BYTES_MAX:
         raise MalformedMessage(f"answer of {len(payload)} bytes, {_LENGTH.size} to {ANSWER_BYTES_MAX} expected")
@@ -110,7 +110,7 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     attachment_at = _LENGTH.size + header_bytes
     if header_bytes > HEADER_BYTES_MAX or attachment_at > len(payload):
         raise MalformedMessage(f"header of {header_bytes} bytes in an answer of {len(payload)}")
-    header = payload[_LENGTH.size : attachment_at]
+    header = bytes(payload[_LENGTH.size : attachment_at])
     _check_depth(header)
     head = _decode_head(_ANSWER_HEAD, header)
     if head.status == "error":
@@ -129,7 +129,7 @@ def decode_answer(payload: bytes) -> tuple[Answer | ErrorAnswer, list[bytes]]:
     if attachment_at + sum(lengths) != len(payload):
         raise MalformedMessage(f"{len(payload) - attachment_at} bytes attached, the header lists {sum(lengths)}")
     ends = list(accumulate(lengths, initial=attachment_at))
-    return answer, [payload[start:end] for start, end in pairwise(ends)]
+    return answer, [bytes(payload[start:end]) for start, end in pairwise(ends)]
 
 
 def _too_large(payload: bytes) -> MalformedMessage:

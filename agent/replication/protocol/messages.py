@@ -19,6 +19,7 @@ from agent.append_contract import WARNING_CHARACTERS_MAX, AppendOutcome
 from agent.batch import Origin
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope
+from agent.pages import CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.errors import MalformedMessage
 from agent.signing.heads import HEAD_BYTES
 
@@ -99,10 +100,10 @@ BYTES_MAX_DEFAULT = 256 * 1024
 WAIT_MS_MAX = 60_000
 FORMER_EPOCHS_MAX = 64
 """Epochs of its own zone of which a requester takes facts back. A store begins one after it was restored."""
-SIGNERS_MAX = 64
+SIGNERS_MAX = 16
 """Keys of one page whose certificates are sent; a page ends before the head that needs those of another one."""
-CERTIFICATES_MAX = 4 * SIGNERS_MAX
-"""Certificates of one page: a store keeps up to four of a key."""
+CERTIFICATES_MAX = CERTIFICATES_OF_KEY_MAX * SIGNERS_MAX
+"""Certificates of one page."""
 SIGNERS_KNOWN_MAX = 512
 """Key ids that a request names, 19 bytes each; beyond, some certificates are sent with each page."""
 SignersKnown = Annotated[list[KeyId], msgspec.Meta(max_length=SIGNERS_KNOWN_MAX)]

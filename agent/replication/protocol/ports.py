@@ -39,6 +39,7 @@ from agent.pages import (
     PutResult,
     ReceivedDefinition,
     RepairedRange,
+    SignerCertificate,
     StoredHead,
 )
 from agent.signing.freshness import SignedEnd
@@ -217,7 +218,7 @@ class Inbound(Protocol):
         holes: Sequence[tuple[int, int, str]] = (),
         is_backlog: bool = False,
         heads: Sequence[KeptHead] = (),
-        signers: Sequence[tuple[bytes, bytes]] = (),
+        signers: Sequence[SignerCertificate] = (),
         declined: Sequence[Declined] = (),
     ) -> Future[PutResult]: ...
 

@@ -214,7 +214,7 @@ class PullRunner:
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings
         try:
-            answer, sealed = arrived.open(self.core.epoch if fetch_id == self.core.open_fetch_id else None)
+            answer, sealed = arrived.open()
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"

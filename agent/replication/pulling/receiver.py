@@ -347,7 +347,7 @@ class Receiver(Generic[Content]):
         if self._open is None or event.fetch_id != self._open.fetch_id:
             return
         if event.code == UnprovenAnswer.code:
-            self._unproven = event.reason  # it counts as none (0049): the peer's own may follow until the time-out
+            self._unproven = event.reason  # it counts as none (0052): the peer's own may follow until the time-out
         elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
             self._restart(event.epoch, now_ms)
         elif event.code == "fenced":
@@ -445,13 +445,15 @@ class Receiver(Generic[Content]):
             self._to(Asking.BLOCKED)
 
     def _lose(self, kind: NoteKind, reason: str) -> None:
-        """Note once why no facts come, and again only when a final reason replaces a passing one."""
+        """Note once why no facts come, and again only when a reason for an operator replaces a passing one."""
         self._is_proven = False
         if self.asking is Asking.FENCED:
             # Of a page on its way to the store; the reason why we stopped stays.
             self._effects.append(Note(kind, reason))
             return
-        if self.lost_reason is None or (kind is not NoteKind.PEER_LOST and self.lost_reason != reason):
+        before = self.lost_reason or ""
+        is_unproven = reason.startswith(UnprovenAnswer.code) and not before.startswith(UnprovenAnswer.code)
+        if not before or is_unproven or (kind is not NoteKind.PEER_LOST and before != reason):
             self._effects.append(Note(kind, reason))
             self.lost_reason = reason
 

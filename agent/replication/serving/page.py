@@ -36,8 +36,10 @@ DEFINITION_OVERHEAD_BYTES = 160
 """One entry of `definitions` without the definition."""
 HEAD_ENTRY_BYTES = HEAD_BYTES + 8
 """A head, and its entry of `heads`."""
-DEFINITIONS_BYTES_MAX = 512 * 1024
+DEFINITIONS_BYTES_MAX = 384 * 1024
 """Definitions are sent in the header, which has a limit of its own."""
+SIGNERS_BYTES_MAX = 128 * 1024
+"""So are certificates; those of one key have 88 kB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +265,10 @@ class _Selection:
     def _add_signer(self, batch: StoredBatch) -> bool:
         """Note that the page needs the certificate of a head; False where it already has as many as it may."""
         if self._plan.whole_runs and batch.head and (key_id := key_id_in(batch.head)) in self._signers:
-            if key_id not in self._signers_sent and len(self._signers_sent) >= SIGNERS_MAX:
+            sent = self._signers_sent | {key_id}
+            if len(sent) > SIGNERS_MAX or sum(self._signers.get(one, 0) for one in sent) > SIGNERS_BYTES_MAX:
                 return False
-            self._signers_sent.add(key_id)
+            self._signers_sent = sent
         return True
 
     def end_at_run(self) -> int:

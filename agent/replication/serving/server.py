@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol.arrived_answer import RefusesMessage, needs_proof, takes_every_message
+from agent.replication.protocol.arrived_answer import RefusesMessage, takes_every_message
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
@@ -68,7 +68,7 @@ class Server:
     `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds latest
     values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a request
     that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins. `signer` signs
-    the answers that need a proof. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
+    the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
     `store_unavailable`.
     """
 
@@ -200,6 +200,7 @@ class Server:
         payload, proof = split_request(incoming.payload)
         request = _decoded(payload)
         operation = "" if isinstance(request, MalformedMessage) else operation_of(request)
+        known: Sequence[str] = getattr(request, "signers_known", ())
         span = self._telemetry.start(Span.SERVE, Side.SERVING, operation, peer=caller.zone)
         try:
             if isinstance(request, MalformedMessage):
@@ -233,11 +234,11 @@ class Server:
             case Refuse(code, message):
                 self._refusals[code] += 1
                 refusal = encode_error(self._store.zone, self._context.epoch, operation, code, message)
-                self._send(caller, refusal, needs_proof=True)
+                self._send(caller, refusal, known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
-                self._send(caller, encode_answer(answer, attachment), needs_proof=needs_proof(answer))
+                self._send(caller, encode_answer(answer, attachment), known)
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
     def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: MessageProof | None) -> str | None:
@@ -269,10 +270,10 @@ class Server:
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
-    def _send(self, caller: Caller, payload: bytes, *, needs_proof: bool) -> None:
-        """Send an answer when it is the zone's turn; signed if the requester needs a proof of it."""
-        if needs_proof and self._signer is not None:
-            payload = sign_answer(self._signer, self._place(caller), payload)
+    def _send(self, caller: Caller, payload: bytes, signers_known: Sequence[str]) -> None:
+        """Send an answer when it is the zone's turn, signed if this node has a key."""
+        if self._signer is not None:
+            payload = sign_answer(self._signer, self._place(caller), payload, signers_known)
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         self._bytes_sent += len(payload)
         self._context.send(caller.zone, topic, payload, caller.correlation)

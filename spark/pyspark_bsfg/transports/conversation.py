@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from agent.replication.mqtt import Access, Reply, Requester, converse
+from agent.replication.protocol.arrived_answer import RefusesMessage
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused, ReplicationError
 from agent.replication.protocol.messages import Request
 
@@ -32,8 +33,11 @@ class Conversation:
     """Requests to `peer`. Each is tried `attempts` times in a row, with a pause that grows to 2 s, and waits
     `timeout_s` for its answer each time."""
 
-    def __init__(self, access: Access, peer: str, timeout_s: float, attempts: int) -> None:
+    def __init__(
+        self, access: Access, peer: str, timeout_s: float, attempts: int, refuses_answer: RefusesMessage
+    ) -> None:
         self._access, self._peer, self._timeout_s, self._attempts = access, peer, timeout_s, attempts
+        self._refuses_answer = refuses_answer
         self._waiting: asyncio.Queue[_Asked] = asyncio.Queue(REQUESTS_WAITING_MAX)
         self._now: _Asked | None = None
         self._is_ready = threading.Event()
@@ -73,7 +77,11 @@ class Conversation:
             while True:
                 self._now = await self._waiting.get()
                 try:
-                    await converse(self._access, self._peer, self._answer_all, attempts=self._attempts)
+                    await converse(
+                        *(self._access, self._peer, self._answer_all),
+                        attempts=self._attempts,
+                        refuses_answer=self._refuses_answer,
+                    )
                 except ReplicationError as error:
                     for asked in self._unanswered():
                         asked.answered.set_exception(error)

@@ -40,6 +40,7 @@ from agent.replication.protocol.messages import (
     Request,
     StreamsAnswer,
 )
+from agent.replication.pulling import Beliefs, MessageJudge
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
 from agent.signing.files import load_trust
@@ -86,7 +87,9 @@ class MqttNode:
             raise NodeUnavailable(str(error), error.hint) from error
         if (known := _unused.pop(at, None)) is None or not known.conversation.is_alive:
             access = Access("spark", zone, at.host, at.port, partial(client_context, *files))
-            known = _Known(Conversation(access, at.peer, at.request_timeout_s, at.attempts), {})
+            judge = MessageJudge(None if trust is None else Beliefs(trust))
+            conversation = Conversation(access, at.peer, at.request_timeout_s, at.attempts, judge.refuses_answer)
+            known = _Known(conversation, {})
         try:
             yield MqttNodeSource(self, known, zone, trust)
         finally:

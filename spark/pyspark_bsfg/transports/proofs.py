@@ -35,7 +35,8 @@ class Signers:
                 self._came.add(named.key_id)
                 found = signer_of(one, self._trust, self._now_ms)
                 if isinstance(found, Signer):
-                    self._believed[found.zone, found.key_id] = found
+                    before = self._believed.get((found.zone, found.key_id), found)
+                    self._believed[found.zone, found.key_id] = before.joined(found)
 
     def known(self) -> list[str]:
         """Key ids whose certificates need not be sent again."""

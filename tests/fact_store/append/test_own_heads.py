@@ -16,7 +16,7 @@ from agent.batch import Origin, parse
 from agent.fact_store import FactStore, verify_store
 from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
-from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, StoredBatch
+from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, SignerCertificate, StoredBatch
 from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, parse_head, sign_head, signed_bytes
 from agent.signing.keys import SignerPublic, SigningKey, ZoneSigner
 from tests.fact_store.making import (
@@ -220,7 +220,7 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
         mill.put(store, mill.sealed[:2])
         heads = [mill.head(1, is_verified=False)]
         position = PeerPosition(mill.origin.epoch, 15)
-        given_signers = [(mill.key.key_id, b"certificate")]
+        given_signers = [SignerCertificate(mill.key.key_id, b"certificate", is_believed=False)]
         batches = parsed(mill.sealed[:3])
         put = store.inbound.put_batches
         done(put("mill", TELEMETRY, batches, mill.received(), position, heads=heads, signers=given_signers))

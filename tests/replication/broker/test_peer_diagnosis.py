@@ -14,7 +14,7 @@ from agent.replication.broker.diagnosis import (
     judge_streams,
 )
 from agent.replication.protocol.codec import VERSION, encode_answer, encode_error
-from agent.replication.protocol.messages import StreamEntry, StreamsAnswer
+from agent.replication.protocol.messages import StreamEntry, StreamsAnswer, UnregisterAnswer
 
 EPOCH = "00" * 16
 
@@ -48,11 +48,12 @@ def test_a_good_answer_names_versions_and_store() -> None:
         (b"rubbish", "cannot be read"),
         (encode_answer(streams_answer(), []).replace(b'"version":"1.', b'"version":"2.'), "2."),
         (encode_answer(streams_answer(zone="plant-b"), []), "has the store of plant-b"),
+        (encode_answer(UnregisterAnswer(store_zone="plant-a", epoch=EPOCH, was_registered=True), []), "in place of"),
         (encode_error("plant-a", EPOCH, "ListStreams", "busy", "too much in hand"), "busy: too much in hand"),
     ],
 )
 def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
-    """Not the protocol, another major version, another zone's store, a refusal: each with what to do."""
+    """Not the protocol, another major version, another zone's store, another answer, a refusal: each with what to do."""
     step, answer = judge_answer("plant-a", payload)
     assert (step.outcome, answer) == (Outcome.BAD, None)
     assert says in step.what

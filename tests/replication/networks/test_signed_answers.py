@@ -18,7 +18,7 @@ from agent.replication.protocol.topics import request_topic
 from agent.replication.pulling import Beliefs, Puller
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
-from agent.signing.messages import MessagePlace, sign_answer
+from agent.signing.messages import MessagePlace, sign_answer, split_answer
 from tests.replication.nodes import IMPATIENT, STREAM, Node, access
 from tests.signing.signers import make, signing_key
 from tests.support.mosquitto import Mosquitto
@@ -43,6 +43,20 @@ def header(status: str, epoch: str, **fields: object) -> bytes:
 def refusal(code: str, epoch: str) -> bytes:
     """An error that is final."""
     return header("error", epoch, error={"code": code, "message": "forged", "retryable": False, "hint": ""})
+
+
+def elsewhere(signed: bytes, after: int) -> bytes:
+    """A page that the zone has sent, as if its facts stood at another offset: they are true, so nothing is declined, and
+    what stands there would be passed."""
+    answer, _ = split_answer(signed)
+    (length,) = struct.unpack_from("<I", answer)
+    fields = json.loads(answer[4 : 4 + length])
+    begin = after + 1
+    for one in fields.get("batches", ()):
+        one[:2] = [begin, begin + one[1] - one[0]]
+        begin = one[1] + 1
+    text = json.dumps(fields).encode()
+    return struct.pack("<I", len(text)) + text + answer[4 + length :]
 
 
 class Forger:
@@ -80,7 +94,9 @@ class Forger:
             header("ok", "ab" * 16, **page),
             sign_answer(SIGNERS["evil"], place, fenced),
             SIGNED_ANSWER + struct.pack("<H", 1) + bytes(65) + fenced,
+            b"no answer",
             *self.seen,
+            *[elsewhere(one, after) for one in self.seen],
         )
 
 
@@ -107,8 +123,9 @@ def pulling(broker: Mosquitto, folder: Path, beliefs: Beliefs | None = None) -> 
 
 @pytest.mark.parametrize("rule", ["required", "if_present"])
 def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
-    """Each request is answered by the attacker first: fenced, another epoch, holes, an empty log, signed by another zone
-    or with what the plant signed as the answer to another request. All of it is counted, none of it fences the puller,
+    """Each request is answered by the attacker first: fenced, another epoch, holes, an empty log, no answer at all,
+    true facts in the place of others; unsigned, signed by another zone, or with what the plant signed as the answer to
+    another request. All of it is counted, none of it fences the puller,
     moves its position or begins anew, and the plant's own answers behind it bring every fact. Without the rule it is so
     once the plant has signed facts."""
 
@@ -166,7 +183,7 @@ def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Path) -> 
             await wait_until_async(lambda: puller.statistics().lost_reason is not None, "the reason")
             reason = puller.statistics().lost_reason or ""
             assert reason.startswith(
-                "unproven_answer: plant-a: an answer (a page) is not proven: plant-a did not sign it"
+                "unproven_answer: plant-a: an answer (FetchFacts) is not proven: plant-a did not sign it"
             )
             assert "bsfg pki signer" in reason
             await wait_until_async(lambda: puller.statistics().counters.unproven > 1, "another try")

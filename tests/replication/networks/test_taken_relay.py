@@ -13,7 +13,7 @@ from agent.batch import Batch, Link, Origin, parse, seal_messages
 from agent.fact_store import FactStore, StoreSettings
 from agent.message import Envelope, Fact, Message
 from agent.node.store_errors import COMPARISON_ERRORS
-from agent.pages import KeptHead, PeerPosition
+from agent.pages import KeptHead, PeerPosition, SignerCertificate
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, Beliefs, ThrottledRequester
 from agent.signing.certificates import SignerTrust
 from agent.signing.heads import HeadSigner, sign_head
@@ -67,7 +67,7 @@ def smuggle(
 ) -> None:
     """Write batches into the relay's store as if a peer had brought them: whoever holds the machine can."""
     kept = [KeptHead(at, record, is_verified=False) for at, record in (heads or {}).items()]
-    signers = [(certificate.key_id, certificate.certificate)] if certificate else []
+    signers = [SignerCertificate(certificate.key_id, certificate.certificate, is_believed=False)] if certificate else []
     position = PeerPosition(b"s" * 16, 1)
     relay.inbound.put_batches("accomplice", STREAM, batches, [], position, heads=kept, signers=signers).result(10)
 

@@ -1,18 +1,26 @@
-"""Which answers are taken only with a proof, and what becomes of one without."""
+"""Where a peer's signature is demanded, an answer is taken only with a proof, whatever it says."""
+
+import json
+import struct
+from itertools import pairwise
 
 import pytest
 
-from agent.replication.protocol.arrived_answer import ArrivedAnswer, needs_proof
+from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import (
     Answer,
-    ConfirmAnswer,
+    AppendAnswer,
+    AppendedEntry,
+    DigestsAnswer,
     FetchAnswer,
-    RangeAnswer,
+    LatestAnswer,
+    ObjectAnswer,
     SequencesAnswer,
     StreamsAnswer,
 )
+from agent.signing.heads import HEAD_BYTES
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, sign_answer
 
@@ -20,17 +28,15 @@ SIGNER = ZoneSigner(SigningKey.generate(), b"certificate")
 PLACE = MessagePlace("plant", "idmz", "i1", b"c" * 16)
 OWN = {"store_zone": "plant", "epoch": "1" * 32}
 PAGE = {**OWN, "stream": "facts"}
-HOLE, OMITTED = {"holes": [(1, 4, "expired")]}, {"omitted": [(1, 4)]}
-STOPPING = [
-    FetchAnswer(**PAGE, frontier=0, end_offset=9, **HOLE),  # type: ignore[arg-type]
-    FetchAnswer(**PAGE, frontier=0, end_offset=9, **OMITTED),  # type: ignore[arg-type]
-    RangeAnswer(**PAGE, end_offset=9, **HOLE),  # type: ignore[arg-type]
-    SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", **HOLE),  # type: ignore[arg-type]
-    FetchAnswer(**PAGE, frontier=0, end_offset=9),  # type: ignore[arg-type]
+FACTS = FetchAnswer(**PAGE, frontier=0, end_offset=9, batches=[(1, 2, 20), (3, 9, 30)], heads=[1])  # type: ignore[arg-type]
+ATTACHED = [b"a" * 20, b"b" * 30, b"h" * HEAD_BYTES]
+ANSWERS = [
+    FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=[(1, 4, "expired")]),  # type: ignore[arg-type]
+    SequencesAnswer(**PAGE, origin=f"plant/{'1' * 32}", omitted=[(1, 4)]),  # type: ignore[arg-type]
     FetchAnswer(**PAGE, frontier=0, end_offset=0, lease_in_force=7),  # type: ignore[arg-type]
-]
-HARMLESS = [
-    ConfirmAnswer(**OWN, cursor_advanced_to=4),
+    DigestsAnswer(**PAGE, end_offset=9),  # type: ignore[arg-type]
+    AppendAnswer(**OWN, outcomes=[AppendedEntry(offset=7, outcome="stored")]),
+    LatestAnswer(**PAGE, end_offset=9, queue_depth=0, depth_facts=9),  # type: ignore[arg-type]
     StreamsAnswer(**OWN, streams=[]),
 ]
 
@@ -48,12 +54,13 @@ def opened(payload: bytes, place: MessagePlace = PLACE) -> object:
     return ArrivedAnswer(payload, place, verified).open()[0]
 
 
-@pytest.mark.parametrize("answer", STOPPING, ids=lambda one: type(one).__name__)
-def test_a_page_that_skips_facts_or_has_none_needs_a_proof(answer: Answer) -> None:
-    """Holes, omitted ranges, leases and the end of the log are taken with the signature of this answer to this request, and without it never."""
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda one: type(one).__name__)
+def test_every_answer_needs_a_proof(answer: Answer) -> None:
+    """Holes, digests, outcomes of appends and latest values are taken with the signature of this answer to this
+    request, and without it never."""
     payload = encode_answer(answer, [])
     assert opened(sign_answer(SIGNER, PLACE, payload)) == answer
-    with pytest.raises(UnprovenAnswer, match=r"\(a page\) is not proven: nobody signed it") as raised:
+    with pytest.raises(UnprovenAnswer, match=r"\(\w+\) is not proven: nobody signed it") as raised:
         opened(payload)
     assert raised.value.retryable
     other = PLACE._replace(correlation=b"d" * 16)
@@ -71,31 +78,44 @@ def test_every_refusal_needs_a_proof(code: str) -> None:
         opened(payload)
 
 
-@pytest.mark.parametrize("answer", HARMLESS, ids=lambda one: type(one).__name__)
-def test_other_answers_need_none(answer: Answer) -> None:
-    """Facts have their own proof, and what says nothing stops nothing; a proof that comes with it is left alone."""
-    assert not needs_proof(answer)
-    payload = encode_answer(answer, [])
-    assert opened(payload) == answer
-    assert opened(sign_answer(SIGNER, PLACE._replace(instance="x"), payload)) == answer
-
-
-def test_facts_need_no_proof_except_under_another_epoch() -> None:
-    """A page of facts is taken as it is in the epoch that was asked for. One of another epoch would make the requester
-    begin anew, so it is taken as the peer's only if the peer has signed it."""
-    answer = FetchAnswer(**PAGE, frontier=0, end_offset=9, batches=[(1, 2, 5)])  # type: ignore[arg-type]
-    payload = encode_answer(answer, [b"facts"])
-    assert not needs_proof(answer)
-    for epoch in (None, "1" * 32):
-        assert ArrivedAnswer(payload, PLACE, verified).open(epoch) == (answer, [b"facts"])
+def test_the_signature_of_a_page_covers_all_but_the_bodies_of_batches() -> None:
+    """Another offset, length, digest of a batch or byte of a head is another page. Of a batch only its digest counts,
+    which proves the rest of it to its reader. The largest artifact chunk is covered whole."""
+    signed = sign_answer(SIGNER, PLACE, encode_answer(FACTS, ATTACHED))
+    assert ArrivedAnswer(signed, PLACE, verified).open() == (FACTS, ATTACHED)
+    header = signed.index(b"{")
+    bodies = signed.index(ATTACHED[0])
+    ends = [bodies, bodies + 20, bodies + 50]
+    bare = {at for start, end in pairwise(ends) for at in range(start, end - 16)}
+    for at in range(header, len(signed)):
+        changed = signed[:at] + bytes([signed[at] ^ 1]) + signed[at + 1 :]
+        if at in bare:
+            assert ArrivedAnswer(changed, PLACE, verified).open()[0] == FACTS
+        else:
+            with pytest.raises(UnprovenAnswer):
+                ArrivedAnswer(changed, PLACE, verified).open()
+    chunk = encode_answer(ObjectAnswer(**OWN, size=9, offset=0, bytes=9), [b"123456789"])
     with pytest.raises(UnprovenAnswer):
-        ArrivedAnswer(payload, PLACE, verified).open("2" * 32)
-    signed = sign_answer(SIGNER, PLACE, payload)
-    assert ArrivedAnswer(signed, PLACE, verified).open("2" * 32) == (answer, [b"facts"])
+        opened(sign_answer(SIGNER, PLACE, chunk)[:-1] + b"8")
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [[[1, 2, 15]], [[1, 2, -20], [1, 2, 40]], [[1, 2, 10**30]], [[1, 2, -9]], [[1, 2]], 7, [[1, 2, 99]]],
+    ids=str,
+)
+def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> None:
+    """A header that names impossible lengths leaves no byte of the answer out."""
+    text = json.dumps({"batches": lengths}).encode()
+    message = struct.pack("<I", len(text)) + text + b"x" * 40
+    whole = {answer_bytes(PLACE, message[:at] + b"?" + message[at + 1 :]) for at in range(len(message))}
+    assert len(whole) == len(message)
 
 
 def test_what_is_no_answer_stays_none() -> None:
-    """A signature makes no bytes readable."""
-    for payload in (b"", b"\xff" * 4, sign_answer(SIGNER, PLACE, b"")):
-        with pytest.raises(MalformedMessage):
+    """A signature makes no bytes readable. Bytes without one are not the peer's, so they close no request."""
+    with pytest.raises(MalformedMessage):
+        opened(sign_answer(SIGNER, PLACE, b""))
+    for payload in (b"", b"\xff" * 4, b"\0" * 4):
+        with pytest.raises(UnprovenAnswer, match="unreadable"):
             opened(payload)

@@ -1,7 +1,9 @@
 """Whom a node believes, with a real store: certificates that came with a page or are held, keys that are known, proof by
 what is held, and the evidence of what was declined."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,13 @@ from hypothesis import strategies as st
 
 from agent.batch import Batch
 from agent.fact_store import FactStore
-from agent.pages import PeerPosition
+from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition
+from agent.replication.pulling.message_judge import Beliefs
 from agent.replication.pulling.page_judge import (
     DECLINED_MAX,
     EVIDENCE_BYTES_MAX,
     EVIDENCE_FILES_MAX,
     PASSED_ON_MS,
-    Beliefs,
     EvidenceFolder,
     JudgedPage,
     PageJudge,
@@ -25,15 +27,18 @@ from agent.replication.pulling.page_judge import (
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign_request, split_answer, split_request
-from agent.signing.runs import Offered
+from agent.signing.runs import Offered, Rule
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.making import SIGNED_AT_MS, STREAM, chain, head_of, page, signed
-from tests.signing.signers import Made, make, signing_key
+from tests.signing.signers import DAY_MS, NOW, Made, make, signing_key
 
 AUTHORITY = make("facts authority", is_ca=True)
 PLANT = make("plant", AUTHORITY)
 KEY = signing_key(PLANT)
 NOW_MS = SIGNED_AT_MS
+YEAR, MONTH = timedelta(days=360), timedelta(days=30)
+MONTH_MS = 30 * DAY_MS
+RULES: Mapping[str, Rule] = {"plant": "required"}
 
 
 @pytest.fixture
@@ -67,7 +72,7 @@ def test_a_certificate_comes_once_and_is_believed_from_the_store_later(store: Fa
     assert first.signers_known() == []
     judged = first.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der])
     assert len(judged.batches) == 2
-    assert judged.signers == ((KEY.key_id, PLANT.der),)
+    assert judged.signers == ((KEY.key_id, PLANT.der, True),)
     put(store, judged, 2)
     assert first.signers_known() == [KEY.key_id.hex()]
     again = judge_of(store)
@@ -123,7 +128,7 @@ def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
     judge = PageJudge(store, clock_ms=lambda: now_ms)
     judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
     assert (len(judged.batches), [one.is_verified for one in judged.heads]) == (2, [False])
-    assert judged.signers == ((KEY.key_id, PLANT.der),)
+    assert judged.signers == ((KEY.key_id, PLANT.der, False),)
     assert judge.signers_known() == [KEY.key_id.hex()]
     now_ms += PASSED_ON_MS + 1
     assert judge.signers_known() == []
@@ -217,6 +222,10 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_zone="x")):
         assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
     assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
+    named = good._replace(certificate=KEY.key_id)  # as it is sent where the request has named the key
+    assert judge.refuses_answer(place, answer, named) is None
+    assert "unknown" in str(judge.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
+    assert "unknown" in str(judge_of(store).refuses_answer(place, answer, named))
     assert "not that of plant" in str(judge.refuses_request(asked, answer, good))
     assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
     assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
@@ -230,17 +239,83 @@ def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monk
     signed_zones = store.signed_zones
 
     def withdrawn() -> frozenset[str]:
-        judge.believe(SignerTrust())
+        judge.believe(SignerTrust(), RULES)
         return signed_zones()
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr(store, "signed_zones", withdrawn)
         assert judge.judge("idmz", STREAM, signed(run[:2], KEY), [PLANT.der]).declined == ()
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
-    judge.believe(SignerTrust((AUTHORITY.certificate,)))
+    judge.believe(SignerTrust((AUTHORITY.certificate,)), RULES)
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).declined == ()
-    judge.believe(SignerTrust())
+    judge.believe(SignerTrust(), RULES)
     assert judge.judge("idmz", STREAM, signed(run[2:], KEY), [PLANT.der]).batches == []
+
+
+def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
+    """Fifteen years with one key. A running node is given each new certificate before the old one ends, and takes every
+    year's facts; so does a node that begins with the store of the last year, also facts of the first. Facts from before
+    the first certificate and after the last are declined."""
+    root = make("facts authority", is_ca=True, begins=NOW, ends=NOW + 40 * YEAR)
+    years = [
+        make("plant", root, key=PLANT.key, begins=NOW + n * YEAR, ends=NOW + (n + 1) * YEAR + MONTH) for n in range(15)
+    ]
+    trust, now_ms = SignerTrust((root.certificate,)), 0
+
+    def life() -> PageJudge:
+        return PageJudge(store, Beliefs(trust, RULES, "enterprise"), clock_ms=lambda: now_ms)
+
+    def declined(judge: PageJudge, at_ms: int, certificates: Sequence[bytes] = ()) -> bool:
+        (one,) = chain(1, epoch=at_ms.to_bytes(16, "big"))
+        judged = judge.judge("idmz", STREAM, page([one], {0: head_of(KEY, one, at_ms)}), certificates)
+        put(store, judged, 1)
+        return bool(judged.declined)
+
+    judge, sent = life(), 0
+    for number, year in enumerate(years):
+        for month in range(12):
+            now_ms = NOW_MS + (number * 12 + month) * MONTH_MS + DAY_MS
+            is_known = KEY.key_id.hex() in judge.signers_known()
+            sent += not is_known
+            assert not declined(judge, now_ms, () if is_known else [one.der for one in years[max(0, number - 3) :][:4]])
+        assert year.der in store.signers([KEY.key_id])
+    assert sent < len(years) + 2
+    again = life()
+    assert [declined(again, NOW_MS + at) for at in (-DAY_MS, 0, 90 * MONTH_MS, now_ms - NOW_MS)] == [True, *3 * [False]]
+    now_ms = NOW_MS + 15 * 12 * MONTH_MS + MONTH_MS
+    assert again.signers_known() == []
+    assert declined(again, now_ms + DAY_MS)
+
+
+def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStore) -> None:
+    """A relay that trusts nobody. One of its peers sends ever new certificates of the plant's key, the other the true one:
+    that is among those that are passed on, once it has come again, and what a peer has sent has a limit. What is
+    believed here stays and is passed on first."""
+    relay = PageJudge(store, clock_ms=lambda: NOW_MS)
+
+    def bring(peer: str, certificate: bytes, judge: PageJudge = relay) -> None:
+        (one,) = chain(1, epoch=hashlib.blake2b(certificate + peer.encode(), digest_size=16).digest())
+        judged = judge.judge(peer, STREAM, signed([one], KEY), [certificate])
+        signers = judged.signers
+        store.inbound.put_batches(
+            peer, STREAM, judged.batches, [], PeerPosition(b"p" * 16, 1), heads=judged.heads, signers=signers
+        ).result(10)
+
+    false = [make("plant", key=PLANT.key).der for _ in range(2 * CERTIFICATES_OF_KEY_MAX)]
+    bring("evil", PLANT.der)  # as its own, to lose it with its others
+    for number, one in enumerate(false):
+        bring("evil", one)
+        if number % CERTIFICATES_OF_KEY_MAX == 0:
+            bring("idmz", PLANT.der)
+    held = store.signers([KEY.key_id])
+    assert len(held) == CERTIFICATES_OF_KEY_MAX
+    assert PLANT.der in held[:2]
+    bring("evil", PLANT.der, judge_of(store))
+    assert store.signers([KEY.key_id])[0] == PLANT.der
+    for one in false:
+        bring("idmz", one)
+        bring("evil", one)
+    assert store.signers([KEY.key_id])[0] == PLANT.der
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:

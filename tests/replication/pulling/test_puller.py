@@ -432,7 +432,7 @@ def test_an_immediate_final_refusal_is_final() -> None:
 
 
 def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
-    """An attacker on the way writes every answer that would stop this pull or move it without facts: none does, each is
+    """An attacker on the way writes every answer that would stop this pull or move it: none does, each is
     counted, and the page of the peer that comes behind them is stored."""
     plant = Peer()
 
@@ -447,12 +447,14 @@ def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
                 plant.without_facts(omitted=[(11, 910)]),
                 plant.without_facts(),
                 Peer().page(1, 5, epoch=TWO),
+                (page := plant.page(11, 5, more=False)),
+                b"no answer",
             ]
             for one in forged:
                 await scene.answer(one, is_proven=False)
             statistics = scene.puller.statistics()
             assert (statistics.counters.unproven, statistics.asking) == (len(forged), Asking.WAITING)
-            await scene.answer(plant.page(11, 5, more=False), is_proven=False)  # facts prove themselves
+            await scene.answer(page)
             for put in (0, 1):
                 scene.store.put[put].future.set_result(result())
                 await settle()

@@ -108,6 +108,10 @@ def test_an_unproven_answer_counts_as_none() -> None:
     assert kinds(driver.answer(page(0, 0, frontier=10)))[0] is NoteKind.PEER_RETURNED
     driver(Tick(), 1_500)
     assert driver.core.lost_reason == "timeout: no answer"
+    driver(Tick(), 400)
+    unproven()
+    assert kinds(driver(Tick(), 5_000)) == [NoteKind.PEER_LOST]
+    assert driver.core.lost_reason == "unproven_answer: plant: nobody signed it", "it needs an operator"
 
 
 def test_start_at_the_end_takes_the_peers_frontier() -> None:

@@ -117,27 +117,31 @@ def test_a_request_that_cannot_be_read_is_answered_with_why(tmp_path: Path) -> N
     serving(tmp_path, scenario)
 
 
-def test_what_brings_no_facts_is_signed(tmp_path: Path) -> None:
-    """A refusal and an empty page carry the signature of this zone for this request. A page of facts and a list carry
-    none: it would be 400 bytes for each."""
+def test_every_answer_is_signed(tmp_path: Path) -> None:
+    """A refusal, an empty page, a page of facts and a list carry the signature of this zone for this request; the
+    certificate is left out where the request names its key."""
     signer = ZoneSigner(SigningKey.generate(), b"certificate")
     place = MessagePlace("plant-a", "idmz", "1", bytes(16))
     fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+    knowing = msgspec.structs.replace(fetch, signers_known=["0" * 16, signer.key_id.hex()])
 
     async def scenario(server: Server, link: Link, published: Published) -> None:
         store: Any = server._store
         await define(store, "line1/temperature")
-        for request in (GetBounds(stream="unknown"), fetch):
-            await answer_to(link, published, asked(request))
+        empty = [
+            (GetBounds(stream="unknown"), b"certificate"),
+            (ListStreams(), b"certificate"),
+            (fetch, b"certificate"),
+        ]
+        for request, certificate in [*empty, (knowing, signer.key_id)]:
+            if request is knowing:
+                await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 5)))
+            answer = await answer_to(link, published, asked(request))
             message, proof = published.proofs[-1]
             assert proof is not None
-            assert proof.certificate == signer.certificate
+            assert proof.certificate == certificate
             assert signer.key.public.verify(answer_bytes(place, message), proof.signature)
-        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 5)))
-        assert (await answer_to(link, published, asked(fetch))).batches
-        assert published.proofs[-1][1] is None
-        await answer_to(link, published, asked(ListStreams()))
-        assert published.proofs[-1][1] is None
+        assert answer.batches
 
     serving(tmp_path, scenario, signer=signer)
 

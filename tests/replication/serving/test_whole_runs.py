@@ -7,10 +7,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Origin
-from agent.pages import Page, StoredBatch
-from agent.replication.protocol.messages import SIGNERS_MAX
+from agent.pages import CERTIFICATES_OF_KEY_MAX, Page, StoredBatch
+from agent.replication.protocol.codec import HEADER_BYTES_MAX
+from agent.replication.protocol.messages import BATCHES_MAX, SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
-from agent.replication.serving.page import ReadPlan, Selection, select_page
+from agent.replication.serving.page import (
+    ANSWER_OVERHEAD_BYTES,
+    BATCH_OVERHEAD_BYTES,
+    DEFINITIONS_BYTES_MAX,
+    HOLE_BYTES,
+    SIGNERS_BYTES_MAX,
+    ReadPlan,
+    Selection,
+    select_page,
+)
+from agent.signing.certificates import CERTIFICATE_BYTES_MAX
 from agent.signing.heads import HEAD_BYTES
 
 PLANT, IDMZ = Origin("plant", bytes(16)), Origin("idmz", bytes(16))
@@ -94,12 +105,24 @@ def test_a_part_of_a_batch_has_no_head() -> None:
 
 
 def test_a_page_ends_before_the_head_that_needs_one_signer_too_many() -> None:
-    """Certificates of SIGNERS_MAX keys fit into a page; known ones do not count."""
+    """Certificates of SIGNERS_MAX keys fit into a page, if they are not larger than its header may be; known ones do not
+    count."""
     batches = [(100, PLANT, head(number)) for number in range(SIGNERS_MAX + 5)]
     sizes = {number.to_bytes(8, "big"): 10 for number in range(SIGNERS_MAX + 5)}
     assert last(select(log(*batches), bytes_max=99_000, signers=sizes)) == 2 * SIGNERS_MAX
+    large = dict.fromkeys(sizes, SIGNERS_BYTES_MAX // 3)
+    assert last(select(log(*batches), bytes_max=999_000, packet=2_000_000, signers=large)) == 2 * 3
     del sizes[(3).to_bytes(8, "big")]
     assert last(select(log(*batches), bytes_max=99_000, signers=sizes)) == 2 * SIGNERS_MAX + 2
+
+
+def test_the_largest_header_is_one_that_may_be_sent() -> None:
+    """As many batches, holes, definitions and certificates as a page may have, all at their largest: encoding a larger
+    header would end the process."""
+    entries = BATCHES_MAX * (BATCH_OVERHEAD_BYTES + HOLE_BYTES) + ANSWER_OVERHEAD_BYTES
+    assert entries + DEFINITIONS_BYTES_MAX + SIGNERS_BYTES_MAX <= HEADER_BYTES_MAX
+    of_one_key = CERTIFICATES_OF_KEY_MAX * (CERTIFICATE_BYTES_MAX * 4 // 3 + 8)
+    assert of_one_key <= SIGNERS_BYTES_MAX, "else its page would never be sent"
 
 
 @settings(max_examples=300)

@@ -250,10 +250,23 @@ function unsigned(payload, place) {
     const end = 6 + payload.readUInt16LE(4);
     const [signature, answer] = [payload.subarray(end, end + 64), payload.subarray(end + 64)];
     const certificate = new crypto.X509Certificate(payload.subarray(6, end));
+    const digest = crypto.createHash('sha256');
+    for (const part of withoutBodies(answer)) digest.update(part);
     const covered = place.flatMap((one) => [Buffer.from([one.length]), Buffer.from(one)]);
-    const data = Buffer.concat([Buffer.from('bsfg/answer/1\0'), ...covered, crypto.createHash('sha256').update(answer).digest()]);
+    const data = Buffer.concat([Buffer.from('bsfg/answer/1\0'), ...covered, digest.digest()]);
     const isGood = crypto.verify(null, data, certificate.publicKey, signature);
     return [answer, isGood ? certificate.subject.replace(/^CN=/, '') : ''];
+}
+
+// What a signature covers of an answer: the batches by their last 16 bytes.
+function withoutBodies(answer) {
+    let end = 4 + answer.readUInt32LE(0);
+    const parts = [answer.subarray(0, end)];
+    for (const [, , length] of JSON.parse(answer.subarray(4, end).toString('utf8')).batches || []) {
+        end += length;
+        parts.push(answer.subarray(end - 16, end));
+    }
+    return [...parts, answer.subarray(end)];
 }
 
 const refusal = (header, code, retryable = false) => ({

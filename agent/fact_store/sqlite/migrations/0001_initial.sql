@@ -27,12 +27,13 @@ CREATE TABLE origin (
     UNIQUE (zone, epoch)
 ) STRICT;
 
--- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint: one
--- certificate of a key is kept for each zone that a certificate names.
+-- Certificates (DER) of the keys that signed heads held here; they are passed on with the heads. key_id is a hint.
+-- peer: which peer has brought it; empty for one that is believed here, or our own.
 CREATE TABLE signer (
     key_id BLOB NOT NULL CHECK (length(key_id) = 8),
     certificate BLOB NOT NULL UNIQUE CHECK (length(certificate) <= 4096),
-    first_unix_ms INTEGER NOT NULL,
+    peer TEXT NOT NULL,
+    seen_unix_ms INTEGER NOT NULL,
     PRIMARY KEY (key_id, certificate)
 ) STRICT, WITHOUT ROWID;
 

@@ -65,7 +65,7 @@ class Context:
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
     """Signed ends of other origins that peers have passed on, by stream."""
-    proof_bytes: int = 0  # before an answer that needs a proof
+    proof_bytes: int = 0  # before each answer
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 

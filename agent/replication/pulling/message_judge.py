@@ -1,0 +1,230 @@
+"""Whose signatures a node believes: proves signed ends, and requests and answers of peers, by the certificates that came
+with a message, were believed before, or are held by a store.
+
+A key may have several certificates, one for each renewal; it counts from the first's begin to the last's end. Calls may
+come from several threads. The disk is read only for a key that is not believed yet.
+"""
+
+from __future__ import annotations
+
+import threading  # tidy: one lock around a cache that the checking threads share; nothing here waits
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import NamedTuple, Protocol, TypeVar
+
+from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
+from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
+from agent.signing.heads import KEY_ID_BYTES
+from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
+from agent.signing.runs import Rule
+
+RENEWED_BEFORE_MS = 86_400_000
+"""For so long before the end of a certificate its key is not named as known, so that the next one comes in time."""
+CERTIFICATES_BELIEVED_MAX = 16
+"""Of one key, the newest: as many as pins of one zone."""
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+class HeldSigners(Protocol):
+    """What a store says of signers."""
+
+    def signers(self, key_ids: Iterable[bytes]) -> Sequence[bytes]:
+        """The certificates (DER) held of keys."""
+        ...
+
+    def signed_zones(self) -> frozenset[str]:
+        """The zones of which a signature of facts was ever verified."""
+        ...
+
+
+class NothingHeld:
+    """Of a process without a store."""
+
+    def signers(self, _key_ids: Iterable[bytes]) -> Sequence[bytes]:
+        return ()
+
+    def signed_zones(self) -> frozenset[str]:
+        return frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What the operator has configured. `rules` by zone; other zones have `if_present`. `own`: our zone and the
+    certificates (DER) of our keys, if this node signs."""
+
+    trust: SignerTrust = field(default_factory=SignerTrust)
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    own_zone: str = ""
+    own_certificates: tuple[bytes, ...] = ()
+
+    def rule_of(self, zone: str) -> Rule:
+        """The rule for facts of a zone; our own come back only with our signature, if we sign."""
+        if zone == self.own_zone:
+            return "required" if self.own_certificates else "if_present"
+        return self.rules.get(zone, "if_present")
+
+    def signer(self, certificate: bytes, now_ms: int) -> Signer | Refusal:
+        """The signer that a certificate names, if it is believed."""
+        found = signer_of(certificate, self.trust, now_ms)
+        if isinstance(found, Refusal) and found.reason is RefusalReason.UNKNOWN_ISSUER:
+            return describe_signer(certificate) if certificate in self.own_certificates else found
+        return found
+
+
+@lru_cache(SIGNERS_KNOWN_MAX)
+def _described(certificate: bytes) -> Signer | Refusal:
+    """What a certificate says; the same one comes with each message."""
+    return describe_signer(certificate)
+
+
+class Believed(NamedTuple):
+    """The believed certificates of a key of a zone, and the signer that they name together."""
+
+    certificates: tuple[bytes, ...]
+    signer: Signer
+
+    def joined(self, other: Believed) -> Believed:
+        """With the certificates of another as the newest."""
+        new = [one for one in other.certificates if one not in self.certificates]
+        kept = (*self.certificates, *new)[-CERTIFICATES_BELIEVED_MAX:]
+        return Believed(kept, self.signer.joined(other.signer))
+
+
+class MessageJudge:
+    """Judges what zones have signed. `held` is the store of the process, if it has one."""
+
+    def __init__(
+        self,
+        beliefs: Beliefs | None = None,
+        held: HeldSigners | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._beliefs = beliefs or Beliefs()
+        self._held = held or NothingHeld()
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
+        self._signing = frozenset[str]()  # zones that have signed a request or an answer
+        self._believed: dict[tuple[str, bytes], Believed] = {}  # by zone and key id
+
+    def believe(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
+        """Believe these signers, by these rules, from the next page and message on. What a zone has proven to have a key
+        stays known."""
+        with self._lock:
+            self._beliefs = replace(self._beliefs, trust=trust, rules=rules)
+            self._believed = {}
+
+    def signers_known(self) -> list[str]:
+        """Key ids whose certificates a peer need not send."""
+        until_ms = self._clock_ms() + RENEWED_BEFORE_MS
+        with self._lock:
+            known = [key_id for (_, key_id), one in self._believed.items() if one.signer.not_after_ms > until_ms]
+        return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
+
+    def refuses_request(
+        self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None
+    ) -> str | None:
+        """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
+        zone need not sign."""
+        return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
+
+    def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
+        """Why an answer is not taken for the serving zone's; None as for a request."""
+        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
+
+    def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:
+        """A zone must sign once it has signed a message or facts, or where its signatures are required."""
+        rule = self._beliefs.rule_of(zone)
+        if rule == "off":
+            return None
+        must_sign = rule == "required" or zone in self._signing or zone in self._held.signed_zones()
+        if proof is None:
+            return f"{zone} did not sign it" if must_sign else None
+        key_id, signers = proof.certificate, self._signers(())
+        if len(key_id) != KEY_ID_BYTES:
+            named = _described(proof.certificate)
+            if isinstance(named, Refusal) or named.zone != zone:
+                return f"its certificate is not one of {zone}"
+            key_id, signers = named.key_id, self._signers([proof.certificate])
+        signer = signers.resolve(zone, key_id)
+        if not isinstance(signer, Signer):
+            reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
+            return f"the key {key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
+        if refusal := signer.refuses(self._clock_ms()):
+            return f"the certificate of {zone}: {refusal.reason.value}"
+        if not signer.public.verify(covered, proof.signature):
+            return f"the signature is not that of {zone}"
+        with self._lock:
+            remember(signers.before, signers.believed)
+            self._signing |= {zone}
+        return None
+
+    def _signers(self, certificates: Sequence[bytes]) -> MessageSigners:
+        with self._lock:  # what is believed belongs to the beliefs under which it was found
+            return MessageSigners(self._held, self._beliefs, certificates, self._believed, self._clock_ms())
+
+
+class MessageSigners:
+    """The signers of one message: certificates that came with it, that are believed already, or that the store holds."""
+
+    def __init__(
+        self,
+        held: HeldSigners,
+        beliefs: Beliefs,
+        certificates: Sequence[bytes],
+        believed: dict[tuple[str, bytes], Believed],
+        now_ms: int,
+    ) -> None:
+        self._held, self._beliefs, self._now_ms, self.before = held, beliefs, now_ms, believed
+        self._came: dict[tuple[str, bytes], list[bytes]] = {}
+        for one in certificates:
+            named = _described(one)
+            if isinstance(named, Signer):
+                self._came.setdefault((named.zone, named.key_id), []).append(one)
+        self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
+        self.believed: dict[tuple[str, bytes], Believed] = {}
+
+    def of(self, zone: str, key_id: bytes) -> tuple[Sequence[bytes], bool]:
+        """The certificates to be stored with a head, and whether they are believed. Those that are, with each page: the
+        page that they came with may not have been stored. Else those that came with this page."""
+        believed = self.believed.get((zone, key_id))
+        return (self._came.get((zone, key_id), ()), False) if believed is None else (believed.certificates, True)
+
+    def resolve(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+        """The signer of a zone with this key; the reason of the last refusal where none is believed."""
+        key = zone, key_id
+        if key not in self._resolved:
+            self._resolved[key] = self._find(zone, key_id)
+        return self._resolved[key]
+
+    def _find(self, zone: str, key_id: bytes) -> Signer | Refusal | None:
+        believed, refused = self.before.get((zone, key_id)), None
+        if believed is not None and self._beliefs.trust.is_suspect(key_id, self._now_ms):
+            believed = None
+        own = self._beliefs.own_certificates if zone == self._beliefs.own_zone else ()
+        came = [*own, *self._came.get((zone, key_id), ())]
+        # What is held counts where nothing is believed yet, so that renewals of years are joined after a restart.
+        for certificate in came if believed is not None else [*self._held.signers([key_id]), *came]:
+            if believed is not None and certificate in believed.certificates:
+                continue
+            found = self._beliefs.signer(certificate, self._now_ms)
+            if isinstance(found, Refusal):
+                refused = found
+            elif (found.zone, found.key_id) == (zone, key_id):
+                new = Believed((certificate,), found)
+                believed = new if believed is None else believed.joined(new)
+        if believed is None:
+            return refused
+        self.believed[zone, key_id] = believed
+        return believed.signer
+
+
+def remember(known: dict[_K, _V], new: Mapping[_K, _V]) -> None:
+    """Add entries as the newest; the oldest are dropped beyond SIGNERS_KNOWN_MAX."""
+    for key, value in new.items():
+        known.pop(key, None)
+        known[key] = value
+    while len(known) > SIGNERS_KNOWN_MAX:
+        del known[next(iter(known))]
