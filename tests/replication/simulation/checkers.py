@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
+from agent.lease import NO_LEASE, Lease
 from agent.pages import Declined, OriginRange
 from tests.replication.simulation import stepped
 
@@ -100,7 +101,7 @@ class Log:
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
     positions: dict[tuple[str, str], int] = field(default_factory=dict)
-    leases: dict[str, int] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
 
     @property
     def end_offset(self) -> int:
@@ -289,16 +290,19 @@ class Checkers:
         if epoch is not None and offset > durable:
             raise self.failed(f"frontier: {receiver.name} confirms {offset} to {peer.name}, {durable} is durable")
 
-    def lease_held(self, node: Node, consumer: str, lease: int) -> None:
+    def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
-        leases[consumer] = max(lease, leases.get(consumer, 0))
+        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.epoch)
 
-    def confirmation_durable(self, node: Node, consumer: str, lease: int | None) -> None:
-        """A confirmation is durable at a peer. It was sent under this lease; 0 asks for one."""
-        in_force = self.logs[node.name].leases.get(consumer, 0)
-        if lease != 0 and (lease or 0) < in_force:
-            raise self.failed(f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force")
+    def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
+        """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 asks for one. The holder
+        may show a lower one: of two machines of the peer each counts its own."""
+        in_force = self.logs[node.name].leases.get(consumer, NO_LEASE)
+        if lease != 0 and (lease or 0) < in_force.epoch and instance != in_force.holder:
+            raise self.failed(
+                f"fenced: {instance} confirms for {consumer} at {node.name} under lease {lease}, in force is {in_force}"
+            )
 
     def holes_announced(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
         """A peer is about to report holes. Their batches are looked up now: by the time the page is stored, the peer's
