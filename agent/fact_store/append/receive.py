@@ -171,12 +171,14 @@ def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_form
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
-    fetch was never due here, and a page that comes again reports nothing new."""
-    known = transaction.catalog.peers.get((page.peer, page.stream))
+    fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
+    read from its beginning, what that one has released may be other facts (0052)."""
+    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
             continue
-        if known is not None and known.epoch == page.present.epoch and last_offset <= known.offset:
+        is_of_log = known and position and (known.epoch, known.timeline) == (position.epoch, position.timeline)
+        if known is not None and is_of_log and last_offset <= known.offset:
             continue
         transaction.add_incident(
             "peer_hole",
@@ -259,15 +261,14 @@ def _may_have_two_histories(
     transaction: Transaction, plan: _PagePlan, page: ReceivedPage, origin: batch_format.Origin
 ) -> bool:
     """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
-    should have, or the peer's own log began another epoch."""
-    present = page.present
+    should have, or the peer's own log began another epoch, or is another copy of the one that was read before."""
+    present, catalog = page.present, transaction.catalog
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
+        return True
+    if (page.peer, page.stream) in catalog.read_again or _restarts(transaction, page):
         return True
     if origin.zone == present.zone:
         return origin != present
-    catalog = transaction.catalog
-    if (page.peer, page.stream) in catalog.restarted or _restarts(transaction, page):
-        return True
     read = catalog.peers.get((origin.zone, page.stream))
     if read is not None and read.epoch != origin.epoch:
         return True
@@ -277,9 +278,11 @@ def _may_have_two_histories(
 
 
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether the page is the first of another epoch of the peer."""
-    known = transaction.catalog.peers.get((page.peer, page.stream))
-    return known is not None and known.epoch != page.present.epoch
+    """Whether the page is the first of another epoch of the peer, or of another copy of its log."""
+    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
+    if known is None or position is None:
+        return False
+    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset >= position.offset)
 
 
 def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:

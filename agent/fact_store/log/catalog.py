@@ -50,10 +50,14 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    served_offsets: dict[tuple[str, str], int | None] = field(default_factory=dict)
-    """By stream and zone; None while the zone reads in this life."""
-    restarted: frozenset[tuple[str, str]] = frozenset()
-    """Peer and stream: the peer has begun another epoch since its stream was first read."""
+    timeline: bytes = b""
+    """Of this life; in `timelines` once the stream is served."""
+    timelines: Mapping[str, Mapping[bytes, int | None]] = field(default_factory=dict)
+    """By stream: each timeline on which it was served, oldest first, and up to where the stream is what it was then;
+    None for that of this life. The mappings are replaced."""
+    read_again: frozenset[tuple[str, str]] = frozenset()
+    """Peer and stream: since it was first read, the peer has begun another epoch, or its log was read again from its
+    beginning."""
     unproven: frozenset[tuple[int, int]] = frozenset()
     """Stream and origin numbers: released facts came again and could not be compared."""
     reseals: tuple[Reseal, ...] = ()
@@ -69,7 +73,7 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
+            self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
             self.reseals, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 

@@ -539,17 +539,16 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, last_batch_offset, last_batch_digest)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, timeline) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
-    epoch = excluded.epoch, peer_offset = excluded.peer_offset,
-    last_batch_offset = excluded.last_batch_offset, last_batch_digest = excluded.last_batch_digest,
-    has_changed_epoch = peer_position.has_changed_epoch OR peer_position.epoch <> excluded.epoch;
+    epoch = excluded.epoch, peer_offset = excluded.peer_offset, timeline = excluded.timeline,
+    is_read_again = peer_position.is_read_again
+        OR peer_position.epoch <> excluded.epoch OR excluded.peer_offset <= peer_position.peer_offset;
 
 -- select_peer_positions: every peer's position
 SELECT
     peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
-    peer_position.has_changed_epoch, peer_position.last_batch_offset, peer_position.last_batch_digest
+    peer_position.is_read_again, peer_position.timeline
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
 -- insert_unproven: an origin of which facts came again that could not be compared
@@ -565,15 +564,18 @@ INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
 JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
--- insert_served: a zone begins to be served a stream
-INSERT INTO served (stream, zone, until_offset) VALUES (?, ?, NULL)
-ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;
+-- insert_timeline: a stream begins to be served in this life
+INSERT INTO timeline (stream, id, until_offset) VALUES (?, ?, NULL);
 
--- update_served: a zone that read a stream in the last life may have been served all of it
-UPDATE served SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+-- end_timelines: in the last life a stream may have been served to its end
+UPDATE timeline SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
 
--- select_served: the highest offset of each stream that was served to each zone
-SELECT stream.name, served.zone, served.until_offset FROM served JOIN stream ON stream.id = served.stream;
+-- delete_timeline: the oldest of a stream that has too many
+DELETE FROM timeline WHERE stream = ? AND id = ?;
+
+-- select_timelines: up to where each stream is what it was on each of its timelines
+SELECT stream.name, timeline.id, timeline.until_offset FROM timeline JOIN stream ON stream.id = timeline.stream
+ORDER BY timeline.id;
 
 -- insert_incident: what was lost or refused; a repeat increments the count
 INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)

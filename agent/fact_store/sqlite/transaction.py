@@ -13,10 +13,19 @@ from dataclasses import replace
 from itertools import chain
 
 from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
+from agent.fact_store.log import (
+    TIMELINES_MAX,
+    Catalog,
+    ConsumerState,
+    PageRow,
+    Reseal,
+    StreamState,
+    TailCache,
+    is_mark_due,
+)
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
-from agent.pages import HeldRange, KeptHead, LastBatch, OriginRange, PeerPosition
+from agent.pages import HeldRange, KeptHead, OriginRange, PeerPosition
 from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
 
 ROWS_AT_ONCE = 8
@@ -289,21 +298,15 @@ class Transaction:
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
-        """Set how far a peer's stream is stored. Within one epoch of the peer it never moves back, and the last batch
-        stays until there is a later one."""
-        known, taken = self.catalog.peers.get((peer, stream.name)), position.last_batch
-        if known is not None and known.epoch == position.epoch:
-            if known.offset >= position.offset:
+        """Set how far a peer's stream is stored. On one timeline of the peer it never moves back."""
+        known = self.catalog.peers.get((peer, stream.name))
+        if known is not None and (known.epoch != position.epoch or known.offset >= position.offset):
+            if (known.epoch, known.timeline) == (position.epoch, position.timeline):
                 return
-            taken = taken or known.last_batch
-        elif known is not None:
-            self.catalog.restarted |= {(peer, stream.name)}
-        last_batch_offset, last_batch_digest = taken or (0, b"")
-        values = (peer, stream.id, position.epoch, position.offset, last_batch_offset, last_batch_digest)
+            self.catalog.read_again |= {(peer, stream.name)}
+        values = (peer, stream.id, position.epoch, position.offset, position.timeline)
         self._execute(QUERIES["insert_peer_position"], values)
-        self.catalog.peers[peer, stream.name] = PeerPosition(
-            position.epoch, position.offset, LastBatch(*taken) if taken else None
-        )
+        self.catalog.peers[peer, stream.name] = position
 
     def add_unproven(self, stream: int, origin: int) -> None:
         """Record that facts of an origin came again that were released here; writes the first time only."""
@@ -311,11 +314,18 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def begin_serving(self, stream: str, zone: str) -> None:
-        """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision
-        0041)."""
-        self._execute(QUERIES["insert_served"], (self.catalog.streams[stream].id, zone))
-        self.catalog.served_offsets[stream, zone] = None
+    def begin_timeline(self, stream: str) -> None:
+        """Record that a stream begins to be served in this life, unless it is recorded (decision 0052)."""
+        catalog, known = self.catalog, self.catalog.timelines.get(stream, {})
+        if catalog.timeline in known:
+            return
+        number = catalog.streams[stream].id
+        gone = list(known)[: max(0, len(known) + 1 - TIMELINES_MAX)]
+        for one in gone:
+            self._execute(QUERIES["delete_timeline"], (number, one))
+        self._execute(QUERIES["insert_timeline"], (number, catalog.timeline))
+        kept = {one: until_offset for one, until_offset in known.items() if one not in gone}
+        catalog.timelines = {**catalog.timelines, stream: {**kept, catalog.timeline: None}}
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer and number it."""

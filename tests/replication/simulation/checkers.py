@@ -7,7 +7,8 @@
     chain         each batch names its predecessor of the same origin, and has the same bytes in every store
     frontier      never moves back, never passes the end of the log, and a confirmation never names more than the
                   requester holds durably
-    position      how far a peer's epoch was read never moves back
+    position      how far a peer's epoch was read never moves back, unless another copy of its log is read
+    skipped       a node has what the log of the machine that it reads has up to its position, or has reported it
     holes         what a peer reports as gone is gone: released by retention, or damaged by the disk
     lost          at the end every batch that a peer ever held has arrived, except what was reported as gone
     acknowledged  at the end every acknowledged fact is at every sink, and in its own store at the acknowledged offset
@@ -40,7 +41,7 @@ from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
-from agent.pages import Declined, OriginRange
+from agent.pages import Declined, OriginRange, PeerPosition
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Log:
     ends: dict[tuple[Origin, int], bytes] = field(default_factory=dict)
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
-    positions: dict[tuple[str, str], int] = field(default_factory=dict)
+    positions: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
 
     @property
@@ -347,17 +348,32 @@ class Checkers:
         """A store has answered for a page."""
         self._offered[pull.node.name].pop((pull, epoch, offset), None)
 
-    def page_stored(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+    def page_stored(self, pull: Pull, position: PeerPosition, page: Offered) -> None:
         """A page is durable, and the position with it."""
-        receiver, peer = pull.node, pull.peer
+        receiver, peer, epoch, offset = pull.node, pull.peer, position.epoch.hex(), position.offset
         key = (receiver.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
         positions = self.logs[receiver.name].positions
-        before = positions.get((peer.zone, epoch), 0)
-        if offset <= before:
+        before, timeline = positions.get((peer.zone, epoch), (0, b""))
+        if offset <= before and timeline == position.timeline:
             raise self.failed(f"position: {receiver.name} is at {before} of {peer.name} and goes back to {offset}")
-        positions[peer.zone, epoch] = offset
+        positions[peer.zone, epoch] = offset, position.timeline
         self._add_gone(page)
+
+    def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
+        """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before this
+        offset that the node does not have, and has not reported."""
+        if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
+            return  # the machine is gone, and its log
+        log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone
+        for row in log.rows:
+            if row.last_offset > offset:
+                break
+            key = row.key
+            if key in held or key.origin.zone == node.zone or self._has_reported(node.name, key):
+                continue
+            if key.first_sequence not in self._declined_sequences.get((node.name, key.origin), ()):
+                raise self.failed(f"skipped: {node.name} is at {offset} of {page.served[0]} and has no {key}")
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has refused facts of a page and reported their ranges."""
@@ -430,14 +446,14 @@ class Checkers:
                 self._check_row(node, log, row)
         self.committed(node)
         self._check_pages_durable_at_death(node)
-        positions = dict[tuple[str, str], int]()  # positions in earlier epochs are lost with the memory
+        positions = dict[tuple[str, str], tuple[int, bytes]]()  # positions in earlier epochs are lost with the memory
         for pull in node.pulls:
             position = store.inbound.peer_position(pull.peer.zone, STREAM)
             if position is not None:
                 zone, epoch = pull.peer.zone, position.epoch.hex()
                 key = (node.zone, zone, epoch)
                 self.durable[key] = max(position.offset, self.durable.get(key, 0))
-                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), 0)
+                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), (0, b""))
         self.logs[node.name].positions = positions
 
     def _check_resealed(self, node: Node, found: dict[int, Row]) -> None:

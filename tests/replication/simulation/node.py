@@ -47,6 +47,7 @@ class Node:
         self.wall_jump_ms = 0
         self.is_writing = False
         self.was_restored = False
+        self._images: list[stepped.Image] = []
         self.is_retired = False
         self.is_copied = False
         """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
@@ -185,7 +186,7 @@ class Node:
         """Append some facts and wait for the answer."""
         world = self.world
         first = world.facts + 1
-        world.facts += world.chance.randint(1, 12)
+        world.facts += world.chance.randint(1, world.faults.facts_max)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
             appending = self.running.appends.append_samples(STREAM, rows)
@@ -227,6 +228,16 @@ class Node:
         self.was_restored = True
         image = stepped.image_of(self._folder)
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image, is_unseen=True))
+        return True
+
+    def restore_whole(self) -> bool:
+        """As `restore_grown`, again and again, with the image of any earlier moment: also one from before what the last
+        restore has brought about."""
+        if self._store is None:
+            return False
+        self._images.append(stepped.image_of(self._folder))
+        image = self.world.chance.choice(self._images)
+        self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_unseen=True))
         return True
 
     def _put_back(self, image: stepped.Image, *, is_unseen: bool = False) -> None:
