@@ -18,6 +18,7 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
+from agent.fact_store.append.renamed import is_held_otherwise
 from agent.fact_store.log import (
     Duplicate,
     FactsRefused,
@@ -243,6 +244,9 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
                 raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
+            if is_held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch)):  # 0053
+                plan.duplicate_facts += batch.header.count
+                continue
             _refuse(plan, batch.header)
             _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
@@ -347,6 +351,14 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
     return None if digest is None else replace(offered, last_digest=digest)
 
 
+def _held(transaction: Transaction, plan: _PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
+    """The ranges held of the origin of a batch, with the batches before it in the page."""
+    header, catalog = batch.header, transaction.catalog
+    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
+    stored = catalog.held.get((known.id, number), ()) if known and number else ()
+    return plan.ranges.get(header.origin, stored)
+
+
 def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
     """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
     compare it with. Raises ForkError."""
@@ -354,9 +366,7 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
     origin, offered = header.origin, HeldRange.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
     number = catalog.origins.get(origin)
-    ranges = plan.ranges.get(origin)
-    if ranges is None:
-        ranges = catalog.held.get((known.id, number), ()) if known and number else ()
+    ranges = _held(transaction, plan, batch)
     decision, stored = decide_insert(ranges, offered), None
     if isinstance(decision, Duplicate):
         stored = plan.fresh.get((origin, offered.first_sequence))
@@ -377,6 +387,8 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         case Duplicate():
             plan.duplicate_facts += header.count
             return stored is None
+        case Insert() if is_held_otherwise(transaction, plan.fresh, batch, ranges):
+            plan.duplicate_facts += header.count  # 0053
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered

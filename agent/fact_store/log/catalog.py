@@ -62,6 +62,9 @@ class Catalog:
     """Stream and origin numbers: released facts came again and could not be compared."""
     reseals: tuple[Reseal, ...] = ()
     """In the order in which they were made."""
+    renamed: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
+    """By stream, older and newer origin of a zone, of which facts are known under both: how much higher the sequences
+    of the older one are. The mapping is replaced."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     signed: Mapping[int, bool] = field(default_factory=dict)
@@ -74,7 +77,7 @@ class Catalog:
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
             self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
-            self.reseals, self.leases, self.signed, self.own_origin, self.tails.copy(),
+            self.reseals, self.renamed, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

@@ -564,6 +564,24 @@ INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
 JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
+-- select_alike: of the first and of the last batches of an origin, those with as many facts and the same times
+SELECT first_sequence FROM (
+    SELECT * FROM (
+        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
+    ) UNION SELECT * FROM (
+        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
+    )
+) WHERE count = :count AND time_min_ns = :time_min_ns AND time_max_ns = :time_max_ns ORDER BY first_sequence;
+
+-- insert_renamed: facts of one epoch are known under another
+INSERT INTO renamed (stream, origin, new_origin, shift) VALUES (?, ?, ?, ?)
+ON CONFLICT (stream, origin, new_origin) DO UPDATE SET shift = excluded.shift;
+
+-- select_renamed: facts of one epoch that are known under another
+SELECT stream, origin, new_origin, shift FROM renamed;
+
 -- insert_timeline: a stream begins to be served in this life
 INSERT INTO timeline (stream, id, until_offset) VALUES (?, ?, NULL);
 

@@ -110,6 +110,9 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     catalog.signed = {origin: proven is not None for origin, proven in _rows(connection, "select_signed")}
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
+    catalog.renamed = {
+        (stream, older, newer): shift for stream, older, newer, shift in _rows(connection, "select_renamed")
+    }
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Header, Origin
 from agent.fact_store.log import (
     TIMELINES_MAX,
     Catalog,
@@ -313,6 +313,21 @@ class Transaction:
         if (stream, origin) not in self.catalog.unproven:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
+
+    def alike(self, stream: int, origin: int, header: Header, first_rows: int, last_rows: int) -> list[int]:
+        """First sequences of the batches of an origin that have as many facts and the same times as another; only so
+        many from its beginning, and from its end, are looked at."""
+        wanted = {
+            "stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows,
+            "count": header.count, "time_min_ns": header.time_min_ns, "time_max_ns": header.time_max_ns,
+        }  # fmt: skip
+        return [row[0] for row in self._execute(QUERIES["select_alike"], wanted)]
+
+    def add_renamed(self, stream: int, older: int, newer: int, shift: int) -> None:
+        """Record that facts of an epoch are known under another; writes what has changed only."""
+        if self.catalog.renamed.get((stream, older, newer)) != shift:
+            self._execute(QUERIES["insert_renamed"], (stream, older, newer, shift))
+            self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
 
     def begin_timeline(self, stream: str) -> None:
         """Record that a stream begins to be served in this life, unless it is recorded (decision 0052)."""

@@ -37,7 +37,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
+from agent.batch import DIGEST_BYTES, NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.lease import NO_LEASE, Lease
@@ -372,7 +372,10 @@ class Checkers:
             key = row.key
             if key in held or key.origin.zone == node.zone or self._has_reported(node.name, key):
                 continue
-            if key.first_sequence not in self._declined_sequences.get((node.name, key.origin), ()):
+            machine = next(one for one in machines if one.name == page.served[0])
+            if key.first_sequence not in self._declined_sequences.get(
+                (node.name, key.origin), ()
+            ) and not _is_held_otherwise(node, machine, key):
                 raise self.failed(f"skipped: {node.name} is at {offset} of {page.served[0]} and has no {key}")
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
@@ -428,6 +431,8 @@ class Checkers:
         files, so without what it held since."""
         store, released = node.running, node.released_offset
         self._origins[node.name] = store.origin
+        if is_old and node.is_whole_image:  # its present epoch, and others that it may repeat, go on twice
+            self.forks |= {Origin(node.zone, epoch) for epoch in (store.epoch, *store.former_epochs)}
         for statement in _RECORD_INSERTS.strip().split(";\n", 2):
             stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
@@ -520,7 +525,8 @@ class Checkers:
                     continue  # its log ends where it was fenced
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
                 missing = wanted - self.logs[node.name].keys - self.gone
-                if missing := {key for key in missing if not self._has_reported(node.name, key)}:
+                missing = {key for key in missing if not self._has_reported(node.name, key)}
+                if missing := {key for key in missing if not _is_held_otherwise(node, pull.peer, key)}:
                     raise self.failed(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing, key=str)}"
                     )
@@ -554,7 +560,8 @@ class Checkers:
                 own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin.epoch in known]
                 forked = {one.key.origin for one in own if log.contradicts(one)}
                 lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
-                if lost := {key for key in lost if not self._has_reported(node.name, key)}:
+                lost = {key for key in lost if not self._has_reported(node.name, key)}
+                if lost := {key for key in lost if not _is_held_otherwise(node, pull.peer, key)}:
                     name = pull.peer.name
                     yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
@@ -577,6 +584,24 @@ class Checkers:
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.failed(f"once: {node.name} holds facts twice: {twice}")
+
+
+def _is_held_otherwise(node: Node, peer: Node, key: Key) -> bool:
+    """Whether the facts of a batch at a peer are held under another epoch of their zone: the same content, byte for
+    byte."""
+    if not (node.is_up and peer.is_up):
+        return False
+    offered = peer.running.reader.read_sequences(
+        STREAM, key.origin, key.first_sequence, key.first_sequence, EVERYTHING, EVERYTHING
+    )
+    wanted = {_content(one.sealed) for one in offered.batches if parse(one.sealed).digest == key.digest}
+    page = node.running.reader.read(STREAM, 0, EVERYTHING, EVERYTHING)
+    return bool(wanted) and wanted <= {_content(one.sealed) for one in page.batches}
+
+
+def _content(sealed: bytes) -> tuple[str, bytes]:
+    batch = parse(sealed)
+    return batch.header.origin.zone, sealed[batch.body_at : -DIGEST_BYTES]
 
 
 def _intact(store: FactStore) -> set[Key]:

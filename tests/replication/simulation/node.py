@@ -47,6 +47,8 @@ class Node:
         self.wall_jump_ms = 0
         self.is_writing = False
         self.was_restored = False
+        self.is_whole_image = False
+        """Whether the last image put back had its own witness."""
         self._images: list[stepped.Image] = []
         self.is_retired = False
         self.is_copied = False
@@ -248,6 +250,7 @@ class Node:
         if not self.is_up:
             return
         chance, check = self.world.chance, self.world.check
+        self.is_whole_image = self.is_whole_image or is_unseen
         if is_unseen:
             check.forks.add(self._store.origin)
             self._grows_past = self._store.end_offset(STREAM) + chance.randint(-5, 40)

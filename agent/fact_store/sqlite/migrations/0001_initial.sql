@@ -289,6 +289,15 @@ CREATE TABLE peer_position (
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
+-- Facts of a zone that are known under two of its epochs: sequences of the older one are higher by shift (append/renamed.py).
+CREATE TABLE renamed (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    new_origin INTEGER NOT NULL REFERENCES origin (id),
+    shift INTEGER NOT NULL CHECK (shift >= 0),
+    PRIMARY KEY (stream, origin, new_origin)
+) STRICT, WITHOUT ROWID;
+
 -- The timelines of a stream: each life of the store in which it was served, and up to where the stream of today is the
 -- one that was served then. NULL in this life; the next opening replaces it with the end of the stream. A peer that has
 -- read a timeline which is not here, or further, has read another copy of this store.
