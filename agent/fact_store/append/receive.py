@@ -18,7 +18,7 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.append.renamed import is_held_otherwise
+from agent.fact_store.append.renamed import Shift, held_otherwise
 from agent.fact_store.log import (
     Duplicate,
     FactsRefused,
@@ -86,6 +86,7 @@ class _PagePlan:
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
     unproven: set[int] = field(default_factory=set)  # numbers of origins
+    renamed: set[Shift] = field(default_factory=set)
     duplicate_facts: int = 0
 
 
@@ -118,6 +119,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     _check_definition_counts(transaction, definitions)
     stream = transaction.stream(page.stream)
+    for origin in plan.ranges:  # 0053: numbered in the order in which their facts came
+        transaction.origin(origin)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
     transaction.add_signers(page.signers)
@@ -135,6 +138,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     _report_declined(transaction, page)
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
+    for shift in plan.renamed:
+        transaction.add_renamed(stream.id, transaction.origin(shift.older), transaction.origin(shift.newer), shift.by)
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
     transaction.set_peer_position(page.peer, stream, page.position)
@@ -244,8 +249,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
                 raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
-            if is_held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch)):  # 0053
-                plan.duplicate_facts += batch.header.count
+            if _is_renamed(transaction, plan, batch):
                 continue
             _refuse(plan, batch.header)
             _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
@@ -351,6 +355,16 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
     return None if digest is None else replace(offered, last_digest=digest)
 
 
+def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
+    """Whether the facts of a batch are held under another epoch of their zone (0053); they count as duplicates then."""
+    shift = held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch))
+    if shift is None:
+        return False
+    plan.renamed.add(shift)
+    plan.duplicate_facts += batch.header.count
+    return True
+
+
 def _held(transaction: Transaction, plan: _PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
     """The ranges held of the origin of a batch, with the batches before it in the page."""
     header, catalog = batch.header, transaction.catalog
@@ -387,8 +401,8 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         case Duplicate():
             plan.duplicate_facts += header.count
             return stored is None
-        case Insert() if is_held_otherwise(transaction, plan.fresh, batch, ranges):
-            plan.duplicate_facts += header.count  # 0053
+        case Insert() if _is_renamed(transaction, plan, batch):
+            pass
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered

@@ -12,6 +12,7 @@ epoch, the last of the older one. Once one is found, the two names differ by a f
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from agent.batch import Batch, Link, Origin, resealed
@@ -26,60 +27,65 @@ Fresh = Mapping[tuple[Origin, int], HeldRange]
 """Batches of the same page that are to be stored, by origin and first sequence."""
 
 
-class _Name(NamedTuple):
-    """An epoch of the zone of a batch, with its number, and the sequence that the batch would have there."""
+class Name(NamedTuple):
+    """An epoch of a zone, and the first sequence that a batch has there."""
 
     origin: Origin
-    number: int
     first_sequence: int
 
 
-def is_held_otherwise(transaction: Transaction, fresh: Fresh, batch: Batch, held: Collection[HeldRange]) -> bool:
-    """Whether a batch that is new by its name is held under another epoch of its zone. `held`: the ranges held of its
-    origin."""
+class Shift(NamedTuple):
+    """By how much the sequences of facts in an older epoch are higher than in a newer one, which begins with them."""
+
+    older: Origin
+    newer: Origin
+    by: int
+
+
+def held_otherwise(transaction: Transaction, fresh: Fresh, batch: Batch, held: Collection[HeldRange]) -> Shift | None:
+    """How the name under which a batch is held differs from its own; None where its facts are not held under another
+    epoch of its zone. `held`: the ranges held of its own origin."""
     catalog, header = transaction.catalog, batch.header
     known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
-    if known is None:
-        return False
+    stream, zone = known.id if known else 0, header.origin.zone
     others = {
-        other: at
-        for other, at in catalog.origins.items()
-        if other.zone == header.origin.zone and other != header.origin and (known.id, at) in catalog.held
+        one: at
+        for one, at in catalog.origins.items()
+        if one.zone == zone and one != header.origin and (stream, at) in catalog.held
     }
-    if held and not any(at > (number or 0) for at in others.values()):
-        return False  # it continues the newest epoch, which is nearly always so
-    for name in _names(transaction, known.id, batch, others, is_first=not held):
-        found = fresh.get((name.origin, name.first_sequence))
+    of_page = [Name(*one) for one in fresh if one[0].zone == zone and one[0] != header.origin]
+    # A batch that continues the newest epoch, as nearly all do, is searched for only under names that are recorded.
+    is_searched = not held or any(at > (number or 0) for at in others.values())
+    last_rows = 0 if held else LAST_ROWS
+    names = _names(transaction, stream, batch, others, (FIRST_ROWS, last_rows) if is_searched else None)
+    for name in chain(names, of_page):
+        if name.first_sequence == header.first_sequence:
+            continue  # the first values of a source are often the same in two epochs, and no facts were before those
+        found = fresh.get(name)
         if found is None:
-            found = transaction.batch_at(known.id, name.number, name.first_sequence)
+            found = transaction.batch_at(stream, others.get(name.origin, 0), name.first_sequence)
         if found is None or found.first_sequence != name.first_sequence:
             continue
         link = Link(header.stream, name.origin, name.first_sequence, found.first_previous_digest)
         if resealed(batch, link).digest == found.last_digest:
-            _record(transaction, known.id, batch, name)
-            return True
-    return False
+            own = Name(header.origin, header.first_sequence)
+            older, newer = (own, name) if own.first_sequence > name.first_sequence else (name, own)
+            return Shift(older.origin, newer.origin, older.first_sequence - newer.first_sequence)
+    return None
 
 
 def _names(
-    transaction: Transaction, stream: int, batch: Batch, others: Mapping[Origin, int], *, is_first: bool
-) -> Iterator[_Name]:
-    """Under which names a batch may be held, the recorded ones first."""
-    header, number = batch.header, transaction.catalog.origins.get(batch.header.origin)
+    transaction: Transaction, stream: int, batch: Batch, others: Mapping[Origin, int], rows: tuple[int, int] | None
+) -> Iterator[Name]:
+    """Under which names a batch may be held: the recorded ones, else those of batches like it, in so many rows."""
+    header, number = batch.header, transaction.catalog.origins.get(batch.header.origin, 0)
     shifts = transaction.catalog.renamed
     for other, at in others.items():
-        newer, older = shifts.get((stream, number or 0, at)), shifts.get((stream, at, number or 0))
+        newer, older = shifts.get((stream, number, at)), shifts.get((stream, at, number))
         if newer is not None and header.first_sequence > newer:
-            yield _Name(other, at, header.first_sequence - newer)
+            yield Name(other, header.first_sequence - newer)
         elif older is not None:
-            yield _Name(other, at, header.first_sequence + older)
-        elif newer is None:
-            for first_sequence in transaction.alike(stream, at, batch.header, FIRST_ROWS, LAST_ROWS if is_first else 0):
-                yield _Name(other, at, first_sequence)
-
-
-def _record(transaction: Transaction, stream: int, batch: Batch, name: _Name) -> None:
-    """Record by how much sequences of the two epochs differ. Those of the newer one are the lower: it begins at 1."""
-    here, there = (transaction.origin(batch.header.origin), batch.header.first_sequence), (name.number, name[2])
-    (older, high), (newer, low) = (here, there) if here[1] >= there[1] else (there, here)
-    transaction.add_renamed(stream, older, newer, high - low)
+            yield Name(other, header.first_sequence + older)
+        elif newer is None and rows is not None:
+            for first_sequence in transaction.alike(stream, at, header, *rows):
+                yield Name(other, first_sequence)
