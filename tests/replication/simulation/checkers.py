@@ -230,7 +230,7 @@ class Checkers:
         if row.key in log.keys or log.contradicts(row):
             raise self.failed(f"once: {where} holds {row.key} again")
         highest = log.highest.get(origin, 0)
-        if highest and row.key.first_sequence > highest + 1:  # a gap, which the store has reported
+        if row.key.first_sequence > highest + 1:  # a gap; one before the first batch is where a zone before declined
             skipped = self._gap_sequences.setdefault((node.name, origin), set())
             skipped.update(range(highest + 1, row.key.first_sequence))
         is_late = row.key.first_sequence <= highest
