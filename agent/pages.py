@@ -54,21 +54,14 @@ class Page:
 # ----------------------------------------------------------------------------------------------------- what is received
 
 
-class LastBatch(NamedTuple):
-    """The last batch taken from a peer's log: the offset at which it ends there, and its digest."""
-
-    last_offset: int
-    digest: bytes
-
-
 @dataclass(frozen=True, slots=True)
 class PeerPosition:
-    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the last batch taken up to there,
-    if known."""
+    """How far a peer's stream is stored here: an offset in one epoch of the peer, and the timeline on which the peer
+    served it, 16 bytes, empty where it named none."""
 
     epoch: bytes
     offset: int
-    last_batch: LastBatch | None = None
+    timeline: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

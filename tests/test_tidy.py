@@ -175,6 +175,7 @@ CORES: tuple[str, ...] = (
             "records",
             "store_age",
             "tail_cache",
+            "timeline",
             "wall_clock",
         )
     ),

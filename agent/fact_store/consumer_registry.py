@@ -1,4 +1,4 @@
-"""The consumers of a store: registered, leased, active, confirming, removed; and how far each zone was served.
+"""The consumers of a store: registered, leased, active, confirming, removed; and the timelines of what they read.
 
 Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. What a
 confirmation means is decided in frontier.py, which instance of a consumer may continue in agent/lease.py.
@@ -12,8 +12,7 @@ from functools import partial
 
 from agent.fact_store import consumers
 from agent.fact_store.append import Follower
-from agent.fact_store.divergence import ServedHighWater
-from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state
+from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, next_state, why_other_timeline
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
@@ -25,7 +24,6 @@ class ConsumerRegistry:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._served = ServedHighWater(writer.catalog.served_offsets)
 
     def get(self, name: str) -> ConsumerState | None:
         """A registered consumer, from memory."""
@@ -152,28 +150,25 @@ class ConsumerRegistry:
         memory."""
         return self._writer.activity.followers(self._writer.catalog, stream)
 
-    # ---------------------------------------------------------------------------------------- how far zones were served
+    # -------------------------------------------------------------------------------------------------------- timelines
 
-    def begin_serving(self, stream: str, zone: str) -> Future[None] | None:
-        """To be awaited before a zone is served facts of a stream, the first time in this life of the store: it is
-        durable that the zone reads. None where it is durable already."""
-        if self._writer.catalog.served_offsets.get((stream, zone), 0) is None:
+    @property
+    def timeline(self) -> bytes:
+        """The timeline of this life of the store; from memory."""
+        return self._writer.catalog.timeline
+
+    def begin_timeline(self, stream: str) -> Future[None] | None:
+        """To be awaited before facts of a stream are served the first time in this life of the store: the timeline is
+        durable. None where it is already."""
+        catalog = self._writer.catalog
+        if catalog.timeline in catalog.timelines.get(stream, {}) or stream not in catalog.streams:
             return None
-        return self._writer.submit("serve", lambda transaction: transaction.begin_serving(stream, zone))
+        return self._writer.submit("timeline", lambda transaction: transaction.begin_timeline(stream))
 
-    def record_served(self, stream: str, zone: str, last_offset: int, end: tuple[int, bytes] | None = None) -> None:
-        """Record that a zone is about to be served a stream up to an offset; `end`: last offset and digest of the
-        page's last batch. Costs no commit."""
-        self._served.record(stream, zone, last_offset, end)
-
-    def has_served(self, stream: str, zone: str, end: tuple[int, bytes]) -> bool:
-        """Whether one of the last pages served to a zone ended with this batch; from memory."""
-        return self._served.is_recent_page_end(stream, zone, end)
-
-    def why_not_served(self, stream: str, zone: str, offset: int) -> str | None:
-        """Why this store, under its present epoch, cannot have served a zone up to an offset; None where it can have.
+    def why_other_timeline(self, stream: str, timeline: bytes, offset: int) -> str | None:
+        """Why a stream that was read up to an offset on a timeline is not the one of this store; None where it is.
         From memory."""
-        until = self._served.offset(stream, zone)
-        return (
-            None if offset <= until else f"it has read up to offset {offset} of {stream}, and was handed {until} here"
-        )
+        if timeline == self.timeline:
+            return None
+        why = why_other_timeline(self._writer.catalog.timelines.get(stream, {}), timeline, offset)
+        return None if why is None else f"{stream} was read up to offset {offset} on timeline {timeline.hex()}, {why}"

@@ -403,16 +403,14 @@ class FactStore:
 
     # ----------------------------------------------------------------------------------------------------------- epochs
 
-    def contradiction(
-        self, stream: str, last_batch: tuple[int, bytes] | None, origin_head: tuple[int, bytes] | None
-    ) -> str | None:
+    def contradiction(self, stream: str, origin_head: tuple[int, bytes]) -> str | None:
         """How a peer's claim about this store, under its present epoch, contradicts what is stored; None where it does
         not.
 
-        `last_batch`: last offset and digest of the last batch that the peer took; `origin_head`: last sequence of this
-        origin that the peer holds, and the digest there. Read in the calling thread; see history_check.py.
+        `origin_head`: last sequence of this origin that the peer holds, and the digest there. Read in the calling
+        thread; see history_check.py.
         """
-        return find_contradiction(self.reader, self._writer.catalog, stream, last_batch, origin_head)
+        return find_contradiction(self.reader, self._writer.catalog, stream, origin_head)
 
     def peer_names_epoch(self, peer: str, epoch: str) -> None:
         """A configured peer has read facts of this zone under an epoch (hex) that is not the present one. If this store
@@ -431,9 +429,8 @@ class FactStore:
         """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
         an incident, and change nothing else (decision 0047). Returns at once; where the store cannot take it now, the
         peer's next claim is recorded."""
-        detail = f"{why}; if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
         with contextlib.suppress(StoreError):
-            self._writer.submit("ahead", lambda now: now.add_incident("ahead", f"peer {peer}", detail))
+            self._writer.submit("ahead", lambda now: now.add_incident("ahead", f"peer {peer}", why))
 
     def begin_epoch(self, why: str) -> Future[Origin]:
         """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows

@@ -239,7 +239,7 @@ class HostilePeer:
             lambda: {"bytes": edge},
             lambda: {"batches": [[a + edge, b + edge, c] for a, b, c in header.get("batches", [])]},
             lambda: {"batches": [[a, b, edge] for a, b, _ in header.get("batches", [])]},
-            lambda: {"batches": [], "omitted": [[after + 1, max(after + 1, edge)]], "omitted_digest": "ab" * 16},
+            lambda: {"batches": [], "omitted": [[after + 1, max(after + 1, edge)]], "timeline": "ab" * 16},
             lambda: {"holes": [[after + 1, max(after + 1, edge), chance.choice(HOSTILE_TEXTS)]]},
             lambda: {"batches": [], "holes": [[after + 1, after + 1 + n % 5, "expired"] for n in range(50)]},
             lambda: {"definitions": [self._definition(number) for number in range(1, chance.choice((2, 5, 300)))]},

@@ -143,16 +143,12 @@ class Forger:
         chance, edge = self.chance, self.chance.choice(hostile.EDGES)
         lies: dict[str, Any] = {
             "epoch": chance.choice((self._epoch, chance.randbytes(16).hex())),
-            "last_batch": {
-                "last_offset": chance.choice((1, abs(edge) + 1)),
-                "digest": chance.choice(("00", "ab")) * 16,
-            },
+            "timeline": chance.choice(("00" * 16, "ab" * 16, chance.randbytes(16).hex())),
             "origin_head": {
                 "last_sequence": chance.choice((1, abs(edge) + 1)),
                 "digest": "ab" * 16,
                 "head": base64.b64encode(chance.randbytes(82)).decode(),
             },
-            "high_water_offset": edge,
             "after_offset": edge,
             "confirm": {"last_offset": edge, "first_offset": chance.choice(hostile.EDGES)},
             "lease": edge,

@@ -1,4 +1,4 @@
-"""What a peer claims to have read ends no process, begins no epoch and moves no row but its own: zero digests,
+"""What a peer claims to have read ends no process, begins no epoch and moves no row but its own: false timelines,
 offsets beyond the log, confirmations of facts that do not exist."""
 
 from typing import Any
@@ -13,20 +13,18 @@ pytestmark = pytest.mark.system
 ZERO, OTHER = "00" * 16, "ab" * 16
 BEYOND = 10**9
 CLAIMS: dict[str, dict[str, Any]] = {
-    "a zero digest": {"last_batch": {"last_offset": 1, "digest": ZERO}},
-    "a digest of another batch": {"last_batch": {"last_offset": 1, "digest": OTHER}},
-    "a batch beyond the log": {"last_batch": {"last_offset": BEYOND, "digest": OTHER}},
+    "a timeline of zeros": {"timeline": ZERO, "after_offset": 0},
+    "another timeline": {"timeline": OTHER, "after_offset": 1},
+    "another timeline beyond the log": {"timeline": OTHER, "after_offset": BEYOND},
     "an offset beyond the log": {"after_offset": BEYOND},
     "the largest offset": {"after_offset": 2**53 - 1},
-    "served beyond the log": {"high_water_offset": BEYOND},
     "a confirmation beyond the log": {"confirm": {"last_offset": BEYOND}},
     "a range confirmed beyond the log": {"confirm": {"first_offset": BEYOND, "last_offset": BEYOND + 1}},
     "a head with a zero digest": {"origin_head": {"last_sequence": 1, "digest": ZERO}},
     "a head beyond the origin": {"origin_head": {"last_sequence": BEYOND, "digest": OTHER}},
     "everything at once": {
         "after_offset": BEYOND,
-        "high_water_offset": BEYOND,
-        "last_batch": {"last_offset": BEYOND, "digest": ZERO},
+        "timeline": OTHER,
         "origin_head": {"last_sequence": BEYOND, "digest": ZERO},
         "confirm": {"last_offset": BEYOND},
     },
@@ -60,7 +58,7 @@ def test_a_claim_that_is_repeated_wears_nothing_out(site: Site) -> None:
     attacker, epoch = site.attacker, site.epoch(IDMZ)
     fetch = {"consumer_name": f"{EVIL}.many-{{n}}", "stream": STREAM, "limit": 100, "epoch": epoch}
     with site.unharmed():
-        found = attacker.ask_at_once(EVIL, IDMZ, "FetchFacts", 60, **fetch, **CLAIMS["a zero digest"])
+        found = attacker.ask_at_once(EVIL, IDMZ, "FetchFacts", 60, **fetch, **CLAIMS["a head with a zero digest"])
         found += attacker.ask_at_once(EVIL, IDMZ, "FetchFacts", 60, **fetch, after_offset=BEYOND)
         assert "ok" not in found
 

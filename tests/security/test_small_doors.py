@@ -51,7 +51,7 @@ def test_an_error_text_of_a_peer_is_shown_without_its_control_characters(site: S
 
 NUMBERS = {
     "FetchFacts": ({"consumer_name": f"{EVIL}.n", "stream": STREAM, "limit": 10},
-                   ("limit", "bytes_max", "wait_ms", "after_offset", "lease", "lease_after", "high_water_offset", "start")),
+                   ("limit", "bytes_max", "wait_ms", "after_offset", "lease", "lease_after", "start")),
     "FetchRange": ({"stream": STREAM, "first_offset": 1, "last_offset": 2, "limit": 5},
                    ("first_offset", "last_offset", "limit", "bytes_max")),
     "FetchSequences": ({"stream": STREAM, "origin": f"evil/{'00' * 16}", "first_sequence": 1, "last_sequence": 2, "limit": 5},

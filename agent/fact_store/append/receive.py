@@ -18,6 +18,7 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
+from agent.fact_store.append.renamed import Shift, held_otherwise
 from agent.fact_store.log import (
     Duplicate,
     FactsRefused,
@@ -86,6 +87,7 @@ class _PagePlan:
     refused: list[OriginRange] = field(default_factory=list)
     uncompared: dict[OriginRange, None] = field(default_factory=dict)  # an ordered set
     unproven: set[int] = field(default_factory=set)  # numbers of origins
+    renamed: set[Shift] = field(default_factory=set)
     duplicate_facts: int = 0
 
 
@@ -118,6 +120,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     _check_definition_counts(transaction, definitions)
     stream = transaction.stream(page.stream)
+    for origin in plan.ranges:  # 0053: numbered in the order in which their facts came
+        transaction.origin(origin)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
     transaction.add_signers(page.signers, page.peer)
@@ -135,6 +139,8 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
     _report_declined(transaction, page)
     _report_refused(transaction, page, plan.refused)
     _report_uncompared(transaction, page, plan.uncompared)
+    for shift in plan.renamed:
+        transaction.add_renamed(stream.id, transaction.origin(shift.older), transaction.origin(shift.newer), shift.by)
     for number in plan.unproven:
         transaction.add_unproven(stream.id, number)
     transaction.set_peer_position(page.peer, stream, page.position)
@@ -172,12 +178,14 @@ def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_form
 
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
-    fetch was never due here, and a page that comes again reports nothing new."""
-    known = transaction.catalog.peers.get((page.peer, page.stream))
+    fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
+    read from its beginning, what that one has released may be other facts (0052)."""
+    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
             continue
-        if known is not None and known.epoch == page.present.epoch and last_offset <= known.offset:
+        is_of_log = known and position and (known.epoch, known.timeline) == (position.epoch, position.timeline)
+        if known is not None and is_of_log and last_offset <= known.offset:
             continue
         transaction.add_incident(
             "peer_hole",
@@ -242,6 +250,8 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
                 raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
+            if _is_renamed(transaction, plan, batch):
+                continue
             _refuse(plan, batch.header)
             _note_released(transaction, plan, batch.header, batch.header.first_sequence - 1)
         else:
@@ -260,15 +270,14 @@ def _may_have_two_histories(
     transaction: Transaction, plan: _PagePlan, page: ReceivedPage, origin: batch_format.Origin
 ) -> bool:
     """Whether there may be two histories of an origin: its zone has begun another epoch, or the page shows that it
-    should have, or the peer's own log began another epoch."""
-    present = page.present
+    should have, or the peer's own log began another epoch, or is another copy of the one that was read before."""
+    present, catalog = page.present, transaction.catalog
     if any((one.zone, one.epoch) == (origin.zone, origin.epoch) for one in plan.refused):
+        return True
+    if (page.peer, page.stream) in catalog.read_again or _restarts(transaction, page):
         return True
     if origin.zone == present.zone:
         return origin != present
-    catalog = transaction.catalog
-    if (page.peer, page.stream) in catalog.restarted or _restarts(transaction, page):
-        return True
     read = catalog.peers.get((origin.zone, page.stream))
     if read is not None and read.epoch != origin.epoch:
         return True
@@ -278,9 +287,11 @@ def _may_have_two_histories(
 
 
 def _restarts(transaction: Transaction, page: ReceivedPage) -> bool:
-    """Whether the page is the first of another epoch of the peer."""
-    known = transaction.catalog.peers.get((page.peer, page.stream))
-    return known is not None and known.epoch != page.present.epoch
+    """Whether the page is the first of another epoch of the peer, or of another copy of its log."""
+    known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
+    if known is None or position is None:
+        return False
+    return known.epoch != position.epoch or (known.timeline != position.timeline and known.offset >= position.offset)
 
 
 def _refuse(plan: _PagePlan, header: batch_format.Header) -> None:
@@ -345,6 +356,24 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
     return None if digest is None else replace(offered, last_digest=digest)
 
 
+def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
+    """Whether the facts of a batch are held under another epoch of their zone (0053); they count as duplicates then."""
+    shift = held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch))
+    if shift is None:
+        return False
+    plan.renamed.add(shift)
+    plan.duplicate_facts += batch.header.count
+    return True
+
+
+def _held(transaction: Transaction, plan: _PagePlan, batch: Batch) -> tuple[HeldRange, ...]:
+    """The ranges held of the origin of a batch, with the batches before it in the page."""
+    header, catalog = batch.header, transaction.catalog
+    known, number = catalog.streams.get(header.stream), catalog.origins.get(header.origin)
+    stored = catalog.held.get((known.id, number), ()) if known and number else ()
+    return plan.ranges.get(header.origin, stored)
+
+
 def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
     """Decide on one batch, with those before it in the page; True where it counts as a duplicate and nothing is left to
     compare it with. Raises ForkError."""
@@ -352,9 +381,7 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
     origin, offered = header.origin, HeldRange.of(header, batch.digest)
     known = catalog.streams.get(header.stream)
     number = catalog.origins.get(origin)
-    ranges = plan.ranges.get(origin)
-    if ranges is None:
-        ranges = catalog.held.get((known.id, number), ()) if known and number else ()
+    ranges = _held(transaction, plan, batch)
     decision, stored = decide_insert(ranges, offered), None
     if isinstance(decision, Duplicate):
         stored = plan.fresh.get((origin, offered.first_sequence))
@@ -375,6 +402,8 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         case Duplicate():
             plan.duplicate_facts += header.count
             return stored is None
+        case Insert() if _is_renamed(transaction, plan, batch):
+            pass
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered

@@ -5,7 +5,7 @@ Opening, epochs, witness, quarantine, high-water marks, comparison with a peer's
 scrub.
 """
 
-from agent.fact_store.divergence.high_water import ReadHighWater, ServedHighWater
+from agent.fact_store.divergence.high_water import ReadHighWater
 from agent.fact_store.divergence.history_check import find_contradiction
 from agent.fact_store.divergence.new_epoch import begin_epoch_while_running
 from agent.fact_store.divergence.opening import migrate_store, open_writer

@@ -2,9 +2,9 @@
 old copy.
 
 A copy that was restored and has grown since holds other facts where the peer has read on, and looks consistent to
-itself. A peer's offset alone shows it only while the copy is the shorter log. So a peer sends the end of a batch that
-it read with the digest there, which covers all facts of that origin before it, and the last of this store's own facts
-that it holds by whatever path (decision 0041).
+itself. So a peer sends the last of this store's own facts that it holds, by whatever path, with the digest there, which
+covers all of them before it (decision 0041). Whether the peer has read this copy of the log or another one, its
+timeline says (decision 0052, log/timeline.py).
 
 Only facts that are held here and are undamaged can contradict a peer. A batch that was released or is damaged proves
 nothing, unless the batch after it is held, which names its digest.
@@ -18,37 +18,26 @@ from agent.fact_store.read import StoreReader
 from agent.pages import Page
 
 End = tuple[int, bytes]
-"""Where a batch ends, as an offset or a sequence, and its digest."""
+"""The sequence with which a batch ends, and its digest."""
 
 
-def find_contradiction(
-    reader: StoreReader, catalog: Catalog, stream: str, last_read: End | None, last_held: End | None
-) -> str | None:
+def find_contradiction(reader: StoreReader, catalog: Catalog, stream: str, last_held: End) -> str | None:
     """How a peer's claim about this epoch contradicts the store; None where it does not.
 
-    `last_read`: the end of a batch that the peer read here, by offset. `last_held`: the last of this store's own facts
-    that it holds, by sequence. Costs two look-ups on disk at most, none where both are the ends of the log. Raises what
-    StoreReader raises.
+    `last_held`: the last of this store's own facts that the peer holds, by sequence. Costs one look-up on disk, none
+    where it is the last one here. Raises what StoreReader raises.
     """
     known = catalog.streams.get(stream)
     ranges = catalog.held.get((known.id, catalog.own_origin), ()) if known else ()
     own = (ranges[-1].last_sequence, ranges[-1].last_digest) if ranges else (0, b"")
-    end_offset = known.end_offset if known else 0
-    if last_held is not None and last_held != own:
-        where = f"our sequence {last_held[0]} of {stream}"
-        if last_held[0] > own[0]:
-            return f"it holds {where}, we have written {own[0]}"
-        page = reader.read_sequences(stream, catalog.origin, last_held[0], last_held[0] + 1, 1, 1)
-        if (why := _difference(_end_at(page, last_held[0]) or _predecessor(page, last_held[0]), last_held)) is not None:
-            return f"{where}: {why}"
-    if last_read is not None and last_read != (end_offset, own[1]):
-        where = f"offset {last_read[0]} of {stream}"
-        if last_read[0] > end_offset:
-            return f"it has read up to {where}, which ends at {end_offset}"
-        page = reader.read(stream, last_read[0] - 1, 1, 1, until_offset=last_read[0], end_offset=end_offset)
-        if (why := _difference(_end_at(page, last_read[0]), last_read)) is not None:
-            return f"{where}: {why}"
-    return None
+    if last_held == own:
+        return None
+    where = f"our sequence {last_held[0]} of {stream}"
+    if last_held[0] > own[0]:
+        return f"it holds {where}, we have written {own[0]}"
+    page = reader.read_sequences(stream, catalog.origin, last_held[0], last_held[0] + 1, 1, 1)
+    why = _difference(_end_at(page, last_held[0]) or _predecessor(page, last_held[0]), last_held)
+    return None if why is None else f"{where}: {why}"
 
 
 def _end_at(page: Page, place: int) -> End | None:

@@ -256,13 +256,13 @@ def _load_and_begin(
 
 
 def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_open: bool) -> None:
-    """What each opening writes, if there is room: without it the marks of served facts are higher at the next opening,
-    and a log that is deleted meanwhile goes unnoticed."""
+    """What each opening writes, if there is room: without it the timelines of earlier lives end later at the next
+    opening, and a log that is deleted meanwhile goes unnoticed."""
     if not was_open:
         connection.execute(QUERIES["update_is_open"], (1,))
     catalog = transaction.catalog
-    for stream in catalog.streams.values():  # a zone that read in the last life may have been served all of it
-        connection.execute(QUERIES["update_served"], (stream.end_offset, stream.id))
+    for stream in catalog.streams.values():  # 0052: in the last life a stream may have been served to its end
+        connection.execute(QUERIES["end_timelines"], (stream.end_offset, stream.id))
     newest_unix_ms = max((stream.mark_unix_ms for stream in catalog.streams.values()), default=0)
     if is_clock_behind(newest_unix_ms, transaction.now_unix_ms):
         why = clock_set_back(newest_unix_ms, transaction.now_unix_ms)

@@ -78,4 +78,11 @@ from agent.fact_store.log.records import (
 from agent.fact_store.log.settings import HOURS_MAX, Acks, HoldLimit, StoreSettings, StreamSettings
 from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache
+from agent.fact_store.log.timeline import (
+    NUMBER_BYTES,
+    TIMELINE_BYTES,
+    TIMELINES_MAX,
+    number_of,
+    why_other_timeline,
+)
 from agent.fact_store.log.wall_clock import ClockReading, clock_set_back, is_clock_behind

@@ -50,14 +50,21 @@ class Catalog:
     definitions: dict[int, Definitions] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     peers: dict[tuple[str, str], PeerPosition] = field(default_factory=dict)
-    served_offsets: dict[tuple[str, str], int | None] = field(default_factory=dict)
-    """By stream and zone; None while the zone reads in this life."""
-    restarted: frozenset[tuple[str, str]] = frozenset()
-    """Peer and stream: the peer has begun another epoch since its stream was first read."""
+    timeline: bytes = b""
+    """Of this life; in `timelines` once the stream is served."""
+    timelines: Mapping[str, Mapping[bytes, int | None]] = field(default_factory=dict)
+    """By stream: each timeline on which it was served, oldest first, and up to where the stream is what it was then;
+    None for that of this life. The mappings are replaced."""
+    read_again: frozenset[tuple[str, str]] = frozenset()
+    """Peer and stream: since it was first read, the peer has begun another epoch, or its log was read again from its
+    beginning."""
     unproven: frozenset[tuple[int, int]] = frozenset()
     """Stream and origin numbers: released facts came again and could not be compared."""
     reseals: tuple[Reseal, ...] = ()
     """In the order in which they were made."""
+    renamed: Mapping[tuple[int, int, int], int] = field(default_factory=dict)
+    """By stream, older and newer origin of a zone, of which facts are known under both: how much higher the sequences
+    of the older one are. The mapping is replaced."""
     leases: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """Lease epochs by stream and producer; the mapping is replaced, so no commit copies it."""
     signed: Mapping[int, bool] = field(default_factory=dict)
@@ -69,8 +76,8 @@ class Catalog:
         """A copy that may be changed."""
         return Catalog(
             self.origin, self.streams.copy(), self.origins.copy(), self.held.copy(), self.definitions.copy(),
-            self.consumers.copy(), self.peers.copy(), self.served_offsets.copy(), self.restarted, self.unproven,
-            self.reseals, self.leases, self.signed, self.own_origin, self.tails.copy(),
+            self.consumers.copy(), self.peers.copy(), self.timeline, self.timelines, self.read_again, self.unproven,
+            self.reseals, self.renamed, self.leases, self.signed, self.own_origin, self.tails.copy(),
         )  # fmt: skip
 
     @property

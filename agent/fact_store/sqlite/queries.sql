@@ -550,17 +550,16 @@ DELETE FROM confirmed WHERE consumer = ? AND first_offset = ?;
 SELECT consumer, first_offset, last_offset FROM confirmed ORDER BY consumer, first_offset;
 
 -- insert_peer_position: how far a peer's stream is stored
-INSERT INTO peer_position (peer, stream, epoch, peer_offset, last_batch_offset, last_batch_digest)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO peer_position (peer, stream, epoch, peer_offset, timeline) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (peer, stream) DO UPDATE SET
-    epoch = excluded.epoch, peer_offset = excluded.peer_offset,
-    last_batch_offset = excluded.last_batch_offset, last_batch_digest = excluded.last_batch_digest,
-    has_changed_epoch = peer_position.has_changed_epoch OR peer_position.epoch <> excluded.epoch;
+    epoch = excluded.epoch, peer_offset = excluded.peer_offset, timeline = excluded.timeline,
+    is_read_again = peer_position.is_read_again
+        OR peer_position.epoch <> excluded.epoch OR excluded.peer_offset <= peer_position.peer_offset;
 
 -- select_peer_positions: every peer's position
 SELECT
     peer_position.peer, stream.name, peer_position.epoch, peer_position.peer_offset,
-    peer_position.has_changed_epoch, peer_position.last_batch_offset, peer_position.last_batch_digest
+    peer_position.is_read_again, peer_position.timeline
 FROM peer_position JOIN stream ON stream.id = peer_position.stream ORDER BY peer_position.peer, stream.name;
 
 -- insert_unproven: an origin of which facts came again that could not be compared
@@ -576,15 +575,36 @@ INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
 JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
--- insert_served: a zone begins to be served a stream
-INSERT INTO served (stream, zone, until_offset) VALUES (?, ?, NULL)
-ON CONFLICT (stream, zone) DO UPDATE SET until_offset = NULL;
+-- select_alike: of the first and of the last batches of an origin, those with as many facts and the same times
+SELECT first_sequence FROM (
+    SELECT * FROM (
+        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
+    ) UNION SELECT * FROM (
+        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
+    )
+) WHERE count = :count AND time_min_ns = :time_min_ns AND time_max_ns = :time_max_ns ORDER BY first_sequence;
 
--- update_served: a zone that read a stream in the last life may have been served all of it
-UPDATE served SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+-- insert_renamed: facts of one epoch are known under another
+INSERT INTO renamed (stream, origin, new_origin, shift) VALUES (?, ?, ?, ?)
+ON CONFLICT (stream, origin, new_origin) DO UPDATE SET shift = excluded.shift;
 
--- select_served: the highest offset of each stream that was served to each zone
-SELECT stream.name, served.zone, served.until_offset FROM served JOIN stream ON stream.id = served.stream;
+-- select_renamed: facts of one epoch that are known under another
+SELECT stream, origin, new_origin, shift FROM renamed;
+
+-- insert_timeline: a stream begins to be served in this life
+INSERT INTO timeline (stream, id, until_offset) VALUES (?, ?, NULL);
+
+-- end_timelines: in the last life a stream may have been served to its end
+UPDATE timeline SET until_offset = ? WHERE stream = ? AND until_offset IS NULL;
+
+-- delete_timeline: the oldest of a stream that has too many
+DELETE FROM timeline WHERE stream = ? AND id = ?;
+
+-- select_timelines: up to where each stream is what it was on each of its timelines
+SELECT stream.name, timeline.id, timeline.until_offset FROM timeline JOIN stream ON stream.id = timeline.stream
+ORDER BY timeline.id;
 
 -- insert_incident: what was lost or refused; a repeat increments the count
 INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)

@@ -17,6 +17,8 @@ from typing import Any
 from agent.batch import EPOCH_BYTES, Definitions, Origin
 from agent.fact_store.log import (
     ACTIVE_STATES,
+    NUMBER_BYTES,
+    TIMELINE_BYTES,
     Catalog,
     Confirmed,
     ConsumerState,
@@ -27,11 +29,12 @@ from agent.fact_store.log import (
     StoreForeign,
     StreamState,
     next_state,
+    number_of,
 )
 from agent.fact_store.sqlite.connection import reading_tables
 from agent.fact_store.sqlite.queries import QUERIES
 from agent.lease import Lease
-from agent.pages import HeldRange, LastBatch, PeerPosition
+from agent.pages import HeldRange, PeerPosition
 
 FIRST_ORIGIN = 1  # number of a new store in the table `origin`
 FORMAT = 1  # meaning of the tables, apart from their schema; increments with a change that old programs must not read
@@ -100,18 +103,32 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
         catalog.held[stream, origin] = (*held, HeldRange(*ends))
     for origin, count, digest in _rows(connection, "select_definition_ends"):
         catalog.definitions[origin] = Definitions(count, digest)
-    for peer, stream, epoch, offset, has_changed_epoch, *taken in _rows(connection, "select_peer_positions"):
-        catalog.restarted |= {(peer, stream)} if has_changed_epoch else set()
-        catalog.peers[peer, stream] = PeerPosition(epoch, offset, LastBatch(*taken) if taken[0] else None)
-    for stream, zone, until_offset in _rows(connection, "select_served"):
-        end_offset = catalog.streams[stream].end_offset  # NULL: the zone read in the last life
-        catalog.served_offsets[stream, zone] = end_offset if until_offset is None else until_offset
+    for peer, stream, epoch, offset, is_read_again, timeline in _rows(connection, "select_peer_positions"):
+        catalog.read_again |= {(peer, stream)} if is_read_again else set()
+        catalog.peers[peer, stream] = PeerPosition(epoch, offset, timeline)
+    _load_timelines(connection, catalog)
     catalog.signed = {origin: proven is not None for origin, proven in _rows(connection, "select_signed")}
     catalog.unproven = frozenset((stream, origin) for stream, origin in _rows(connection, "select_unproven"))
     catalog.reseals = tuple(Reseal(*row) for row in _rows(connection, "select_reseals"))
+    catalog.renamed = {
+        (stream, older, newer): shift for stream, older, newer, shift in _rows(connection, "select_renamed")
+    }
     catalog.leases = {(stream, producer): epoch for stream, producer, epoch in _rows(connection, "select_leases")}
     _load_consumers(connection, catalog)
     return catalog
+
+
+def _load_timelines(connection: sqlite3.Connection, catalog: Catalog) -> None:
+    """The timelines of each stream in the order of their numbers; and the one of this life, which has the next number,
+    and is unlike that of any other copy of this file."""
+    number = 0
+    timelines: dict[str, dict[bytes, int | None]] = {}
+    for stream, one, until_offset in _rows(connection, "select_timelines"):
+        number = max(number, number_of(one))
+        end_offset = catalog.streams[stream].end_offset  # NULL: in the last life
+        timelines.setdefault(stream, {})[one] = end_offset if until_offset is None else until_offset
+    catalog.timelines = timelines
+    catalog.timeline = (number + 1).to_bytes(NUMBER_BYTES) + os.urandom(TIMELINE_BYTES - NUMBER_BYTES)
 
 
 def _load_consumers(connection: sqlite3.Connection, catalog: Catalog) -> None:

@@ -12,15 +12,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
-from agent.fact_store.log import Catalog, ConsumerState, PageRow, Reseal, StreamState, TailCache, is_mark_due
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Header, Origin
+from agent.fact_store.log import (
+    TIMELINES_MAX,
+    Catalog,
+    ConsumerState,
+    PageRow,
+    Reseal,
+    StreamState,
+    TailCache,
+    is_mark_due,
+)
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import QUERIES, with_rows
 from agent.pages import (
     CERTIFICATES_OF_KEY_MAX,
     HeldRange,
     KeptHead,
-    LastBatch,
     OriginRange,
     PeerPosition,
     SignerCertificate,
@@ -296,21 +304,15 @@ class Transaction:
             self.catalog.leases = {**self.catalog.leases, **fresh}
 
     def set_peer_position(self, peer: str, stream: StreamState, position: PeerPosition) -> None:
-        """Set how far a peer's stream is stored. Within one epoch of the peer it never moves back, and the last batch
-        stays until there is a later one."""
-        known, taken = self.catalog.peers.get((peer, stream.name)), position.last_batch
-        if known is not None and known.epoch == position.epoch:
-            if known.offset >= position.offset:
+        """Set how far a peer's stream is stored. On one timeline of the peer it never moves back."""
+        known = self.catalog.peers.get((peer, stream.name))
+        if known is not None and (known.epoch != position.epoch or known.offset >= position.offset):
+            if (known.epoch, known.timeline) == (position.epoch, position.timeline):
                 return
-            taken = taken or known.last_batch
-        elif known is not None:
-            self.catalog.restarted |= {(peer, stream.name)}
-        last_batch_offset, last_batch_digest = taken or (0, b"")
-        values = (peer, stream.id, position.epoch, position.offset, last_batch_offset, last_batch_digest)
+            self.catalog.read_again |= {(peer, stream.name)}
+        values = (peer, stream.id, position.epoch, position.offset, position.timeline)
         self._execute(QUERIES["insert_peer_position"], values)
-        self.catalog.peers[peer, stream.name] = PeerPosition(
-            position.epoch, position.offset, LastBatch(*taken) if taken else None
-        )
+        self.catalog.peers[peer, stream.name] = position
 
     def add_unproven(self, stream: int, origin: int) -> None:
         """Record that facts of an origin came again that were released here; writes the first time only."""
@@ -318,11 +320,33 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def begin_serving(self, stream: str, zone: str) -> None:
-        """Record that a zone begins to read a stream, so that a later life counts all of it as served (decision
-        0041)."""
-        self._execute(QUERIES["insert_served"], (self.catalog.streams[stream].id, zone))
-        self.catalog.served_offsets[stream, zone] = None
+    def alike(self, stream: int, origin: int, header: Header, first_rows: int, last_rows: int) -> list[int]:
+        """First sequences of the batches of an origin that have as many facts and the same times as another; only so
+        many from its beginning, and from its end, are looked at."""
+        wanted = {
+            "stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows,
+            "count": header.count, "time_min_ns": header.time_min_ns, "time_max_ns": header.time_max_ns,
+        }  # fmt: skip
+        return [row[0] for row in self._execute(QUERIES["select_alike"], wanted)]
+
+    def add_renamed(self, stream: int, older: int, newer: int, shift: int) -> None:
+        """Record that facts of an epoch are known under another; writes what has changed only."""
+        if self.catalog.renamed.get((stream, older, newer)) != shift:
+            self._execute(QUERIES["insert_renamed"], (stream, older, newer, shift))
+            self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
+
+    def begin_timeline(self, stream: str) -> None:
+        """Record that a stream begins to be served in this life, unless it is recorded (decision 0052)."""
+        catalog, known = self.catalog, self.catalog.timelines.get(stream, {})
+        if catalog.timeline in known:
+            return
+        number = catalog.streams[stream].id
+        gone = list(known)[: max(0, len(known) + 1 - TIMELINES_MAX)]
+        for one in gone:
+            self._execute(QUERIES["delete_timeline"], (number, one))
+        self._execute(QUERIES["insert_timeline"], (number, catalog.timeline))
+        kept = {one: until_offset for one, until_offset in known.items() if one not in gone}
+        catalog.timelines = {**catalog.timelines, stream: {**kept, catalog.timeline: None}}
 
     def add_consumer(self, consumer: ConsumerState) -> ConsumerState:
         """Register a consumer and number it."""

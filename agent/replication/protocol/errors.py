@@ -117,10 +117,15 @@ _ROWS = (
              "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); or does a "
              "copy of it also answer?"),
     ErrorRow("history_differs", Fault.OPERATOR, True,
-             "What the requester claims to hold of this store (last_batch, origin_head) is not in it: the claim is "
-             "wrong, or the store is an old copy that has grown since.",
+             "The requester claims to hold a batch that this store recorded (origin_head), and it is not there: the "
+             "claim is wrong, or the store is an old copy that has grown since.",
              "If the serving node was restored from a backup, begin a new epoch there (bsfg store new-epoch); its "
              "incidents name the claim."),
+    ErrorRow("timeline_differs", Fault.OPERATOR, True,
+             "The requester has read another copy of this log: the store was restored from a copy, or two machines "
+             "answer under its name.",
+             "The requester reads this log again from its beginning, by itself. Does a copy of the serving node run? "
+             "Stop one."),
     ErrorRow("unsigned_request", Fault.OPERATOR, False,
              "The request changes something, and no signature proves that the requesting zone has sent it, which the "
              "serving node demands.",

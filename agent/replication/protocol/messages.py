@@ -34,6 +34,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
 Zone = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}\Z")]
 Epoch = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+Timeline = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 OriginName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9-]{1,32}/[0-9a-f]{32}\Z")]
 Lease = Annotated[int, msgspec.Meta(ge=0, le=LEASE_EPOCH_MAX)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
@@ -124,13 +125,6 @@ class Confirm(Part, frozen=True):
             raise MalformedMessage(why, "bad_request", operation)
 
 
-class LastBatchEnd(Part, frozen=True):
-    """The last batch that the requester stored from this log: its last offset in the log, and its digest."""
-
-    last_offset: Position
-    digest: Digest
-
-
 class OriginHead(Part, frozen=True):
     """A batch of the serving store's own origin, in its present epoch, that the requester holds by any path: the one
     that a page of the server contradicted, else the newest.
@@ -158,9 +152,8 @@ class FetchFacts(RequestBody, frozen=True, tag="FetchFacts", tag_field="operatio
     lease: Lease | None = None
     lease_after: Lease | None = None
     definitions_known: dict[OriginName, Offset] = {}
-    last_batch: LastBatchEnd | None = None
+    timeline: Timeline | None = None
     origin_head: OriginHead | None = None
-    high_water_offset: Offset | None = None
     former_epochs: list[Epoch] = []
     whole_runs: bool = False
     signers_known: SignersKnown = []
@@ -346,13 +339,13 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
     """A consumer's page. Without offsets and definitions: no facts came while waiting.
 
     `lease`: the requester's lease, if it sent or requested one. `lease_in_force`: the lease in force, if `lease_after`
-    named another one; the answer then contains nothing else. `omitted_digest`: digest of the batch at the end of the
-    last omitted range."""
+    named another one; the answer then contains nothing else. `timeline`: which copy of the log the page was read
+    from."""
 
     frontier: Offset
     lease: Lease | None = None
     lease_in_force: Lease | None = None
-    omitted_digest: Digest | None = None
+    timeline: Timeline | None = None
 
 
 class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="operation"):
@@ -793,10 +786,12 @@ class ErrorBody(Part, frozen=True):
 
 
 class ErrorAnswer(AnswerBody, frozen=True):
-    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read."""
+    """The request was not carried out. `operation` repeats the requested operation, as far as it could be read.
+    `timeline`: with `timeline_differs`, that of the answering store."""
 
     operation: Annotated[str, msgspec.Meta(max_length=64)]
     error: ErrorBody
+    timeline: Timeline | None = None
 
 
 Answer = (

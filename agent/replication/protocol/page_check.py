@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from agent.batch import DIGEST_BYTES, Header, Origin, parse, verify
+from agent.batch import Header, Origin, parse, verify
 from agent.columns import BatchError
-from agent.pages import LastBatch, ReceivedDefinition
+from agent.pages import ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
 from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
 from agent.replication.protocol.pull_events import ArrivedPage, Content
@@ -82,19 +82,11 @@ def check_page(
         definitions=numbers,
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
-        last_batch=_last_batch(answer, sealed),
+        timeline=answer.timeline,
         content=start_check(
             PageContent(answer.batches, sealed, definitions, answer.holes, heads, tuple(answer.signers))
         ),
     )
-
-
-def _last_batch(answer: FetchAnswer, sealed: Sequence[bytes]) -> LastBatch | None:
-    """The last batch of a page, including omitted ones (facts of the asking zone itself)."""
-    found = [LastBatch(answer.batches[-1][1], sealed[-1][-DIGEST_BYTES:])] if answer.batches else []
-    if answer.omitted and answer.omitted_digest is not None:
-        found.append(LastBatch(answer.omitted[-1][1], bytes.fromhex(answer.omitted_digest)))
-    return max(found, default=None)
 
 
 def check_batches(content: PageContent, stream: str, origins: frozenset[str]) -> list[Offered]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, Literal, TypeVar
 
-from agent.pages import BatchEnd, LastBatch
+from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import BYTES_MAX
 
 Content = TypeVar("Content")
@@ -95,7 +95,7 @@ class ArrivedPage(Generic[Content]):
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
     to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the
-    peer, 0 where it gives none.  `last_batch` is the last batch of the page, None where it has none.
+    peer, 0 where it gives none.  `timeline` is the peer's, None where it names none.
     """
 
     epoch: str
@@ -108,7 +108,7 @@ class ArrivedPage(Generic[Content]):
     lease: int = 0
     lease_in_force: int | None = None
     """The requester holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""
-    last_batch: LastBatch | None = None
+    timeline: str | None = None
     content: Content = field(kw_only=True)
 
 
@@ -136,7 +136,8 @@ class PageArrived(Generic[Content]):
 class FetchFailed:
     """A fetch failed: refused by the peer, not delivered by the broker, or answered with something unreadable.
 
-    `epoch` is the peer's new one, where the reason is that it has changed.
+    `epoch` is the peer's, which is a new one where the reason is that it has changed; `timeline` the peer's where the
+    reason is that it is another copy of the log that was read.
     """
 
     fetch_id: int
@@ -144,6 +145,7 @@ class FetchFailed:
     reason: str
     is_retryable: bool
     epoch: str | None = None
+    timeline: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,8 @@ class Fetch:
     """With lease 0: the lease after which to get one, the last that is known to have been in force."""
     must_show: bool = False
     """Whether to show what is held of the peer, so that it notices if its store was restored from an old copy."""
-    last_batch: LastBatch | None = None
-    """The last batch of the accepted pages, to be shown."""
+    timeline: str | None = None
+    """The peer's, of the accepted pages."""
     contradicted: BatchEnd | None = None
     """The batch of the peer's own to be shown; None: the last that is held."""
 

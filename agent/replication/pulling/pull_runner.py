@@ -25,7 +25,6 @@ from agent.replication.protocol.messages import (
     Confirm,
     ErrorAnswer,
     FetchFacts,
-    LastBatchEnd,
     OriginHead,
 )
 from agent.replication.protocol.page_check import PageContent, PageRefused, check_batches, check_page
@@ -147,7 +146,7 @@ class PullRunner:
             0 if position is None else position.offset,
             dict(list(known.items())[:ORIGINS_MAX]),
             bandwidth,
-            None if position is None else position.last_batch,
+            None if position is None else position.timeline.hex() or None,
         )
         is_new = position is None
         self.spans = PullSpans(telemetry or Telemetry(), settings.peer_zone, settings.stream, is_new=is_new)
@@ -218,7 +217,7 @@ class PullRunner:
             if isinstance(answer, ErrorAnswer):
                 error = answer.error
                 reason = f"{error.code}: {advice(error.message, error.hint)}"
-                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch)
+                return FetchFailed(fetch_id, error.code, reason, error.retryable, answer.epoch, answer.timeline)
             page = check_page(
                 *(answer, sealed, settings.peer_zone, settings.stream, self._origins()), self._start_check
             )
@@ -278,7 +277,6 @@ def fetch_request(
 ) -> FetchFacts:
     """The request of a fetch; `origin_head` is a batch of the peer's epoch that is held here, if one is sent,
     `former_epochs` those of which we take our own facts back."""
-    last_batch = effect.last_batch
     return FetchFacts(
         consumer_name=settings.consumer_name,
         stream=settings.stream,
@@ -292,9 +290,8 @@ def fetch_request(
         lease=effect.lease,
         lease_after=effect.lease_after,
         definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
-        last_batch=last_batch and LastBatchEnd(last_offset=last_batch.last_offset, digest=last_batch.digest.hex()),
+        timeline=effect.timeline,
         origin_head=origin_head,
-        high_water_offset=effect.after_offset if effect.epoch is not None else None,
         former_epochs=list(former_epochs),
         whole_runs=True,
         signers_known=list(signers_known),
@@ -317,7 +314,7 @@ def put_page(
         settings.stream,
         judged.batches,
         definitions,
-        PeerPosition(bytes.fromhex(page.epoch), page.last_offset, page.last_batch),
+        PeerPosition(bytes.fromhex(page.epoch), page.last_offset, bytes.fromhex(page.timeline or "")),
         holes=page.content.content.holes,
         is_backlog=is_backlog,
         heads=judged.heads,

@@ -17,9 +17,10 @@ Two states, each with its table: towards the peer (`Asking`) and towards the sto
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Generic, NamedTuple
+from dataclasses import dataclass
+from typing import Generic
 
-from agent.pages import BatchEnd, LastBatch
+from agent.pages import BatchEnd
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
 from agent.replication.protocol.pull_events import (
@@ -57,21 +58,24 @@ CLAIMS_REFUSED_MAX = 8
 """Requests, over some 20 s, to a peer that was found to be an old copy; by then it has a new epoch, or waits for an
 operator."""
 
-EPOCHS_LEFT_MAX = 8
-"""Epochs of the peer whose position is remembered: two machines under its name need two."""
+LOGS_LEFT_MAX = 8
+"""Logs of the peer whose position is remembered: two machines under its name need two."""
 
 _WAITS = {Asking.BACKOFF, Asking.BLOCKED, Asking.PACED}
 
 
-class _Left(NamedTuple):
-    """The position in an epoch of the peer when another epoch took its place."""
+@dataclass(slots=True)
+class _Log:
+    """A log of the peer and how far it is stored here. `timeline` is that of the last page stored, None where the peer
+    names none."""
 
-    stored_offset: int
-    last_batch: LastBatch | None
+    epoch: str | None
+    stored_offset: int = 0
+    timeline: str | None = None
 
 
 class Receiver(Generic[Content]):
-    """One stream of one peer. `epoch`, `offset` and `last_batch` are the position stored with the last page, None, 0
+    """One stream of one peer. `epoch`, `offset` and `timeline` are the position stored with the last page, None, 0
     and None if none was; `bandwidth` is shared by all streams of the peer, if it is limited. `lost_reason` says why the
     peer gives no facts at present, None while it does; `page_waits` why the store does not take the page that is
     offered to it again and again, "" while it does."""
@@ -83,25 +87,24 @@ class Receiver(Generic[Content]):
         offset: int,
         definitions: Mapping[str, int] | None = None,
         bandwidth: TokenBucket | None = None,
-        last_batch: LastBatch | None = None,
+        timeline: str | None = None,
     ) -> None:
         self._settings = settings
-        self._last_batch_stored = last_batch
+        self._log = _Log(epoch, offset, timeline)
         self._asked_ms: int | None = None  # when what was answered last was asked
         self._bandwidth = bandwidth
         self._page_size = PageSize(settings.page_bytes_max)
         self.asking = Asking.OFFLINE
         self.storing = Storing.IDLE
         self.counters = ReceiverCounters()
-        self.epoch = epoch
-        self.stored_offset = offset
         self.frontier = 0
         self.lease = 0
         self._lease_after = 0
         self._leases_missed = 0
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
-        self._left = dict[str, _Left]()
+        self._left: list[_Log] = []
+        self._appending_of = self._log  # what the page on its way to the store is of
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
         self._definitions_before: list[ArrivedPage[Content]] = []
@@ -111,6 +114,7 @@ class Receiver(Generic[Content]):
         self._peer_has_more = False
         self._open: OpenFetch | None = None
         self._last_fetch_id = 0
+        self._first_fetch_id = 1  # of those that belong to this log
         self._unproven = ""  # why an answer to the open request was not taken
         self._ask_at_ms = 0
         self._append_at_ms = 0
@@ -125,6 +129,16 @@ class Receiver(Generic[Content]):
         self.lost_reason: str | None = None
         self._is_page_refused = False
         self._effects: list[Effect[Content]] = []
+
+    @property
+    def epoch(self) -> str | None:
+        """The peer's, of the log that is read; None before its first answer."""
+        return self._log.epoch
+
+    @property
+    def stored_offset(self) -> int:
+        """How far the peer's log is stored here."""
+        return self._log.stored_offset
 
     @property
     def open_fetch_id(self) -> int | None:
@@ -203,29 +217,28 @@ class Receiver(Generic[Content]):
                 self._page_bytes(),
                 self.lease,
                 None if self.lease else self._lease_after,
-                *self._history_claim(now_ms),
+                self._must_show(now_ms),
+                self._timeline(),
                 self._contradicted,
             )
         )
         self._to(Asking.WAITING)
 
-    def _history_claim(self, now_ms: int) -> tuple[bool, LastBatch | None]:
-        """Whether to show the peer what is held of it, which is not needed while its answers come one after the other;
-        and the last batch taken, always, so that of two machines that serve under one name each notices at once that
-        the other has answered (0041)."""
+    def _must_show(self, now_ms: int) -> bool:
+        """Whether to show the peer what is held of it, which is not needed while its answers come one after the other
+        (0041)."""
         asked_ms = self._asked_ms
         is_due = not self._is_proven or asked_ms is None or now_ms - asked_ms >= self._settings.history_claim_after_ms
-        must_show = is_due and self.epoch is not None
-        return must_show, self._last_batch() if self.epoch is not None else None
+        return is_due and self.epoch is not None
 
-    def _last_batch(self) -> LastBatch | None:
-        """The last batch of the accepted pages, stored or not: it belongs to the position after which the request
-        asks."""
-        on_their_way = [one for one in (self._appending, *self._read_ahead) if one is not None]
-        for one in reversed(on_their_way):
-            if one.page.epoch == self.epoch and one.page.last_batch is not None:
-                return one.page.last_batch
-        return self._last_batch_stored
+    def _timeline(self) -> str | None:
+        """That of the last accepted page, stored or not: it belongs to the position after which the request asks. With
+        each request, so that of two machines under one name each refuses what continues the other's log (0052)."""
+        if self._read_ahead:
+            return self._read_ahead[-1].page.timeline
+        if self._appending is not None and self._appending_of is self._log:
+            return self._appending.page.timeline
+        return self._log.timeline
 
     def _page_bytes(self) -> int:
         found = self._page_size.bytes
@@ -246,16 +259,17 @@ class Receiver(Generic[Content]):
         page = event.page
         self.lease = max(self.lease, page.lease)
         is_newest = self._open is not None and event.fetch_id == self._open.fetch_id
-        if self.asking is Asking.OFFLINE or (page.epoch != self.epoch and not is_newest):
-            self.counters.pages_dropped += 1  # from before a lost connection, or of a store that was replaced
+        is_of_log = event.fetch_id >= self._first_fetch_id and page.epoch == self.epoch
+        if self.asking is Asking.OFFLINE or not (is_of_log or is_newest):
+            self.counters.pages_dropped += 1  # from before a lost connection, or of a log that another one replaced
             return
         if is_newest:
             assert self._open is not None
             self._asked_ms = self._open.sent_ms
             if self.epoch is None:
-                self.epoch = page.epoch
+                self._log.epoch = page.epoch
             elif page.epoch != self.epoch:
-                self._restart(page.epoch, now_ms)  # a peer that does not implement the field `epoch`
+                self._restart(page.epoch, page.timeline, now_ms)  # a peer that does not implement the field `epoch`
                 return
             self.frontier = page.frontier
         if page.lease_in_force is not None:
@@ -276,7 +290,7 @@ class Receiver(Generic[Content]):
         if self._open is not None and is_newest and page.more and not self.is_caught_up:  # it did not wait for facts
             self._page_size.arrived(now_ms - self._open.sent_ms)
         if self._accepted_offset is None:
-            self._accepted_offset = self.stored_offset = page.first_offset - 1
+            self._accepted_offset = self._log.stored_offset = page.first_offset - 1
         self._accept(page)
 
     def _ask_after(self, lease_in_force: int, now_ms: int, jitter: float) -> None:
@@ -305,7 +319,8 @@ class Receiver(Generic[Content]):
     def _page_without_offsets(self, page: ArrivedPage[Content], now_ms: int) -> None:
         assert self._open is not None
         if self._accepted_offset is None:
-            self._accepted_offset = self.stored_offset = page.frontier  # the peer has registered us at its end
+            self._accepted_offset = self._log.stored_offset = page.frontier  # the peer has registered us at its end
+            self._log.timeline = page.timeline
         if page.definitions:
             self._keep_definitions(page, now_ms)
             return
@@ -348,8 +363,10 @@ class Receiver(Generic[Content]):
             return
         if event.code == UnprovenAnswer.code:
             self._unproven = event.reason  # it counts as none (0052): the peer's own may follow until the time-out
-        elif event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch:
-            self._restart(event.epoch, now_ms)
+        elif (event.code == "epoch_changed" and event.epoch is not None and event.epoch != self.epoch) or (
+            event.code == "timeline_differs" and event.epoch == self.epoch
+        ):
+            self._restart(event.epoch, event.timeline, now_ms)
         elif event.code == "fenced":
             self._lose(NoteKind.RECEIVER_FENCED, event.reason)
             self._close(Asking.FENCED)
@@ -364,36 +381,40 @@ class Receiver(Generic[Content]):
         else:
             self._block(NoteKind.PEER_REFUSES, event.reason, now_ms)
 
-    def _restart(self, epoch: str, now_ms: int) -> None:
-        """The peer has another store: read it from its beginning. A page of the old one that is on its way to disk
-        stays valid.
+    def _restart(self, epoch: str | None, timeline: str | None, now_ms: int) -> None:
+        """The peer has another log: read it from its beginning. A page of the old one that is on its way to disk stays
+        valid.
 
-        A store never returns to an epoch that it has left. When an epoch returns, two stores answer in the peer's name
-        (or an old copy was put in place again), and beginning anew at each answer would read both for ever: the pull
-        goes on where it was, and asks rarely."""
-        before, back = self.epoch, self._left.pop(epoch, None)
+        A store never returns to an epoch that it has left. When an epoch or a timeline returns, two stores answer in the
+        peer's name (or an old copy was put in place again), and beginning anew at each answer would read both for ever:
+        the pull goes on where it was, and asks rarely. The new log's timeline is shown from its beginning on, so that
+        only the machine that has it answers (0052)."""
+        before = self._log
+        back = next((one for one in self._left if one.epoch == epoch and timeline in {None, one.timeline}), None)
         self.counters.restarts += 1
-        if before is not None:
-            self._left[before] = _Left(self.stored_offset, self._last_batch_stored)
-            while len(self._left) > EPOCHS_LEFT_MAX:
-                del self._left[next(iter(self._left))]
-        self.epoch = epoch
+        self._left = [one for one in (*self._left, before) if one is not back][-LOGS_LEFT_MAX:]
+        self._log = back or _Log(epoch, timeline=timeline)
+        self._first_fetch_id = self._last_fetch_id + 1
         self._claims_refused = 0
         self._contradicted = None
-        self.stored_offset, self._last_batch_stored = back or _Left(0, None)
         self.frontier = 0
         pending = self._appending
-        is_coming = pending is not None and pending.page.epoch == epoch
+        is_coming = pending is not None and self._appending_of is self._log
         self._accepted_offset = pending.page.last_offset if pending is not None and is_coming else self.stored_offset
         self._read_ahead = ()
         self._forget_definitions()
+        is_other_copy = before.epoch == epoch
         if back is None:
-            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before} became {epoch}"))
+            what = "is another copy of its log, which is read from its beginning" if is_other_copy else "became"
+            new = f"timeline {timeline}" if is_other_copy else str(epoch)
+            self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before.epoch} {what} {new}"))
+            self._is_proven = False  # the next request shows what is held of the peer: its own facts may differ too
             self._close(Asking.HOLDING)
             return
-        one, other = sorted((str(before), epoch))
+        kind = "timelines" if is_other_copy else "epochs"
+        one, other = sorted((str(before.timeline), str(timeline)) if is_other_copy else (str(before.epoch), str(epoch)))
         reason = (
-            f"stores of epochs {one} and {other} answer in turn: does its node run twice (a cloned machine)? Stop one."
+            f"stores of {kind} {one} and {other} answer in turn: does its node run twice (a cloned machine)? Stop one."
         )
         self._block(NoteKind.PEER_REFUSES, reason, now_ms)
 
@@ -481,6 +502,7 @@ class Receiver(Generic[Content]):
     def _store_next(self) -> None:
         if self.storing is Storing.IDLE and self._read_ahead:
             self._appending, *later = self._read_ahead
+            self._appending_of = self._log
             self._read_ahead = tuple(later)
             self._offer()
 
@@ -496,13 +518,11 @@ class Receiver(Generic[Content]):
             for origin, number in one.definitions.items():
                 self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
         self._appending = None
-        if page.epoch == self.epoch:
-            assert page.last_offset >= self.stored_offset
-            self.stored_offset = page.last_offset
+        stored, is_current = self._appending_of, self._appending_of is self._log
+        assert page.last_offset >= stored.stored_offset
+        stored.stored_offset, stored.timeline = page.last_offset, page.timeline
+        if is_current:
             self._contradicted = None
-            self._last_batch_stored = page.last_batch or self._last_batch_stored
-        elif (left := self._left.get(page.epoch)) is not None:
-            self._left[page.epoch] = _Left(page.last_offset, page.last_batch or left.last_batch)
         if self._pauses:
             self._pauses = 0
             self.page_waits = ""
@@ -511,7 +531,7 @@ class Receiver(Generic[Content]):
             self._is_page_refused = False
             self._answered()
         self._to_storing(Storing.IDLE)
-        if event.has_lost_definitions and page.epoch == self.epoch:
+        if event.has_lost_definitions and is_current:
             self._forget_pages()
             if self.asking is Asking.WAITING:  # the open request names definitions that are not here
                 self._close(Asking.HOLDING)
@@ -534,14 +554,14 @@ class Receiver(Generic[Content]):
             self._to_storing(Storing.PAUSED)
             return
         assert self._appending is not None
-        page = self._appending.page
+        is_current = self._appending_of is self._log
         self._appending = None
         self._to_storing(Storing.IDLE)
-        if page.epoch == self.epoch:
+        if is_current:
             self._forget_pages()
         self._is_page_refused = True
         self.page_waits = ""
-        if page.epoch != self.epoch or event.contradicted in {None, self._contradicted}:
+        if not is_current or event.contradicted in {None, self._contradicted}:
             self._block(NoteKind.PAGE_REFUSED, event.reason, now_ms)
             return
         # 0041: the peer can begin a new epoch once it is shown the batch that it contradicts. It is asked at once, and

@@ -35,7 +35,7 @@ from agent.replication.serving.admission import (
     check_offsets,
     decide_fetch,
 )
-from agent.replication.serving.consumer_effects import BatchEnd, Confirming, Effect, Steps
+from agent.replication.serving.consumer_effects import Confirming, Effect, Steps
 from agent.replication.serving.outcomes import Drop, DropReason, Refuse, Reply, StoreName
 from agent.replication.serving.reading import PageRead
 
@@ -59,12 +59,11 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
+        # 0052: offsets of another copy of this log are not taken for its own, as those of another epoch are not.
+        if refusal := (yield from self._check_timeline(request, stream)):
+            return refusal
         # 0047: offsets of another epoch, or beyond the end, neither release facts nor select any.
         if refusal := (yield from self._check_offsets(request, stream, request.after_offset, request.confirm)):
-            return refusal
-        # 0041: a store that lacks what the peer took from it is an old copy. It must not serve other facts under the
-        # same offsets.
-        if refusal := (yield from self._check_history(request, stream)):
             return refusal
         if consumer is None:
             consumer = yield from effects.RegisterConsumer(name, zone, stream, request.starts)
@@ -84,8 +83,8 @@ class ConsumerCore:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
                 frontier = yield from effects.AwaitConfirm(confirming)
             position = frontier
-        # 0041: that this zone is served from this stream is durable before the first facts leave.
-        yield from effects.BeginServing(stream, zone)
+        # 0052: an image of this store that is made from now on has this timeline.
+        timeline = yield from effects.BeginTimeline(stream)
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:
             # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by
@@ -99,10 +98,8 @@ class ConsumerCore:
             frontier = now.frontier
         if not isinstance(read, PageRead):
             return read
-        # 0041: recorded before the page leaves. A consumer that begins at the end takes the frontier for its position.
-        is_at_end = max(position, read.last_offset) >= read.end_offset
-        yield from effects.RecordServed(name, zone, stream, max(read.last_offset, frontier), read.end, is_at_end)
-        return self._page(stream, frontier, read, shown.epoch)._replace(waited_ns=waited_ns)
+        yield from effects.NoteServed(name, max(position, read.last_offset) >= read.end_offset)
+        return self._page(stream, frontier, read, shown.epoch, timeline)._replace(waited_ns=waited_ns)
 
     def confirm(self, request: ConfirmReceipt) -> Steps:
         """ConfirmReceipt: the frontier, once the confirmation is durable."""
@@ -179,28 +176,30 @@ class ConsumerCore:
         if (yield from effects.IsProven(zone, request)):
             yield from effects.BeginEpoch(why)
             return Refuse("epoch_changed", "this store was an old copy and has begun a new epoch")
-        yield from effects.ReportPeerAhead(zone, why)
+        hint = "if this store was restored from an old copy, begin a new epoch: bsfg store new-epoch"
+        yield from effects.ReportPeerAhead(zone, f"{why}; {hint}")
         return refusal
 
-    def _check_history(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
-        """A refusal where what the caller has of this epoch is not in this store (0041)."""
-        if request.epoch is None:
+    def _check_timeline(self, request: FetchFacts, stream: str) -> _Some[Refuse | None]:
+        """A refusal where what the caller has read of this epoch is not in this store."""
+        if request.epoch != self.epoch:
             return None
         zone = self.caller.zone
-        last_batch: BatchEnd | None = None
-        if request.last_batch is not None:
-            last_batch = request.last_batch.last_offset, bytes.fromhex(request.last_batch.digest)
-        origin_head: BatchEnd | None = None
-        if request.origin_head is not None:
-            origin_head = request.origin_head.last_sequence, bytes.fromhex(request.origin_head.digest)
-        why = yield from effects.ExplainNeverServed(
-            stream, zone, max(request.high_water_offset or 0, last_batch[0] if last_batch else 0)
-        )
-        if why is None and (
-            origin_head or (last_batch and not (yield from effects.HasServed(stream, zone, last_batch)))
-        ):
-            why = yield from effects.CompareHistory(stream, zone, last_batch, origin_head)
-        return None if why is None else (yield from self._refuse_claim(request, Refuse("history_differs", why)))
+        # 0041: first what the caller holds of our own facts. A store that lacks them is an old copy, gives their names
+        # to other facts, and must begin a new epoch before any reader gets those.
+        if (held := request.origin_head) is not None:
+            end = held.last_sequence, bytes.fromhex(held.digest)
+            if (why := (yield from effects.CompareHistory(stream, zone, end))) is not None:
+                return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
+        if request.timeline is None or request.after_offset is None:
+            return None
+        other = yield from effects.CompareTimeline(stream, request.timeline, request.after_offset)
+        if other is None:
+            return None
+        why = f"consumer {request.consumer_name} of {zone}: {other.why}"
+        hint = "the peer reads this log again from its beginning; does a copy of this machine run? Stop one"
+        yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
+        return Refuse("timeline_differs", other.why, other.timeline)
 
     def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,
@@ -248,7 +247,7 @@ class ConsumerCore:
             if parked.is_superseded:
                 return Drop(DropReason.SUPERSEDED), waited_ns
 
-    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None) -> Reply:
+    def _page(self, stream: str, frontier: int, read: PageRead, lease: int | None, timeline: str) -> Reply:
         answer = FetchAnswer(
             **self._own,
             stream=stream,
@@ -260,7 +259,7 @@ class ConsumerCore:
             definitions=read.definitions,
             more=read.last_offset < read.end_offset,
             lease=lease,
-            omitted_digest=read.omitted_digest.hex() if read.omitted_digest else None,
+            timeline=timeline,
             heads=list(read.heads),
             signers=read.signers,
         )

@@ -21,7 +21,7 @@ from agent.replication.serving.reading import PageRead
 T = TypeVar("T")
 
 BatchEnd = tuple[int, bytes]
-"""Where a batch ends (an offset, or a sequence of its origin) and the batch's digest."""
+"""The sequence with which a batch ends, and the batch's digest."""
 
 
 class Effect(Generic[T]):
@@ -102,32 +102,30 @@ class BeginEpoch(Effect[None]):
     why: str
 
 
+class OtherTimeline(NamedTuple):
+    """Why a position is none in a stream of this store, and the timeline of this life of it."""
+
+    why: str
+    timeline: str
+
+
 @dataclass(frozen=True, slots=True)
-class ExplainNeverServed(Effect[str | None]):
-    """Why this store cannot have served a zone up to an offset; None where it can have. From memory."""
+class CompareTimeline(Effect[OtherTimeline | None]):
+    """Why a stream that was read up to an offset on a timeline is not the one of this store; None where it is. From
+    memory."""
 
     stream: str
-    zone: str
+    timeline: str
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class HasServed(Effect[bool]):
-    """Whether one of the last pages served to a zone ended with this batch. From memory."""
-
-    stream: str
-    zone: str
-    end: BatchEnd
-
-
-@dataclass(frozen=True, slots=True)
 class CompareHistory(Effect[str | None]):
-    """How the batches that a peer names contradict the stored ones; None where they do not. Reads the disk."""
+    """How the batch that a peer names contradicts the stored ones; None where it does not. Reads the disk."""
 
     stream: str
     zone: str
-    last_batch: BatchEnd | None
-    origin_head: BatchEnd | None
+    origin_head: BatchEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +193,10 @@ class CheckConfirm(Effect[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class BeginServing(Effect[None]):
-    """Make it durable that a zone is served from a stream, unless it is already."""
+class BeginTimeline(Effect[str]):
+    """Make it durable that a stream is served in this life of the store, unless it is already; the timeline."""
 
     stream: str
-    zone: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +222,8 @@ class ReadPage(Effect[PageRead | Refuse]):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordServed(Effect[None]):
-    """A page is about to be sent: record up to where the zone has been served, with which last batch, and whether the
-    page reaches the end of the log. Returns at once."""
+class NoteServed(Effect[None]):
+    """A page is about to be sent, which reaches the end of the log or not. Returns at once."""
 
     name: str
-    zone: str
-    stream: str
-    last_offset: int
-    end: BatchEnd | None
     is_at_end: bool

@@ -27,10 +27,12 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """An error answer: a code of the table in `protocol.errors`, and a message that names the cause."""
+    """An error answer: a code of the table in `protocol.errors`, and a message that names the cause; the timeline of
+    this store where the requester has read another."""
 
     code: str
     message: str
+    timeline: str | None = None
 
 
 class DropReason(Enum):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from agent.batch import DIGEST_BYTES, Origin, cut, parse
+from agent.batch import Origin, cut, parse
 from agent.columns import BatchError
 from agent.pages import Page, StoredBatch
 from agent.replication.protocol.messages import OFFSET_MAX, DefinitionEntry
@@ -54,7 +54,6 @@ class PageRead:
     definitions: list[DefinitionEntry]
     last_offset: int
     end_offset: int
-    omitted_digest: bytes | None = None  # of the batch at the page's end, where that is left out
     heads: dict[int, bytes] = field(default_factory=dict)  # by position in `batches`
     signers: list[bytes] = field(default_factory=list)
 
@@ -62,14 +61,6 @@ class PageRead:
     def attachment(self) -> list[bytes]:
         """The batches, and their heads behind them."""
         return [*self.batches, *self.heads.values()]
-
-    @property
-    def end(self) -> tuple[int, bytes] | None:
-        """Where the last batch of the page ends, sent or omitted, and its digest; None for a page without batches."""
-        last_sent = self.entries[-1][1] if self.entries else 0
-        if self.omitted and self.omitted[-1][1] > last_sent:
-            return None if self.omitted_digest is None else (self.omitted[-1][1], self.omitted_digest)
-        return (last_sent, self.batches[-1][-DIGEST_BYTES:]) if self.batches else None
 
     @property
     def facts(self) -> int:
@@ -163,7 +154,6 @@ def _select(store: ServingStore, asked: PageQuery, page: Page) -> PageRead | Ref
         ],
         chosen.last_offset,
         max(page.end_offset, chosen.last_offset),
-        _digest_at(page.batches, chosen.omitted[-1][1]) if chosen.omitted else None,
         heads,
         [one for key_id in dict.fromkeys(map(key_id_in, heads.values())) for one in signers.get(key_id, ())],
     )
@@ -179,10 +169,6 @@ def _read_signers(
     known = {bytes.fromhex(key_id) for key_id in asked.signers_known}
     key_ids = {key_id_in(each.head) for each in batches if each.head and each.origin.zone != asked.asking_zone}
     return {key_id: store.signers([key_id]) for key_id in sorted(key_ids - known)}
-
-
-def _digest_at(batches: Sequence[StoredBatch], last_offset: int) -> bytes | None:
-    return next((each.sealed[-DIGEST_BYTES:] for each in batches if each.last_offset == last_offset), None)
 
 
 def _read_definitions(

@@ -233,7 +233,8 @@ class Server:
                 self._telemetry.discard(span, reason.value)
             case Refuse(code, message):
                 self._refusals[code] += 1
-                refusal = encode_error(self._store.zone, self._context.epoch, operation, code, message)
+                own = self._store.zone, self._context.epoch
+                refusal = encode_error(*own, operation, code, message, outcome.timeline)
                 self._send(caller, refusal, known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):

@@ -164,7 +164,7 @@ def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
         assert store.epoch == epoch
         (incident,) = store.incidents()
         assert (incident.kind, incident.subject, incident.count) == ("ahead", "peer idmz", 2)
-        assert "bsfg store new-epoch" in incident.detail
+        assert incident.detail == "idmz has read up to 999"
         assert values_in(store) == list(range(1, 21))
 
 

@@ -135,8 +135,6 @@ def test_heads_stand_behind_the_batches() -> None:
     page = check_page(answer(batch.sealed, heads=[0]), [batch.sealed, record], "plant-a", STREAM, ORIGINS, kept)
     (offered,) = check_batches(page.content, STREAM, ORIGINS)
     assert (offered.batch, offered.head) == (batch, record)
-    assert page.last_batch is not None
-    assert page.last_batch.digest == batch.digest
 
 
 def test_answer_to_another_question() -> None:

@@ -25,7 +25,6 @@ from agent.pages import (
     ArtifactProgress,
     ArtifactReference,
     HeldRange,
-    LastBatch,
     OriginRange,
     PeerPosition,
     PutResult,
@@ -39,7 +38,6 @@ from agent.replication.protocol.messages import (
     DefinitionEntry,
     FetchAnswer,
     FetchFacts,
-    LastBatchEnd,
     OriginHead,
 )
 from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
@@ -259,10 +257,10 @@ def result(facts: int = 10) -> PutResult:
 
 
 def test_the_first_request_reports_what_is_durable() -> None:
-    """Position, last batch, known definitions, lease and the peer's own facts of a stored position are in the first
+    """Position, timeline, known definitions, lease and the peer's own facts of a stored position are in the first
     request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
-    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, LastBatch(40, b"d" * 16)))
+    store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
     store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
 
@@ -279,9 +277,8 @@ def test_the_first_request_reports_what_is_durable() -> None:
                 lease=0,
                 lease_after=0,
                 definitions_known={str(origin): 3},
-                last_batch=LastBatchEnd(last_offset=40, digest=(b"d" * 16).hex()),
+                timeline=(b"d" * 16).hex(),
                 origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex(), head=HEAD),
-                high_water_offset=40,
                 whole_runs=True,
             )
             assert scene.peer.requests == [expected]
@@ -299,10 +296,9 @@ def test_first_request_has_no_position() -> None:
             assert (
                 request.epoch,
                 request.confirm,
-                request.last_batch,
+                request.timeline,
                 request.origin_head,
-                request.high_water_offset,
-            ) == (None,) * 5
+            ) == (None,) * 4
             assert (request.after_offset, request.start) == (0, "oldest")
 
     asyncio.run(scenario())
@@ -334,12 +330,12 @@ def test_page_goes_to_the_store_as_it_came() -> None:
     async def scenario() -> None:
         async with pulling() as scene:
             sealed = plant.seal(10)
-            payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False)
+            payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False, timeline="ab" * 16)
             await scene.answer(payload)
             (put,) = scene.store.put
             assert [one.sealed for one in put.batches] == [sealed]
             assert put.definitions == plant.received()
-            assert put.position == PeerPosition(bytes.fromhex(ONE), 15, LastBatch(15, sealed[-batch.DIGEST_BYTES :]))
+            assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
             assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
             assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": ()}
             put.future.set_result(PutResult(9, 1, 10))
@@ -476,7 +472,7 @@ def test_page_of_the_old_epoch_is_stored_under_it() -> None:
             await scene.requested(2)
             await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
             anew = await scene.requested(3)
-            assert (anew.epoch, anew.after_offset, anew.confirm, anew.last_batch) == (TWO, 0, None, None)
+            assert (anew.epoch, anew.after_offset, anew.confirm, anew.timeline) == (TWO, 0, None, None)
             store.put[0].future.set_exception(StoreFull("disk full"))
             await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
             assert store.put[1].end == (ONE, 10)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.pages import BatchEnd, LastBatch
+from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.protocol.pull_events import (
     Append,
@@ -248,13 +248,58 @@ def test_a_page_stored_during_another_epoch_counts_when_the_epoch_returns() -> N
     """A page stored while another epoch was in force is not asked for again."""
     driver = Driver(ONE, 10)
     driver(LinkUp())
-    driver.answer(page(11, 20, more=True, last_batch=LastBatch(20, b"d")))
+    driver.answer(page(11, 20, more=True, timeline="d"))
     other_epoch(driver, TWO)
     driver(Appended())
     assert driver.core.stored_offset == 0
     other_epoch(driver, ONE)
     driver(Tick(), PATIENCE.blocked_ms)
-    assert (driver.fetches[-1].after_offset, driver.fetches[-1].last_batch) == (20, LastBatch(20, b"d"))
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (20, "d")
+
+
+def other_copy(driver: Driver, timeline: str) -> list[object]:
+    """Another copy of the peer's log refuses the newest request."""
+    open_id = driver.core.open_fetch_id
+    assert open_id is not None
+    refusal = FetchFailed(open_id, "timeline_differs", "another copy", is_retryable=True, epoch=ONE, timeline=timeline)
+    return kinds(driver(refusal))
+
+
+def test_another_copy_of_the_log_is_read_from_its_beginning() -> None:
+    """Under its own timeline from the first request on, which also shows what is held of the peer; what is on its way
+    to the disk is stored and counts for the other copy, and late answers of that are dropped."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, more=True, timeline="a"))
+    old = driver.fetches[-1].fetch_id
+    assert other_copy(driver, "b") == [NoteKind.PEER_EPOCH_CHANGED, Fetch]
+    asked = driver.fetches[-1]
+    assert (asked.epoch, asked.after_offset, asked.timeline, asked.must_show) == (ONE, 0, "b", True)
+    driver(PageArrived(old, page(1, 5, timeline="a")))
+    driver(Appended())
+    assert (driver.core.stored_offset, driver.core.counters.pages_dropped) == (0, 1)
+    driver.answer(page(1, 5, more=True, timeline="b"))
+    driver(Appended())
+    assert (driver.core.stored_offset, driver.fetches[-1].timeline) == (5, "b")
+
+
+def test_two_copies_that_answer_in_turn_are_asked_rarely() -> None:
+    """A copy that returns is read on from where it was left, after a while, and it is said that two machines run."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    driver.answer(page(11, 20, timeline="a"))
+    driver(Appended())
+    other_copy(driver, "b")
+    driver.answer(page(1, 5, timeline="b"))
+    driver(Appended())
+    assert other_copy(driver, "a") == [NoteKind.PEER_REFUSES]
+    assert driver.core.asking is Asking.BLOCKED
+    assert "Stop one" in str(driver.core.lost_reason)
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (20, "a")
+    other_copy(driver, "b")
+    driver(Tick(), PATIENCE.blocked_ms)
+    assert (driver.fetches[-1].after_offset, driver.fetches[-1].timeline) == (5, "b")
 
 
 def test_store_that_is_full_gets_the_same_page_again() -> None:
@@ -570,26 +615,26 @@ def test_a_fenced_receiver_stops_for_good() -> None:
 
 def test_the_origin_head_is_sent_after_a_silence() -> None:
     """The head of the peer's own facts is sent with the first fetch, after each loss and after a second without an
-    answer, but not from page to page; the last batch is sent always."""
-    first, second = LastBatch(10, b"a" * 16), LastBatch(20, b"b" * 16)
+    answer, but not from page to page; the timeline is sent always."""
+    first, second = "a", "b"
     driver = Driver(ONE, 10)
-    driver.core = Receiver(PATIENCE, ONE, 10, last_batch=first)
+    driver.core = Receiver(PATIENCE, ONE, 10, timeline=first)
     driver(LinkUp())
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, first)
-    driver.answer(page(11, 20, more=True, last_batch=second))
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (False, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, first)
+    driver.answer(page(11, 20, more=True, timeline=second))
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (False, second)
     driver(LinkDown("gone"))
     driver(LinkUp())
     driver(Tick(), PATIENCE.spread_ms)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, second)
     driver(Appended())
     driver.answer(page(0, 0, frontier=10), fetch=-1)
     assert not driver.fetches[-1].must_show
     driver.now_ms += 1_000
     driver.answer(page(0, 0, frontier=20), fetch=-1)
-    assert (driver.fetches[-1].must_show, driver.fetches[-1].last_batch) == (True, second)
+    assert (driver.fetches[-1].must_show, driver.fetches[-1].timeline) == (True, second)
     driver(FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "other", is_retryable=True, epoch=TWO))
-    assert driver.fetches[-1].last_batch is None
+    assert driver.fetches[-1].timeline is None
 
 
 def test_an_old_copy_that_stays_one_blocks_the_pull() -> None:

@@ -1,7 +1,7 @@
 """The consumer core, step by step: which effects it asks for, in which order, and how each request ends. No store, no
 clock."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,6 @@ from agent.replication.protocol.messages import (
     FetchAnswer,
     FetchFacts,
     GetCursor,
-    LastBatchEnd,
     OriginHead,
     UnregisterConsumer,
 )
@@ -26,20 +25,20 @@ from agent.replication.serving.consumer_effects import (
     AnnounceLease,
     AwaitConfirm,
     BeginEpoch,
-    BeginServing,
+    BeginTimeline,
     CheckConfirm,
     CompareHistory,
+    CompareTimeline,
     Effect,
-    ExplainNeverServed,
     FindConsumer,
     GetStreamState,
-    HasServed,
     HoldLease,
     IsProven,
+    NoteServed,
+    OtherTimeline,
     Park,
     Parked,
     ReadPage,
-    RecordServed,
     RegisterConsumer,
     ReportPeerAhead,
     StartConfirm,
@@ -95,8 +94,10 @@ class Shell:
             case RegisterConsumer():
                 self.consumer = Registered(effect.zone, effect.stream, 0)
                 return self.consumer
-            case HasServed() | IsProven():
+            case IsProven():
                 return False
+            case BeginTimeline():
+                return TIMELINE
             case StartConfirm():
                 return CONFIRMING
             case AwaitConfirm():
@@ -129,22 +130,24 @@ def answer_of(outcome: Outcome) -> FetchAnswer:
 
 
 CONFIRM = Confirm(last_offset=10, first_offset=4)
+TIMELINE, OTHER = "a1" * 16, "b2" * 16
 
 
 def test_a_page_read_ahead() -> None:
-    """The whole order: history, confirmation under the lease, begin of serving, page, failure of the confirmation,
-    record."""
+    """The whole order: timeline, confirmation under the lease, begin of this life's timeline, page, failure of the
+    confirmation; the answer names the timeline."""
     shell = Shell()
-    request = fetch(after_offset=10, high_water_offset=10, confirm=CONFIRM)
+    request = fetch(after_offset=10, timeline=OTHER, confirm=CONFIRM)
     answer = answer_of(shell.run(CORE.fetch(request, 0)))
     assert shell.acts == [
-        ExplainNeverServed(STREAM, "idmz", 10),
+        CompareTimeline(STREAM, OTHER, 10),
         StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
-        BeginServing(STREAM, "idmz"),
+        BeginTimeline(STREAM),
         ReadPage(ReadPlan(STREAM, 10, 100, 262_144), "idmz", {}),
         CheckConfirm(CONFIRMING),
-        RecordServed(NAME, "idmz", STREAM, 20, PAGE.end, is_at_end=False),
+        NoteServed(NAME, is_at_end=False),
     ]
+    assert answer.timeline == TIMELINE
     assert (answer.frontier, answer.lease, answer.more, answer.runs()) == (10, 3, True, [(11, 20)])
 
 
@@ -153,7 +156,7 @@ def test_a_page_from_the_frontier_waits_for_the_confirmation_first() -> None:
     is read."""
     shell = Shell()
     shell.run(CORE.fetch(fetch(confirm=CONFIRM), 0))
-    assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginServing) < shell.kinds.index(ReadPage)
+    assert shell.kinds.index(AwaitConfirm) < shell.kinds.index(BeginTimeline) < shell.kinds.index(ReadPage)
     assert [one.plan.after_offset for one in shell.acts if isinstance(one, ReadPage)] == [20]
 
 
@@ -175,7 +178,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
         RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
         HoldLease(NAME, LeaseClaim("one", 0)),
         AnnounceLease(NAME, "idmz", NO_LEASE, lease),
-        BeginServing(STREAM, "idmz"),
+        BeginTimeline(STREAM),
     ]
     assert answer.lease == 1
 
@@ -205,8 +208,8 @@ def test_the_lease_is_checked_again_after_the_wait() -> None:
 
     shell = Shell(answers={Park: taken, HoldLease: lambda _: Lease(4, "two")})
     outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
-    assert [kind for kind in shell.kinds if kind in {Park, ReadPage, HoldLease, RecordServed}] == [
-        *(Park, ReadPage, HoldLease, RecordServed)
+    assert [kind for kind in shell.kinds if kind in {Park, ReadPage, HoldLease, NoteServed}] == [
+        *(Park, ReadPage, HoldLease, NoteServed)
     ]
     assert isinstance(outcome, Reply)
     assert outcome.waited_ns == 7_000
@@ -217,7 +220,7 @@ def test_a_fetch_that_lost_its_place_gets_no_answer() -> None:
     shell = Shell(answers={Park: lambda _: Parked(is_superseded=True, waited_ns=1)})
     outcome = shell.run(CORE.fetch(fetch(after_offset=30, wait_ms=500), 0))
     assert outcome == Drop(DropReason.SUPERSEDED)
-    assert shell.kinds == [ExplainNeverServed, BeginServing, Park]
+    assert shell.kinds == [BeginTimeline, Park]
     assert shell.acts[-1] == Park(NAME, "idmz", STREAM, 30, 500)
 
 
@@ -233,7 +236,7 @@ def test_a_claim_after_an_old_lease_gets_the_lease_in_force(after: int) -> None:
         assert (answer.lease, answer.lease_in_force) == (4, None)
     else:
         assert (answer.lease_in_force, answer.more, answer.runs()) == (3, True, [])
-        assert shell.kinds == [ExplainNeverServed]
+        assert shell.kinds == []
 
 
 @pytest.mark.parametrize(
@@ -295,43 +298,37 @@ def test_a_zone_uses_only_names_that_begin_with_it(name: str) -> None:
             assert (outcome.code, shell.kinds) == ("consumer_not_yours", [])
 
 
-TAKEN, HELD = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_sequence=7, digest="bb" * 16)
+HELD = OriginHead(last_sequence=7, digest="bb" * 16)
 
 
-@pytest.mark.parametrize(
-    "fields, kinds",
-    [
-        ({"last_batch": TAKEN, "high_water_offset": 10}, [ExplainNeverServed, HasServed, CompareHistory]),
-        ({"last_batch": TAKEN, "origin_head": HELD}, [ExplainNeverServed, CompareHistory]),
-        ({"origin_head": HELD}, [ExplainNeverServed, CompareHistory]),
-    ],
-)
-def test_history_is_compared_before_anything_is_written(fields: dict[str, object], kinds: Sequence[type]) -> None:
+def test_history_is_compared_before_anything_is_written() -> None:
     """A contradiction is reported and refused: nothing is registered, leased, confirmed or read."""
     shell = Shell(None, answers={CompareHistory: lambda _: "it differs"})
-    outcome = shell.run(CORE.fetch(fetch(stream=STREAM, confirm=CONFIRM, **fields), 0))
-    assert outcome == Refuse("history_differs", "it differs")
-    assert shell.kinds == [*kinds, IsProven, ReportPeerAhead]
+    request = fetch(stream=STREAM, confirm=CONFIRM, origin_head=HELD, timeline=OTHER, after_offset=10)
+    assert shell.run(CORE.fetch(request, 0)) == Refuse("history_differs", "it differs")
+    assert shell.kinds == [CompareHistory, IsProven, ReportPeerAhead]
 
 
-def test_a_page_that_was_served_a_moment_ago_is_not_compared_on_the_disk() -> None:
-    """What the store remembers of having served is compared in memory; what it never served is refused at once."""
-    shell = Shell(answers={HasServed: lambda _: True})
-    shell.run(CORE.fetch(fetch(last_batch=TAKEN, high_water_offset=12, after_offset=10), 0))
-    assert shell.acts[:2] == [ExplainNeverServed(STREAM, "idmz", 12), HasServed(STREAM, "idmz", (9, b"\xaa" * 16))]
-    assert CompareHistory not in shell.kinds
-    shell = Shell(answers={ExplainNeverServed: lambda _: "never"})
-    assert shell.run(CORE.fetch(fetch(last_batch=TAKEN), 0)) == Refuse("history_differs", "never")
-    shell = Shell()
-    shell.run(CORE.fetch(fetch(last_batch=TAKEN, epoch=None), 0))
-    assert ExplainNeverServed not in shell.kinds, "offsets of no epoch claim nothing"
+def test_a_position_on_another_timeline_is_refused_before_anything_is_written() -> None:
+    """Whatever the offset, also one beyond the log: it is of another copy. The answer names the timeline of this one, no
+    epoch begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline claims
+    nothing."""
+    shell = Shell(None, answers={CompareTimeline: lambda _: OtherTimeline("it differs", TIMELINE)})
+    for after_offset in (0, 10, 31):
+        request = fetch(stream=STREAM, confirm=CONFIRM, timeline=OTHER, after_offset=after_offset)
+        assert shell.run(CORE.fetch(request, 0)) == Refuse("timeline_differs", "it differs", TIMELINE)
+    assert shell.kinds == [CompareTimeline, ReportPeerAhead] * 3
+    for fields in ({"after_offset": None}, {"epoch": None}):
+        shell = Shell()
+        shell.run(CORE.fetch(fetch(**{"timeline": OTHER, "after_offset": 10, **fields}), 0))
+        assert CompareTimeline not in shell.kinds
 
 
-def test_the_high_water_mark_covers_the_position() -> None:
-    """A consumer that begins at the end has its frontier beyond the page; a page at the end of the log says so."""
+def test_a_page_at_the_end_of_the_log_says_so() -> None:
+    """A consumer that begins at the end has its frontier beyond the page."""
     shell = Shell(Registered("idmz", STREAM, 30, Lease(3, "one")), page=EMPTY, now_ms=9)
     shell.run(CORE.fetch(fetch(), 0))
-    assert shell.acts[-1] == RecordServed(NAME, "idmz", STREAM, 30, None, is_at_end=True)
+    assert shell.acts[-1] == NoteServed(NAME, is_at_end=True)
 
 
 def test_a_confirmation_answers_with_a_durable_frontier() -> None:

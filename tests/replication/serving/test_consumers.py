@@ -23,7 +23,6 @@ from agent.replication.protocol.messages import (
     ConfirmReceipt,
     FetchAnswer,
     FetchFacts,
-    LastBatchEnd,
     OriginHead,
 )
 from agent.replication.serving.admission import Caller
@@ -45,7 +44,7 @@ class FencedError(Exception):
 class Store:
     """Keeps what it is asked, in order; every future is resolved by the test."""
 
-    zone, epoch = "plant-a", b"\x0f" * 16
+    zone, epoch, timeline = "plant-a", b"\x0f" * 16, b"\xa1" * 16
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -53,8 +52,9 @@ class Store:
         self.futures: dict[str, Future[Any]] = {}
         self.held: Registered | None = Registered("idmz", STREAM, 10, Lease(3, "one"))
         self.end = 20
-        self.is_served_before = True
+        self.has_timeline = True
         self.contradicts: str | None = None
+        self.other_timeline: str | None = None
         self.consumers = self
 
     def _later(self, name: str, *arguments: object) -> Future[Any]:
@@ -96,8 +96,8 @@ class Store:
     def hasten(self) -> None:
         self.asked.append(("hasten",))
 
-    def begin_serving(self, stream: str, zone: str) -> Future[Any] | None:
-        return None if self.is_served_before else self._later("begin_serving", stream, zone)
+    def begin_timeline(self, stream: str) -> Future[Any] | None:
+        return None if self.has_timeline else self._later("begin_timeline", stream)
 
     def peer_names_epoch(self, zone: str, epoch: str) -> None:
         self.asked.append(("peer_names_epoch", zone, epoch))
@@ -105,11 +105,9 @@ class Store:
     def peer_is_ahead(self, zone: str, why: str) -> None:
         self.asked.append(("peer_is_ahead", zone, why))
 
-    def why_not_served(self, *arguments: object) -> None:
-        self.asked.append(("why_not_served", *arguments))
-
-    def has_served(self, *_: object) -> bool:
-        return False
+    def why_other_timeline(self, *arguments: object) -> str | None:
+        self.asked.append(("why_other_timeline", *arguments))
+        return self.other_timeline
 
     def contradiction(self, *arguments: object) -> str | None:
         self.asked.append(("contradiction", *arguments))
@@ -118,9 +116,6 @@ class Store:
 
     def seen(self, _name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
         self.asked.append(("seen", is_at_end, waits_ms > 0))
-
-    def record_served(self, *arguments: object) -> None:
-        self.asked.append(("record_served", *arguments))
 
     def read(self, _stream: str, after_offset: int, *_: object, until_offset: int | None = None, **_how: bool) -> Page:
         self.asked.append(("read", after_offset, until_offset))
@@ -238,7 +233,7 @@ def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> No
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
-        store.held, store.is_served_before = None, False
+        store.held, store.has_timeline = None, False
         asks = fetch(stream=STREAM, lease=0, epoch=None, after_offset=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
         assert await stands(task)
@@ -250,11 +245,11 @@ def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> No
         store.held = Registered("idmz", STREAM, 0, Lease(1, "one"))
         store.futures["hold_lease"].set_result(store.held.lease)
         assert await stands(task)
-        assert store.asked[2:] == [("begin_serving", STREAM, "idmz")]
-        store.futures["begin_serving"].set_result(None)
+        assert store.asked[2:] == [("begin_timeline", STREAM)]
+        store.futures["begin_timeline"].set_result(None)
         answer = page_of(await task)
-        assert store.names()[3:] == ["read", "record_served", "seen"]
-        assert (answer.lease, answer.runs()) == (1, [(1, 20)])
+        assert store.names()[3:] == ["read", "seen"]
+        assert (answer.lease, answer.runs(), answer.timeline) == (1, [(1, 20)], store.timeline.hex())
 
     play(scenario)
 
@@ -277,20 +272,30 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
 
     async def scenario(store: Store, consumers: Consumers) -> None:
         store.contradicts = "offset 9 holds another batch"
-        taken, held = LastBatchEnd(last_offset=9, digest="aa" * 16), OriginHead(last_sequence=7, digest="bb" * 16)
-        outcome = await consumers.fetch(
-            ONE, fetch(confirm=CONFIRM, high_water_offset=10, last_batch=taken, origin_head=held)
-        )
+        held = OriginHead(last_sequence=7, digest="bb" * 16)
+        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, origin_head=held))
         assert outcome == Refuse("history_differs", store.contradicts)
-        assert store.asked == [
-            ("why_not_served", STREAM, "idmz", 10),
-            ("contradiction", STREAM, (9, b"\xaa" * 16), (7, b"\xbb" * 16)),
-            ("peer_is_ahead", "idmz", f"consumer {NAME} of idmz: {store.contradicts}"),
-        ]
-        await consumers.fetch(ONE, fetch(high_water_offset=10, last_batch=taken, origin_head=held))
+        (compared, (kind, zone, why)) = store.asked
+        assert (compared, kind, zone) == (("contradiction", STREAM, (7, b"\xbb" * 16)), "peer_is_ahead", "idmz")
+        assert why.startswith(f"consumer {NAME} of idmz: {store.contradicts}; if this store was restored")
+        await consumers.fetch(ONE, fetch(origin_head=held))
         assert store.names().count("peer_is_ahead") == 1, (
             "each report is a commit, and the claim comes with each request"
         )
+
+    play(scenario)
+
+
+def test_a_position_on_another_timeline_ends_a_fetch() -> None:
+    """The answer names the timeline of the store, and an incident what the peer has read."""
+
+    async def scenario(store: Store, consumers: Consumers) -> None:
+        store.other_timeline = "read on a timeline that this store never had"
+        outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, timeline="bb" * 16))
+        assert outcome == Refuse("timeline_differs", store.other_timeline, store.timeline.hex())
+        assert store.asked[0] == ("why_other_timeline", STREAM, b"\xbb" * 16, 10)
+        assert store.names() == ["why_other_timeline", "peer_is_ahead"]
+        assert store.other_timeline in store.asked[1][2]
 
     play(scenario)
 
@@ -314,15 +319,15 @@ def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
     request."""
 
     async def scenario(store: Store, consumers: Consumers) -> None:
-        store.is_served_before = False
+        store.has_timeline = False
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert await stands(task)
         store.futures["confirm"].set_exception(FencedError())
         assert await stands(task)
-        store.futures["begin_serving"].set_result(None)
+        store.futures["begin_timeline"].set_result(None)
         with pytest.raises(FencedError):
             await task
-        assert "record_served" not in store.names()
+        assert "seen" not in store.names()
 
     play(scenario)
 
@@ -333,7 +338,7 @@ def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
         assert await stands(task)
-        assert store.names() == ["why_not_served", "confirm", "hasten"]
+        assert store.names() == ["confirm", "hasten"]
         store.futures["confirm"].set_result(15)
         assert page_of(await task).runs() == [(16, 20)]
 
@@ -368,7 +373,6 @@ def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None
         store.futures["hold_lease"].set_exception(FencedError())
         with pytest.raises(FencedError):
             await task
-        assert "record_served" not in store.names()
 
     play(scenario)
 
@@ -397,7 +401,7 @@ def test_a_wait_that_ends_gives_an_empty_page() -> None:
     async def scenario(store: Store, consumers: Consumers) -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=20)))
         assert (answer.runs(), answer.more) == ([], False)
-        assert store.asked[-2:] == [("record_served", STREAM, "idmz", 20, None), ("seen", True, False)]
+        assert store.asked[-1] == ("seen", True, False)
         assert consumers.parked() == 0
 
     play(scenario)

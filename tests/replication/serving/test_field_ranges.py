@@ -41,7 +41,6 @@ WHOLE: dict[str, dict[str, Any]] = {
         **CONSUMER,
         **RANGE,
         "confirm": {"last_offset": 1, "first_offset": 1},
-        "last_batch": {"last_offset": 1, "digest": DIGEST},
         "origin_head": {"last_sequence": 1, "digest": DIGEST},
         "definitions_known": {ORIGIN: 1},
     },

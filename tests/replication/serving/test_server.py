@@ -30,7 +30,6 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     GetBounds,
     GetCursor,
-    LastBatchEnd,
     ListStreams,
     OriginHead,
     Request,
@@ -174,9 +173,9 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
     [
         ({"after_offset": 301}, "offset_beyond_log"),
         ({"confirm": Confirm(last_offset=301)}, "confirm_beyond_log"),
-        ({"last_batch": LastBatchEnd(last_offset=300, digest="0" * 32)}, "history_differs"),
+        ({"timeline": "0" * 32, "after_offset": 300}, "timeline_differs"),
+        ({"timeline": "0" * 32, "after_offset": 0}, "timeline_differs"),
         ({"origin_head": OriginHead(last_sequence=999, digest="0" * 32)}, "history_differs"),
-        ({"high_water_offset": 300}, "history_differs"),
     ],
 )
 def test_a_peers_word_moves_nothing_but_an_incident(

@@ -7,7 +7,8 @@
     chain         each batch names its predecessor of the same origin, and has the same bytes in every store
     frontier      never moves back, never passes the end of the log, and a confirmation never names more than the
                   requester holds durably
-    position      how far a peer's epoch was read never moves back
+    position      how far a peer's epoch was read never moves back, unless another copy of its log is read
+    skipped       a node has what the log of the machine that it reads has up to its position, or has reported it
     holes         what a peer reports as gone is gone: released by retention, or damaged by the disk
     lost          at the end every batch that a peer ever held has arrived, except what was reported as gone
     acknowledged  at the end every acknowledged fact is at every sink, and in its own store at the acknowledged offset
@@ -36,10 +37,11 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.batch import NO_DIGEST, Kind, Origin, open_samples, parse
+from agent.batch import DIGEST_BYTES, NO_DIGEST, Kind, Origin, open_samples, parse
 from agent.columns import BatchError
 from agent.fact_store import FactStore
-from agent.pages import Declined, OriginRange
+from agent.lease import NO_LEASE, Lease
+from agent.pages import Declined, OriginRange, PeerPosition
 from tests.replication.simulation import stepped
 
 if TYPE_CHECKING:
@@ -99,8 +101,8 @@ class Log:
     ends: dict[tuple[Origin, int], bytes] = field(default_factory=dict)
     highest: dict[Origin, int] = field(default_factory=dict)
     frontiers: dict[str, int] = field(default_factory=dict)
-    positions: dict[tuple[str, str], int] = field(default_factory=dict)
-    leases: dict[str, int] = field(default_factory=dict)
+    positions: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
 
     @property
     def end_offset(self) -> int:
@@ -228,7 +230,7 @@ class Checkers:
         if row.key in log.keys or log.contradicts(row):
             raise self.failed(f"once: {where} holds {row.key} again")
         highest = log.highest.get(origin, 0)
-        if highest and row.key.first_sequence > highest + 1:  # a gap, which the store has reported
+        if row.key.first_sequence > highest + 1:  # a gap; one before the first batch is where a zone before declined
             skipped = self._gap_sequences.setdefault((node.name, origin), set())
             skipped.update(range(highest + 1, row.key.first_sequence))
         is_late = row.key.first_sequence <= highest
@@ -289,16 +291,19 @@ class Checkers:
         if epoch is not None and offset > durable:
             raise self.failed(f"frontier: {receiver.name} confirms {offset} to {peer.name}, {durable} is durable")
 
-    def lease_held(self, node: Node, consumer: str, lease: int) -> None:
+    def lease_held(self, node: Node, consumer: str, lease: Lease) -> None:
         """The store granted a lease or found the shown one in force; called in the order of its decisions."""
         leases = self.logs[node.name].leases
-        leases[consumer] = max(lease, leases.get(consumer, 0))
+        leases[consumer] = max(lease, leases.get(consumer, NO_LEASE), key=lambda one: one.epoch)
 
-    def confirmation_durable(self, node: Node, consumer: str, lease: int | None) -> None:
-        """A confirmation is durable at a peer. It was sent under this lease; 0 asks for one."""
-        in_force = self.logs[node.name].leases.get(consumer, 0)
-        if lease != 0 and (lease or 0) < in_force:
-            raise self.failed(f"fenced: {consumer} at {node.name} confirms under lease {lease}, {in_force} is in force")
+    def confirmation_durable(self, node: Node, consumer: str, instance: str, lease: int | None) -> None:
+        """A confirmation of an instance is durable at a peer. It was sent under this lease; 0 asks for one. The holder
+        may show a lower one: of two machines of the peer each counts its own."""
+        in_force = self.logs[node.name].leases.get(consumer, NO_LEASE)
+        if lease != 0 and (lease or 0) < in_force.epoch and instance != in_force.holder:
+            raise self.failed(
+                f"fenced: {instance} confirms for {consumer} at {node.name} under lease {lease}, in force is {in_force}"
+            )
 
     def holes_announced(self, peer: Node, holes: Sequence[tuple[int, int, str]]) -> None:
         """A peer is about to report holes. Their batches are looked up now: by the time the page is stored, the peer's
@@ -343,17 +348,35 @@ class Checkers:
         """A store has answered for a page."""
         self._offered[pull.node.name].pop((pull, epoch, offset), None)
 
-    def page_stored(self, pull: Pull, epoch: str, offset: int, page: Offered) -> None:
+    def page_stored(self, pull: Pull, position: PeerPosition, page: Offered) -> None:
         """A page is durable, and the position with it."""
-        receiver, peer = pull.node, pull.peer
+        receiver, peer, epoch, offset = pull.node, pull.peer, position.epoch.hex(), position.offset
         key = (receiver.zone, peer.zone, epoch)
         self.durable[key] = max(offset, self.durable.get(key, 0))
         positions = self.logs[receiver.name].positions
-        before = positions.get((peer.zone, epoch), 0)
-        if offset <= before:
+        before, timeline = positions.get((peer.zone, epoch), (0, b""))
+        if offset <= before and timeline == position.timeline:
             raise self.failed(f"position: {receiver.name} is at {before} of {peer.name} and goes back to {offset}")
-        positions[peer.zone, epoch] = offset
+        positions[peer.zone, epoch] = offset, position.timeline
         self._add_gone(page)
+
+    def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
+        """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before this
+        offset that the node does not have, and has not reported."""
+        if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
+            return  # the machine is gone, and its log
+        log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone
+        for row in log.rows:
+            if row.last_offset > offset:
+                break
+            key = row.key
+            if key in held or key.origin.zone == node.zone or self._has_reported(node.name, key):
+                continue
+            machine = next(one for one in machines if one.name == page.served[0])
+            if key.first_sequence not in self._declined_sequences.get(
+                (node.name, key.origin), ()
+            ) and not _is_held_otherwise(node, machine, key):
+                raise self.failed(f"skipped: {node.name} is at {offset} of {page.served[0]} and has no {key}")
 
     def facts_refused(self, node: Node, sealed: Sequence[bytes], ranges: Sequence[OriginRange]) -> None:
         """A node has refused facts of a page and reported their ranges."""
@@ -408,6 +431,8 @@ class Checkers:
         files, so without what it held since."""
         store, released = node.running, node.released_offset
         self._origins[node.name] = store.origin
+        if is_old and node.is_whole_image:  # its present epoch, and others that it may repeat, go on twice
+            self.forks |= {Origin(node.zone, epoch) for epoch in (store.epoch, *store.former_epochs)}
         for statement in _RECORD_INSERTS.strip().split(";\n", 2):
             stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
@@ -426,14 +451,14 @@ class Checkers:
                 self._check_row(node, log, row)
         self.committed(node)
         self._check_pages_durable_at_death(node)
-        positions = dict[tuple[str, str], int]()  # positions in earlier epochs are lost with the memory
+        positions = dict[tuple[str, str], tuple[int, bytes]]()  # positions in earlier epochs are lost with the memory
         for pull in node.pulls:
             position = store.inbound.peer_position(pull.peer.zone, STREAM)
             if position is not None:
                 zone, epoch = pull.peer.zone, position.epoch.hex()
                 key = (node.zone, zone, epoch)
                 self.durable[key] = max(position.offset, self.durable.get(key, 0))
-                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), 0)
+                positions[zone, epoch] = self.logs[node.name].positions.get((zone, epoch), (0, b""))
         self.logs[node.name].positions = positions
 
     def _check_resealed(self, node: Node, found: dict[int, Row]) -> None:
@@ -500,7 +525,8 @@ class Checkers:
                     continue  # its log ends where it was fenced
                 wanted = {key for key in self.logs[pull.peer.name].keys if key.origin.zone != node.zone}
                 missing = wanted - self.logs[node.name].keys - self.gone
-                if missing := {key for key in missing if not self._has_reported(node.name, key)}:
+                missing = {key for key in missing if not self._has_reported(node.name, key)}
+                if missing := {key for key in missing if not _is_held_otherwise(node, pull.peer, key)}:
                     raise self.failed(
                         f"lost: {len(missing)} batches of {pull.peer.name} never came to {node.name}: {min(missing, key=str)}"
                     )
@@ -534,7 +560,8 @@ class Checkers:
                 own = [one for one in theirs.rows if one.key.origin.zone == node.zone and one.key.origin.epoch in known]
                 forked = {one.key.origin for one in own if log.contradicts(one)}
                 lost = {one.key for one in own if one.key.origin not in forked} & intact - log.keys - self.gone
-                if lost := {key for key in lost if not self._has_reported(node.name, key)}:
+                lost = {key for key in lost if not self._has_reported(node.name, key)}
+                if lost := {key for key in lost if not _is_held_otherwise(node, pull.peer, key)}:
                     name = pull.peer.name
                     yield f"home: {node.name} lacks {len(lost)} batches of its own at {name}: {min(lost, key=str)}"
 
@@ -557,6 +584,24 @@ class Checkers:
         if len(values) != len(set(values)):
             twice = [value for value, count in Counter(values).items() if count > 1]
             raise self.failed(f"once: {node.name} holds facts twice: {twice}")
+
+
+def _is_held_otherwise(node: Node, peer: Node, key: Key) -> bool:
+    """Whether the facts of a batch at a peer are held under another epoch of their zone: the same content, byte for
+    byte."""
+    if not (node.is_up and peer.is_up):
+        return False
+    offered = peer.running.reader.read_sequences(
+        STREAM, key.origin, key.first_sequence, key.first_sequence, EVERYTHING, EVERYTHING
+    )
+    wanted = {_content(one.sealed) for one in offered.batches if parse(one.sealed).digest == key.digest}
+    page = node.running.reader.read(STREAM, 0, EVERYTHING, EVERYTHING)
+    return bool(wanted) and wanted <= {_content(one.sealed) for one in page.batches}
+
+
+def _content(sealed: bytes) -> tuple[str, bytes]:
+    batch = parse(sealed)
+    return batch.header.origin.zone, sealed[batch.body_at : -DIGEST_BYTES]
 
 
 def _intact(store: FactStore) -> set[Key]:

@@ -27,11 +27,13 @@ class Faults:
     restored_image_ms: int = 0
     restored_grown_ms: int = 0
     restarts_grown: bool = False
+    restored_whole_ms: int = 0
     clock_jump_ms: int = 0
     slow_consumer_ms_max: int = 0
     fenced_twin: bool = False
     serving_twin: bool = False
     twins_diverge: bool = False
+    relays_diverge: bool = False
     version_minor: bool = False
     version_major_ms: int = 0
     retention_bytes: int = 0
@@ -40,6 +42,7 @@ class Faults:
     taken_over_relay: bool = False
     taken_over_broker: float = 0.0
     append_ms: int = 700  # no fault: the mean interval between two appends in the whole network
+    facts_max: int = 12  # nor is this: of one append
 
 
 NAMED: dict[str, Faults] = {
@@ -65,11 +68,15 @@ NAMED: dict[str, Faults] = {
     "restored_grown_restarted": Faults(
         restored_grown_ms=2_500, restarts_grown=True, retention_bytes=1_500, slow_consumer_ms_max=2_000
     ),
+    "restored_whole": Faults(restored_whole_ms=2_500, restored_image_ms=6_000, crash_ms=8_000, append_ms=400),
     "clock_jump": Faults(clock_jump_ms=1_500),
     "slow_consumer": Faults(slow_consumer_ms_max=3_000),
     "fenced_twin": Faults(fenced_twin=True, crash_ms=6_000),
     "serving_twin": Faults(serving_twin=True, crash_ms=6_000, partition_two_way_ms=6_000),
     "serving_twin_diverged": Faults(serving_twin=True, twins_diverge=True, append_ms=200),
+    "serving_twin_relay": Faults(
+        serving_twin=True, relays_diverge=True, append_ms=150, facts_max=1, partition_two_way_ms=1_500, crash_ms=8_000
+    ),
     "version_minor": Faults(version_minor=True),
     "version_major": Faults(version_major_ms=5_000),
     "retention": Faults(retention_bytes=1_500, partition_two_way_ms=3_000, slow_consumer_ms_max=2_000),
@@ -103,10 +110,19 @@ NAMED: dict[str, Faults] = {
 }
 """One fault at a time, and nearly all at once. Retention and damage lose nothing while readers keep up, so they come
 with faults that delay readers."""
-COMBINED = frozenset({"restored_grown_full", "restored_grown_restarted", "serving_twin_diverged", "everything"})
+COMBINED = frozenset(
+    {
+        "restored_grown_full",
+        "restored_grown_restarted",
+        "restored_whole",
+        "serving_twin_diverged",
+        "serving_twin_relay",
+        "everything",
+    }
+)
 """Several of the others together, each for what none of them reaches alone: a restored store that has dropped the facts
-which would contradict it, one that was also restarted before it was read, and twins whose logs differ before they are
-read."""
+which would contradict it, one that was also restarted before it was read, one that is replaced again and again by any
+earlier image, and twins whose logs differ before they are read."""
 
 
 def table(injected: Counter[str]) -> str:

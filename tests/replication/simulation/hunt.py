@@ -21,7 +21,7 @@ from tests.replication.simulation.network import TOPOLOGIES, World
 from tests.support.memory import memory_folder
 
 COLLECT_EVERY = 100
-REPORT_EVERY = 1_000
+REPORT_EVERY = 200
 
 
 def run_schedule(topology: str, fault: str, seed: int, folder: Path) -> str:

@@ -67,6 +67,10 @@ TOPOLOGIES: dict[str, Topology] = {
         (("idmz", "plant"), ("cloud", "plant"), ("cloud", "idmz"), ("enterprise", "idmz"), ("enterprise", "cloud")),
         ("plant",),
     ),
+    "site": Topology(
+        (("idmz", "plant-a"), ("idmz", "plant-b"), ("idmz", "plant-c"), ("enterprise", "idmz")),
+        ("plant-a", "plant-b", "plant-c"),
+    ),
     "both_ways": Topology((("idmz", "plant"), ("plant", "idmz")), ("plant", "idmz")),
     "ring": Topology((("idmz", "plant"), ("enterprise", "idmz"), ("plant", "enterprise")), ("plant", "enterprise")),
 }
@@ -118,9 +122,13 @@ class World:
         for zone in topology.producers:
             nodes[zone].is_producer = True
         if self.faults.serving_twin:
-            recording = serving_zones.intersection(topology.producers)
-            twinned = recording if self.faults.twins_diverge else serving_zones
-            self._twinned = self.chance.choice([nodes[zone] for zone in sorted(twinned)])
+            twinned = serving_zones
+            if self.faults.twins_diverge:
+                twinned = serving_zones.intersection(topology.producers)
+            elif self.faults.relays_diverge:
+                twinned = serving_zones.intersection(receiver for receiver, _ in topology.pulls)
+            if twinned:
+                self._twinned = self.chance.choice([nodes[zone] for zone in sorted(twinned)])
         found = list(nodes.values())
         if self.faults.fenced_twin:
             for node in [one for one in found if one.is_sink]:
@@ -252,6 +260,7 @@ class World:
             ("full_disk", faults.full_disk_ms, self._fill),
             ("restored_image", faults.restored_image_ms, self._restore),
             ("restored_grown", faults.restored_grown_ms, self._restore_grown),
+            ("restored_whole", faults.restored_whole_ms, self._restore_whole),
             ("clock_jump", faults.clock_jump_ms, self._jump),
             ("version_major", faults.version_major_ms, self._upgrade),
             ("damage", faults.damage_ms, self._damage),
@@ -261,7 +270,7 @@ class World:
                 self._again(name, interval_ms, action)
         if self._twinned is not None:
             node = self._twinned
-            last_ms = 2_000 if faults.twins_diverge else 7_000
+            last_ms = 2_000 if faults.twins_diverge or faults.relays_diverge else 7_000
             self.at(self.chance.randint(300, last_ms), lambda: self._begin_twin(node))
         if faults.taken_over_relay:
             self._take_over()
@@ -291,8 +300,10 @@ class World:
         twin = Node(self, node.zone, f"{node.name}-2", is_sink=False)
         twin.is_producer = node.is_producer
         twin.pulls = [Pull(twin, pull.peer) for pull in node.pulls]
-        diverge = self.faults.twins_diverge
-        if diverge:  # only one of the two has the source, so no facts of its own contradict what the other serves
+        diverge = self.faults.twins_diverge or self.faults.relays_diverge
+        if (
+            self.faults.twins_diverge
+        ):  # only one of the two has the source, so no facts of its own contradict what the other serves
             self.chance.choice((node, twin)).is_producer = False
         if diverge or self.chance.random() < 0.7:
             twin.clone(node)
@@ -360,6 +371,9 @@ class World:
 
     def _restore_grown(self) -> bool:
         return self._hit(Node.restore_grown)
+
+    def _restore_whole(self) -> bool:
+        return self._hit(Node.restore_whole)
 
     def hide(self, node: Node, until_ms: int) -> None:
         """Most receivers cannot reach a node for a while; the node itself can pull from others."""

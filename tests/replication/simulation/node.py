@@ -47,6 +47,9 @@ class Node:
         self.wall_jump_ms = 0
         self.is_writing = False
         self.was_restored = False
+        self.is_whole_image = False
+        """Whether the last image put back had its own witness."""
+        self._images: list[stepped.Image] = []
         self.is_retired = False
         self.is_copied = False
         """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
@@ -185,7 +188,7 @@ class Node:
         """Append some facts and wait for the answer."""
         world = self.world
         first = world.facts + 1
-        world.facts += world.chance.randint(1, 12)
+        world.facts += world.chance.randint(1, world.faults.facts_max)
         rows = [Sample(1, number * 1_000_000, number) for number in range(first, world.facts + 1)]
         with suppress(StoreError):
             appending = self.running.appends.append_samples(STREAM, rows)
@@ -229,6 +232,16 @@ class Node:
         self.world.at(self.world.chance.randint(500, 5_000), lambda: self._put_back(image, is_unseen=True))
         return True
 
+    def restore_whole(self) -> bool:
+        """As `restore_grown`, again and again, with the image of any earlier moment: also one from before what the last
+        restore has brought about."""
+        if self._store is None:
+            return False
+        self._images.append(stepped.image_of(self._folder))
+        image = self.world.chance.choice(self._images)
+        self.world.at(self.world.chance.randint(500, 3_000), lambda: self._put_back(image, is_unseen=True))
+        return True
+
     def _put_back(self, image: stepped.Image, *, is_unseen: bool = False) -> None:
         if self._store is None:
             self.world.at(500, lambda: self._put_back(image, is_unseen=is_unseen))
@@ -237,6 +250,7 @@ class Node:
         if not self.is_up:
             return
         chance, check = self.world.chance, self.world.check
+        self.is_whole_image = self.is_whole_image or is_unseen
         if is_unseen:
             check.forks.add(self._store.origin)
             self._grows_past = self._store.end_offset(STREAM) + chance.randint(-5, 40)

@@ -109,10 +109,16 @@ class Pull:
         if core is not None and core.epoch == peer.epoch.hex():
             at = (peer.epoch, core.stored_offset)  # back in an epoch it had left, at its end: nothing moves on the disk
         frontier = consumer.frontier if consumer else 0
-        if (at == end and frontier == end[1]) or end[1] == 0:
+        if end[1] == 0 or (at == end and frontier == end[1] and not self._is_of_other_copy(at[1])):
             return None
         reason = core.lost_reason if core else None
         return f"{self.node.name} has {at[1]} of {end[1]} of {self.peer.name}, confirmed {frontier} ({reason})"
+
+    def _is_of_other_copy(self, offset: int) -> bool:
+        """Whether what is read of the peer is a log that another machine had, or the peer before it was restored."""
+        timeline = self._runner.core._log.timeline if self._runner else None
+        known = self.peer.running.consumers
+        return timeline is not None and known.why_other_timeline(STREAM, bytes.fromhex(timeline), offset) is not None
 
     def _twins(self) -> Iterator[Pull]:
         """The pulls under the same consumer name."""
@@ -295,7 +301,9 @@ class _WatchedInbound:
             assert isinstance(error, StoreError), error
             return
         result = future.result()
-        check.page_stored(pull, epoch, position.offset, offered)
+        check.page_stored(pull, position, offered)
         check.facts_refused(pull.node, offered.sealed, result.refused)
         check.facts_uncompared(pull.node, result.uncompared)
+        machines = pull.node.world.machines(pull.peer.zone)  # the checkers look at the node's own file after the commit
+        pull.node.soon(lambda: check.check_skipped(pull.node, machines, position.offset, offered))
         pull.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in offered.holes)

@@ -186,7 +186,7 @@ class WatchedConsumers:
 
         def leased(future: Future[Lease]) -> None:
             if future.exception() is None:
-                node.world.check.lease_held(node, consumer, future.result().epoch)
+                node.world.check.lease_held(node, consumer, future.result())
 
         holding.add_done_callback(leased)
         return holding
@@ -201,14 +201,14 @@ class WatchedConsumers:
         epoch: bytes | None = None,
         is_awaited: bool = True,
     ) -> Future[int]:
-        (requester, _, request), node = self._serving.now, self._serving.node
+        (requester, instance, request), node = self._serving.now, self._serving.node
         assert isinstance(request, FetchFacts)
         check = node.world.check
         check.confirmation_arrived(requester, node, request.epoch, last_offset)
 
         def confirmed(future: Future[int]) -> None:
             if future.exception() is None:
-                check.confirmation_durable(node, consumer, request.lease)
+                check.confirmation_durable(node, consumer, instance, request.lease)
 
         confirming = self._consumers.confirm(
             consumer, last_offset, first_offset, shown=shown, epoch=epoch, is_awaited=is_awaited

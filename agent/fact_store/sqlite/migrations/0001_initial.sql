@@ -278,27 +278,35 @@ CREATE TABLE confirmed (
 ) STRICT, WITHOUT ROWID;
 
 -- How far a peer's stream has been stored here: the peer's epoch and offset, moved in the transaction that stores the
--- facts; and the last batch that was stored of its log: its last offset there and its digest (0 and empty where there
--- is none). has_changed_epoch: the peer has begun another epoch since it was first read.
+-- facts; and the timeline on which the peer served that position (empty where it named none). is_read_again: the peer
+-- has begun another epoch, or its log was read again from its beginning, since it was first read.
 CREATE TABLE peer_position (
     peer TEXT NOT NULL,
     stream INTEGER NOT NULL REFERENCES stream (id),
     epoch BLOB NOT NULL CHECK (length(epoch) = 16),
     peer_offset INTEGER NOT NULL CHECK (peer_offset >= 0),
-    last_batch_offset INTEGER NOT NULL DEFAULT 0 CHECK (last_batch_offset >= 0),
-    last_batch_digest BLOB NOT NULL DEFAULT x'',
-    has_changed_epoch INTEGER NOT NULL DEFAULT 0,
+    timeline BLOB NOT NULL DEFAULT x'' CHECK (length(timeline) IN (0, 16)),
+    is_read_again INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (peer, stream)
 ) STRICT, WITHOUT ROWID;
 
--- The highest offset of a stream that was served to each zone. A zone that has read further proves that this store was
--- restored from an old copy. NULL while the zone reads in this life of the store; the next opening replaces it with the
--- end of the stream.
-CREATE TABLE served (
+-- Facts of a zone that are known under two of its epochs: sequences of the older one are higher by shift (append/renamed.py).
+CREATE TABLE renamed (
     stream INTEGER NOT NULL REFERENCES stream (id),
-    zone TEXT NOT NULL,
+    origin INTEGER NOT NULL REFERENCES origin (id),
+    new_origin INTEGER NOT NULL REFERENCES origin (id),
+    shift INTEGER NOT NULL CHECK (shift >= 0),
+    PRIMARY KEY (stream, origin, new_origin)
+) STRICT, WITHOUT ROWID;
+
+-- The timelines of a stream: each life of the store in which it was served, and up to where the stream of today is the
+-- one that was served then. NULL in this life; the next opening replaces it with the end of the stream. A peer that has
+-- read a timeline which is not here, or further, has read another copy of this store.
+CREATE TABLE timeline (
+    stream INTEGER NOT NULL REFERENCES stream (id),
+    id BLOB NOT NULL CHECK (length(id) = 16),
     until_offset INTEGER CHECK (until_offset >= 0),
-    PRIMARY KEY (stream, zone)
+    PRIMARY KEY (stream, id)
 ) STRICT, WITHOUT ROWID;
 
 -- What was lost or refused. The same kind and subject again increments count.

@@ -102,11 +102,13 @@ class Consumers:
                 return StreamState(context.epoch, store.end_offset(stream), self._waiters.count(zone), now_ms)
             case effects.ReadPage(plan, zone, known, signers, former):
                 return await context.page(zone, PageQuery(plan, zone, known, context.packet_bytes_max, signers, former))
-            case effects.RecordServed():
-                return self._record_served(effect)
-            case effects.BeginServing(stream, zone):
-                beginning = store.consumers.begin_serving(stream, zone)
-                return None if beginning is None else await context.wrap(beginning)
+            case effects.NoteServed(name, is_at_end):
+                store.consumers.seen(name, is_at_end=is_at_end)
+                return self._bootstraps.reached_end(name) if is_at_end else None
+            case effects.BeginTimeline(stream):
+                if (beginning := store.consumers.begin_timeline(stream)) is not None:
+                    await context.wrap(beginning)
+                return store.consumers.timeline.hex()
             case effects.Park():
                 return await self._park(effect)
             case effects.StartConfirm():
@@ -117,18 +119,17 @@ class Consumers:
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
-            case effects.ExplainNeverServed(stream, zone, offset):
-                return store.consumers.why_not_served(stream, zone, offset)
-            case effects.HasServed(stream, zone, end):
-                return store.consumers.has_served(stream, zone, end)
+            case effects.CompareTimeline(stream, timeline, offset):
+                why = store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
+                return None if why is None else effects.OtherTimeline(why, store.consumers.timeline.hex())
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):
                 return context.is_proven(zone, request)
             case effects.BeginEpoch(why):
                 return await context.wrap(store.begin_epoch(why))
-            case effects.CompareHistory(stream, zone, taken, held):
-                return await context.in_thread(zone, store.contradiction, stream, taken, held)
+            case effects.CompareHistory(stream, zone, held):
+                return await context.in_thread(zone, store.contradiction, stream, held)
             case effects.RegisterConsumer():
                 return await self._register(effect)
             case effects.Unregister(name, zone, shown):
@@ -198,13 +199,6 @@ class Consumers:
             cancel()
             waiters.remove(key, ended)
         return Parked(is_superseded, context.now_ns() - began_ns)
-
-    def _record_served(self, effect: effects.RecordServed) -> None:
-        store = self._context.store
-        store.consumers.record_served(effect.stream, effect.zone, effect.last_offset, effect.end)
-        store.consumers.seen(effect.name, is_at_end=effect.is_at_end)
-        if effect.is_at_end:
-            self._bootstraps.reached_end(effect.name)
 
 
 class Waiters:

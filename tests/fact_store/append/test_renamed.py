@@ -1,0 +1,122 @@
+"""Facts that come under two epochs of their zone are stored once, in whatever order the two names come, and nothing else
+is taken for them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agent.batch import Batch, open_samples, parse, resealed, seal_columns
+from agent.fact_store import FactStore
+from agent.fact_store.append import renamed
+from agent.pages import PeerPosition, PutResult
+from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere, done, plant, sealed_in, values_in
+
+OLD, NEW = b"o" * 16, b"n" * 16
+
+
+class History:
+    """A zone that was restored from a copy: `common` facts, those that were `lost` with the restore, those that the copy
+    recorded under the same sequences (`anew`), the same under the epoch that it began then (`again`), and what
+    `followed` there."""
+
+    def __init__(self, count: int = 3) -> None:
+        old = Elsewhere("north", epoch=OLD)
+        self.common = parse(old.seal(10))
+        end = old.link
+        self.lost = parse(old.seal(10, salt=100))
+        old.link = end
+        self.anew = [parse(old.seal(7, salt=1_000)) for _ in range(count)]
+        new = Elsewhere("north", epoch=NEW)
+        self.again = list[Batch]()
+        for one in self.anew:
+            self.again.append(resealed(one, new.link))
+            new.link = self.again[-1].link
+        self.followed = [parse(new.seal(5, salt=5_000)) for _ in range(2)]
+        self.definitions = [*old.received(), *new.received()]
+
+    @property
+    def values(self) -> list[object]:
+        """Every value there is, once, without those that were lost."""
+        batches = [self.common, *self.anew, *self.followed]
+        return sorted(value for one in batches for value in open_samples(one).values)  # type: ignore[type-var]
+
+
+def put(store: FactStore, history: History, batches: Sequence[Batch]) -> PutResult:
+    """A page of a relay, one offset behind the last."""
+    known = store.inbound.peer_position("idmz", TELEMETRY)
+    position = PeerPosition(b"i" * 16, 1 if known is None else known.offset + 1)
+    return done(store.inbound.put_batches("idmz", TELEMETRY, batches, history.definitions, position))
+
+
+@pytest.mark.parametrize("is_lost_held", [True, False], ids=["behind other facts", "behind the common ones"])
+def test_the_old_name_comes_after_the_new_one(tmp_path: Path, *, is_lost_held: bool) -> None:
+    """A store that holds the facts under the new epoch takes their old names for duplicates, whether they contradict
+    what it holds there or would fit. None is refused, none is reported."""
+    history = History()
+    with plant(tmp_path) as store:
+        put(store, history, [history.common, *[history.lost] * is_lost_held])
+        put(store, history, [*history.again, *history.followed])
+        before = values_in(store)
+        found = put(store, history, [history.common, *history.anew])
+        assert (found.stored_facts, found.duplicate_facts, found.refused) == (0, 10 + 21, ())
+        assert values_in(store) == before
+        assert store.incidents() == []
+
+
+def test_the_new_name_comes_after_the_old_one(tmp_path: Path) -> None:
+    """The other way round; what follows under the new epoch is stored, also after a restart between the two."""
+    history = History()
+    with plant(tmp_path) as store:
+        put(store, history, [history.common, *history.anew])
+        assert put(store, history, history.again[:2]).duplicate_facts == 14
+    with plant(tmp_path) as store:
+        found = put(store, history, [history.again[2], *history.followed])
+        assert (found.stored_facts, found.duplicate_facts) == (10, 7)
+        assert sorted(values_in(store)) == history.values  # type: ignore[type-var]
+
+
+def test_a_name_once_found_needs_no_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search sees a part of an epoch only; behind it names are known by the number that was recorded."""
+    monkeypatch.setattr(renamed, "FIRST_ROWS", 1)
+    history = History(10)
+    with plant(tmp_path) as store:
+        put(store, history, [history.common, *history.again])
+        put(store, history, history.anew[:1])
+    with plant(tmp_path) as store:
+        assert put(store, history, history.anew[1:]).stored_facts == 0
+
+
+def test_other_facts_of_the_same_times_are_stored(tmp_path: Path) -> None:
+    """As many facts with the same times and other values, in the place where resealed ones would be, are facts of their
+    own."""
+    history, new = History(1), Elsewhere("north", epoch=NEW)
+    columns = open_samples(history.anew[0])
+    other = seal_columns(new.link, columns._replace(values=[-float(one) for one in columns.values]), new.definitions)  # type: ignore[arg-type]
+    with plant(tmp_path) as store:
+        put(store, history, [history.common, *history.anew])
+        assert put(store, history, [other]).stored_facts == 7
+        assert len(values_in(store)) == 24
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.lists(st.booleans(), min_size=8, max_size=8), sizes=st.lists(st.integers(1, 4), min_size=8))
+def test_each_fact_is_stored_once_in_any_order(memory: Path, order: list[bool], sizes: list[int]) -> None:
+    """The two epochs come interleaved at random, each in its order and the older one first, in pages of any size: at the
+    end every fact is there once."""
+    history = History()
+    old, new = [*history.anew], [*history.again, *history.followed]
+    batches = [history.common]
+    for is_old in [*order, *[True] * 8, *[False] * 8]:
+        source = old if is_old else new
+        if source:
+            batches.append(source.pop(0))
+    with plant(memory, IN_MEMORY, f"{len(list(memory.iterdir()))}.db") as store:
+        while batches:
+            size = sizes.pop() if sizes else 1
+            put(store, history, batches[:size])
+            del batches[:size]
+        values = [value for one in sealed_in(store) for value in open_samples(parse(one)).values]
+        assert sorted(values) == history.values  # type: ignore[type-var]
