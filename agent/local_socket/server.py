@@ -1,8 +1,7 @@
 """Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
 
 At most CONNECTIONS_MAX clients at once. When all places are taken, a new client gets the place of the one that has been
-silent, or has left its answer unread, the longest; a client whose request is being carried out keeps its place. Beyond
-IDLE_S such a client is disconnected in any case, so that its answer does not stay in memory.
+silent, or has left its answer unread, the longest; a client whose request is being carried out keeps its place.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from agent.message import MessageError, check_depth
 CONNECTIONS_MAX = 32
 WAITING_MAX = 32
 """Clients that wait while all places are taken by requests under way; any more are disconnected."""
-IDLE_S = 15.0
 _REQUEST = msgspec.json.Decoder(Request)
 
 
-async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S) -> None:
-    """Answer at the socket in `state_dir` until cancelled; disconnect a client that sends or reads nothing for `idle_s`
-    seconds.
+async def serve(handler: RequestHandler, state_dir: Path) -> None:
+    """Answer at the socket in `state_dir` until cancelled.
 
     A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
     """
@@ -44,12 +41,10 @@ async def serve(handler: RequestHandler, state_dir: Path, idle_s: float = IDLE_S
         writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
         try:
             async with places.one(writer):
-                while await _answer_one(handler, reader, writer, places, idle_s):
+                while await _answer_one(handler, reader, writer, places):
                     pass
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client left
-        except TimeoutError:  # it is silent or does not read; `close` would keep its answer until it leaves
-            writer.transport.abort()
         finally:
             open_connections.discard(writer)
             writer.close()
@@ -100,13 +95,12 @@ class _Places:
 
 
 async def _answer_one(
-    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, places: _Places, idle_s: float
+    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, places: _Places
 ) -> bool:
     """One request and its answer. False when the bytes that follow cannot be read as another request."""
-    async with asyncio.timeout(idle_s):
-        length = await read_length(reader)
-        is_readable = length <= REQUEST_BYTES_MAX
-        payload = await reader.readexactly(length) if is_readable else b""
+    length = await read_length(reader)
+    is_readable = length <= REQUEST_BYTES_MAX
+    payload = await reader.readexactly(length) if is_readable else b""
     if not is_readable:
         answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
     else:
@@ -120,8 +114,7 @@ async def _answer_one(
             with places.busy(writer):
                 answer = await handler.answer(request)
     writer.write(framed(answer))
-    async with asyncio.timeout(idle_s):  # a client that sends requests and never reads holds a place too
-        await writer.drain()
+    await writer.drain()  # a client that does not read is idle meanwhile, and loses its place to the next one
     return is_readable
 
 

@@ -38,7 +38,7 @@ async def serving(folder: Path) -> AsyncIterator[FactStore]:
     """A store whose local socket is served. No client is disconnected for its silence."""
     with FactStore.open(folder / "facts.db", "plant-a") as store:
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder, idle_s=1e6))
+            task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
             await wait_until_async((folder / local_socket.SOCKET).exists, "the socket")
             try:
                 yield store
@@ -280,7 +280,7 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path, idle_s=1e6))
+                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
                 writers = []
                 for n in range(CONNECTIONS_MAX):
@@ -346,13 +346,13 @@ class LongAnswers(local_socket.RequestHandler):
 
 
 def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that ask and do not read: they are disconnected, the next is answered, and
-    nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
+    """All places are taken by clients that ask and do not read: the next takes the place of the oldest and is answered.
+    At the end nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
             async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path, idle_s=0.2))
+                task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path))
                 await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
                 clients = []
                 for _ in range(CONNECTIONS_MAX):
