@@ -34,7 +34,7 @@ class Site:
         self.said: dict[str, str] = {}
         self.running: dict[str, Child] = {}
         self._device_port = device_port
-        self._ports = {"8883": free_port(), "8884": free_port()}
+        self._ports = {shown: free_port() for shown in ("8883", "8884", "8885")}
         self._done: set[str] = set()
         (folder / "usb").mkdir()
 
@@ -78,7 +78,8 @@ class Site:
 
     def write(self, machine: str, name: str, text: str) -> None:
         """A file of a page, as `name` on a machine; settings are added to those that are there."""
-        file = Path(self._here(machine, name))
+        file = self.root(machine) / self._here(machine, name)
+        file.parent.mkdir(parents=True, exist_ok=True)
         before = file.read_text() if file.suffix == ".toml" and file.exists() else ""
         file.write_text(f"{before}\n{self._here(machine, text)}" if before else self._here(machine, text))
 
@@ -97,7 +98,7 @@ class Site:
         elif words[0] in {"mount", "umount"}:
             said = self._mount(*words)
         else:
-            assert words[0] in {"cp", "mv", "mkdir", "rm"}, line
+            assert words[0] in {"cp", "mv", "mkdir", "rm", "openssl"}, line
             subprocess.run(words, cwd=self.root(machine), check=True)
             if words[0] == "cp" and words[-1].endswith(".toml"):  # /var/lib is that of the machine it came to
                 file = Path(words[-1])

@@ -11,7 +11,7 @@ from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 TYPED = ("map-tags", "survive-an-outage", "rotate-certificates", "move-the-store")
-TYPED += ("add-a-plant", "upgrade-a-fleet", "replace-a-gateway")
+TYPED += ("add-a-plant", "upgrade-a-fleet", "replace-a-gateway", "use-your-own-pki")
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +136,13 @@ def test_replace_a_gateway(site: Site) -> None:
     site.running["plant-a2 bsfg@plant-a"].stop()
     refused = site.type("plant-a", "bsfg peer test idmz --config /etc/bsfg/plant-a.toml", is_good=False)
     assert "Was the zone denied on purpose?" in refused
+
+
+def test_use_your_own_pki(site: Site) -> None:
+    """Identities that OpenSSL signed are imported, and the broker enforces with them what it must."""
+    said = site.page("use-your-own-pki")
+    assert "Works zones CA" in said_by(said, "pki show")
+    checked = said_by(said, "broker check")
+    assert "as idmz-c with TLS 1.3" in checked
+    others = [line for line in checked.splitlines() if not line.startswith("good")]
+    assert others == ["note  no node of plant-c is connected, so no request was tried"]
