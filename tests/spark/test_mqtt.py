@@ -20,7 +20,7 @@ from pyspark_bsfg import FACTS, BsfgDataSource, columns
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, OptionError, StreamUnknown
 from pyspark_bsfg.options import Options
 from pyspark_bsfg.reader import PruningReader
-from pyspark_bsfg.transports import Asked, places, range_pages
+from pyspark_bsfg.transports import Asked, mqtt_node, places, range_pages
 from tests.signing import signers
 from tests.spark import making
 from tests.spark.making import NOON_NS, TELEMETRY, VALUES
@@ -221,3 +221,16 @@ def test_a_read_outlives_a_node_that_is_killed(enterprise: Served, monkeypatch: 
         enterprise.node.start()
         found += rest.result()
     assert found == [one for one in range(1, HELD + 1) if not DAMAGED <= one < DAMAGED + 1000]
+
+
+def test_files_that_spark_brings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`spark-files:NAME` is the file in the process's own folder; the process that plans a stream has one without files,
+    whose parent has them. A file that is nowhere is named where it was looked for."""
+    monkeypatch.setattr(mqtt_node.SparkFiles, "get", lambda name: str(tmp_path / "streaming_job" / name))
+    (tmp_path / "ca.pem").touch()
+    assert mqtt_node._local("spark-files:ca.pem") == tmp_path / "ca.pem"
+    assert mqtt_node._local("spark-files:none.pem") == tmp_path / "streaming_job" / "none.pem"
+    (tmp_path / "streaming_job").mkdir()
+    (tmp_path / "streaming_job" / "ca.pem").touch()
+    assert mqtt_node._local("spark-files:ca.pem") == tmp_path / "streaming_job" / "ca.pem"
+    assert mqtt_node._local("/etc/ca.pem") == Path("/etc/ca.pem")

@@ -201,7 +201,12 @@ class MqttNodeSource:
 def _local(file: str) -> Path:
     """The path of a file on this host."""
     name = file.removeprefix(SPARK_FILES)
-    return Path(file) if name == file else Path(SparkFiles.get(name))
+    if name == file:
+        return Path(file)
+    found = Path(SparkFiles.get(name))
+    # The process that plans a stream is told of a folder of its own, in which nothing is; --files are one above.
+    above = found.parents[1] / name
+    return above if above.exists() and not found.exists() else found
 
 
 def _private(key_file: Path) -> Path:
