@@ -56,6 +56,36 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
     assert "stream_not_exported" in secret[1]
 
 
+def test_an_answer_that_is_not_proven_is_believed_by_no_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """node.toml demands signatures of idmz, which has no key: neither values nor the outcome of an append are taken, and
+    the reason says what to do."""
+    monkeypatch.chdir(tmp_path)
+
+    async def run(broker: Mosquitto) -> list[tuple[int, str]]:
+        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+        idmz.serve({"plant-a": [STREAM]})
+        await idmz.append(1, 50)
+        commands = [
+            ["latest", "--from", "idmz", "--answer-s", "0.5"],
+            ["append", "--to", "idmz", "--answer-s", "0.5", "order:1", "done", "{}"],
+        ]
+        return await run_commands(idmz, commands)
+
+    with Mosquitto.started(tmp_path / "broker", ("plant-a", "idmz"), ("idmz:plant-a",)) as broker:
+        write_node_toml(tmp_path, broker, "plant-a", 'zone = "idmz"\nasks = true')
+        config = tmp_path / "node.toml"
+        config.write_text(
+            config.read_text() + '[[origin]]\nzone = "idmz"\nsignatures = "required"\npinned = ["' + "0" * 64 + '"]\n'
+        )
+        found = asyncio.run(run(broker))
+    for code, text in found:
+        assert code == 1, text
+        assert "is not proven: idmz did not sign it" in text
+        assert "bsfg pki signer" in text
+
+
 @pytest.mark.parametrize("glob", ["*", "line1/*", "tag:line1/t?", "ta*", "tag*", "[l]ine1/*", "line1/t1", "t"])
 def test_the_prefix_asked_for_leaves_nothing_out(glob: str) -> None:
     """Whatever the pattern matches begins with the prefix that is sent in its place."""

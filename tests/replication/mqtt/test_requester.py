@@ -236,9 +236,9 @@ def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.Mo
     the reason is raised. The proof is looked for at the place of this request."""
     places = list[MessagePlace]()
 
-    def refuses(place: MessagePlace, answer: bytes, _: object) -> str | None:
+    def refuses(place: MessagePlace, answer: bytes | memoryview, _: object) -> str | None:
         places.append(place)
-        return None if b"busy" in answer else "nobody signed it"
+        return None if b"busy" in bytes(answer) else "nobody signed it"
 
     async def scenario(scene: Scene) -> None:
         asking, sent = await scene.ask()
