@@ -18,7 +18,7 @@ unexport PYTHONOPTIMIZE
 # Each of the hundreds of processes that the tests start would compile the agent anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test mutants style types pytest format bench lock clean venv system foreign
+.PHONY: help demo test sim fuzz fuzz-paths attacks spark-cluster-test spark-stream-test docs bundle appliance-test stall mutants style types pytest format bench lock clean venv system foreign
 
 help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
@@ -30,6 +30,7 @@ help:
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
 	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
+	echo 'make stall          tests while their own process is stopped at random moments; TEST=path, tests of sources'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
 	echo 'make docs           the pages as a static site that opens without a network, dist/docs/index.html'
@@ -86,6 +87,10 @@ spark-stream-test: system
 # A minute or two, and some 3 GB of memory.
 spark-cluster-test: system
 	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit}.py -o timeout=0 -o faulthandler_timeout=0
+
+# pytest is stopped at random moments, as on a machine that stalls; what it tests goes on.
+stall: foreign
+	$(VENV)/python -m tests.support.stalls $(or $(TEST),tests/foreign/modbus tests/ingest)
 
 # Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
 mutants: system

@@ -1,5 +1,5 @@
-"""Wraps prose that is wider than 120 columns: paragraphs of Markdown, docstrings and blocks of comments. `make format` runs
-it, and `tests/test_tidy.py` fails on what it would change.
+"""Wraps prose that is wider than 120 columns: paragraphs of Markdown, docstrings and blocks of comments. `make format`
+runs it, and `tests/test_tidy.py` fails on what it would change.
 
 A paragraph is wrapped as a whole, and only if a line of it is too wide. Tables, headings, code, and lines that end in
 two spaces stay as they are; a link or a span of code is not broken.
@@ -35,6 +35,8 @@ class Paragraph(NamedTuple):
 def wrapped(text: str, *, is_python: bool) -> str:
     """The text of a file with no paragraph that is wider than it need be."""
     lines = text.split("\n")
+    if max(map(len, lines)) <= COLUMNS:
+        return text
     found = python_paragraphs(text, lines) if is_python else markdown_paragraphs(lines)
     for one in sorted(found, reverse=True):
         old = lines[one.first : one.end]

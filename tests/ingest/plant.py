@@ -33,7 +33,7 @@ def opcua(
         "sampling_interval_ms": 50,
         "parked_retry_ms": 200,
         "liveness_timeout_ms": 3000,
-        "request_timeout_ms": 2000,
+        "request_timeout_ms": 5000,  # on a machine that may do much else
         **QUICK,
     }
     url = f"opc.tcp://127.0.0.1:{port}/plant"
