@@ -7,14 +7,15 @@ be missing once the gaps are filled, and nothing may be there twice. `make sim` 
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from agent.message import time_text
-from tests.foreign.account import Account, account
-from tests.foreign.plant import TappedStore, opcua, storing
+from tests.foreign.account import Account, account, time_ns
+from tests.foreign.plant import TappedStore, facts, opcua, storing
 from tests.foreign.process import Stack
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
@@ -153,13 +154,15 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
     the store has none that the server never had."""
     chance = random.Random(first_seed())
     variables = [one for one in VARIABLES if one["name"] in names]
+    events = {"event_period_ms": 100} if stack is NODE_OPCUA else {}
     # With sampling 0 open62541 says nothing of a deleted node's items (test_open62541.py deletes one that is sampled).
     troubles = [one for one in TROUBLES if stack is NODE_OPCUA or one is not delete_node]
 
     @in_loop
     async def story() -> None:
-        async with foreign_server(tmp_path / "server", stack, variables=variables) as server:
-            async with storing(opcua(server, tmp_path, *names), tmp_path) as run:
+        async with foreign_server(tmp_path / "server", stack, variables=variables, **events) as server:
+            source = opcua(server, tmp_path, *names, events=("Server",) if events else ())
+            async with storing(source, tmp_path) as run:
                 assert isinstance(run.store, TappedStore)
                 await wait_all_flow(run.store, names)
                 for trouble in chance.sample(troubles * (rounds // len(troubles) + 1), rounds):
@@ -171,6 +174,8 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
                 print(run.source("plc"))
             for name in names:
                 judge(name, account(server, tmp_path, name))
+            if events:
+                judge_events(server, tmp_path)
 
     story()
 
@@ -181,6 +186,21 @@ async def wait_all_flow(store: TappedStore, names: list[str]) -> None:
     await wait_until_async(
         lambda: all(store.good_count(f"f/{name}") > before[name] + 5 for name in names), "values of all", RECOVERY_S
     )
+
+
+def judge_events(server: ForeignServer, folder: Path) -> None:
+    """Each event of the server's record is in the store once, or in the time of a fact that says that events are lost."""
+    raised = [one["object"] for one in facts(folder, "events") if one["predicate"] == "event_raised"]
+    stored = Counter(int(one["message"]) for one in raised if one.get("message", "").isdecimal())
+    assert set(stored.values()) == {1}
+    lost = [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
+    spans = [(time_ns(one["first_time"]), time_ns(one["last_time"])) for one in lost]
+    due = [one for one in server.record("event") if min(stored) <= one.value <= max(stored)]
+    missing = [one for one in due if one.value not in stored]
+    print(f"events: {len(due)} raised, {len(stored)} stored, {len(missing)} lost, {len(spans)} gaps")
+    undeclared = [one for one in missing if not any(first <= one.time_ns <= last for first, last in spans)]
+    print(*(f"gap {time_text(first)} to {time_text(last)}" for first, last in spans if undeclared), sep="\n")
+    assert not undeclared, [f"{time_text(one.time_ns)} {one.value}" for one in undeclared]
 
 
 def judge(name: str, found: Account) -> None:

@@ -19,6 +19,7 @@ class Plant {
         this.clock = clock;
         this.variables = new Map();
         this.timers = new Map();
+        this.isRunning = true;
         this.namespace = addressSpace.registerNamespace(NAMESPACE);
         this.folder = this.namespace.addObject({
             organizedBy: addressSpace.rootFolder.objects,
@@ -100,11 +101,27 @@ class Plant {
         const made = dataValue(variable.type, value, status, at);
         variable.value = value;
         variable.status = status;
-        if (this.record !== null) {
-            const line = { name, time_ns: String(at), value, status: made.statusCode.value };
-            fs.writeSync(this.record, JSON.stringify(line) + "\n");
-        }
+        this.write({ name, time_ns: String(at), value, status: made.statusCode.value });
         variable.node._internal_set_dataValue(made);
+    }
+
+    /** Raise an event of the Server object every so often; each has a number as its text, and a line in the record. */
+    raiseEvents(periodMs) {
+        let count = (this.earlier.get("event") ?? []).length;
+        const source = this.addressSpace.rootFolder.objects.server;
+        setInterval(() => {
+            if (!this.isRunning) return;
+            count += 1;
+            this.write({ name: "event", time_ns: String(this.clock.nowNs()), value: count, status: 0 });
+            source.raiseEvent("BaseEventType", {
+                message: { dataType: "LocalizedText", value: { text: String(count) } },
+                severity: { dataType: "UInt16", value: 500 },
+            });
+        }, periodMs);
+    }
+
+    write(line) {
+        if (this.record !== null) fs.writeSync(this.record, JSON.stringify(line) + "\n");
     }
 
     /** A source time later than the last, unless the clock was set back. */
@@ -149,6 +166,7 @@ class Plant {
 
     /** Let the variables change no more, or again. */
     run(isRunning) {
+        this.isRunning = isRunning;
         for (const timer of this.timers.values()) clearInterval(timer);
         const periods = [...this.timers.keys()];
         this.timers.clear();

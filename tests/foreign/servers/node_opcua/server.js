@@ -51,6 +51,7 @@ class Program {
         for (const variable of this.options.variables ?? []) this.plant.add(variable);
         this.alarm = addAlarm(this.plant);
         await this.server.start();
+        if (this.options.event_period_ms) this.plant.raiseEvents(this.options.event_period_ms);
         return { port, url: `opc.tcp://${HOST}:${port}`, certificate: this.server.certificateFile, namespace: NAMESPACE };
     }
 
