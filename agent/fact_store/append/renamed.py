@@ -2,7 +2,7 @@
 
 A store that begins a new epoch reseals own facts that no reader has got (decision 0041): only their headers change. Put
 back to an image from before that, together with its witness, it serves the same facts under their old names to zones that
-hold them under the new ones (decision 0053). Such a batch is recognised exactly: sealed again under the other name it has
+hold them under the new ones (decision 0055). Such a batch is recognised exactly: sealed again under the other name it has
 the digest of the batch that is held there.
 
 The name is looked for in the batches of the same count and times where resealed facts can be: the first of the newer
