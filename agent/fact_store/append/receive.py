@@ -120,7 +120,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     _check_definition_counts(transaction, definitions)
     stream = transaction.stream(page.stream)
-    for origin in plan.ranges:  # 0053: numbered in the order in which their facts came
+    for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
     for origin, bodies in definitions.items():
         transaction.add_definitions(transaction.origin(origin), bodies)
@@ -179,7 +179,7 @@ def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_form
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
     fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
-    read from its beginning, what that one has released may be other facts (0052)."""
+    read from its beginning, what that one has released may be other facts (0054)."""
     known, position = transaction.catalog.peers.get((page.peer, page.stream)), page.position
     for first_offset, last_offset, reason in page.holes:
         if known is None and first_offset == 1 and reason == "expired":
@@ -357,7 +357,7 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
 
 
 def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
-    """Whether the facts of a batch are held under another epoch of their zone (0053); they count as duplicates then."""
+    """Whether the facts of a batch are held under another epoch of their zone (0055); they count as duplicates then."""
     shift = held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch))
     if shift is None:
         return False

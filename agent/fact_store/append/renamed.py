@@ -2,7 +2,7 @@
 
 A store that begins a new epoch reseals own facts that no reader has got (decision 0041): only their headers change. Put
 back to an image from before that, together with its witness, it serves the same facts under their old names to zones that
-hold them under the new ones (decision 0053). Such a batch is recognised exactly: sealed again under the other name it has
+hold them under the new ones (decision 0055). Such a batch is recognised exactly: sealed again under the other name it has
 the digest of the batch that is held there.
 
 The name is looked for in the batches of the same count and times where resealed facts can be: the first of the newer
@@ -59,8 +59,6 @@ def held_otherwise(transaction: Transaction, fresh: Fresh, batch: Batch, held: C
     last_rows = 0 if held else LAST_ROWS
     names = _names(transaction, stream, batch, others, (FIRST_ROWS, last_rows) if is_searched else None)
     for name in chain(names, of_page):
-        if name.first_sequence == header.first_sequence:
-            continue  # the first values of a source are often the same in two epochs, and no facts were before those
         found = fresh.get(name)
         if found is None:
             found = transaction.batch_at(stream, others.get(name.origin, 0), name.first_sequence)
@@ -69,7 +67,7 @@ def held_otherwise(transaction: Transaction, fresh: Fresh, batch: Batch, held: C
         link = Link(header.stream, name.origin, name.first_sequence, found.first_previous_digest)
         if resealed(batch, link).digest == found.last_digest:
             own = Name(header.origin, header.first_sequence)
-            older, newer = (own, name) if own.first_sequence > name.first_sequence else (name, own)
+            older, newer = (own, name) if own.first_sequence > name.first_sequence else (name, own)  # or equal: either
             return Shift(older.origin, newer.origin, older.first_sequence - newer.first_sequence)
     return None
 

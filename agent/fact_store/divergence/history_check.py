@@ -4,7 +4,7 @@ old copy.
 A copy that was restored and has grown since holds other facts where the peer has read on, and looks consistent to
 itself. So a peer sends the last of this store's own facts that it holds, by whatever path, with the digest there, which
 covers all of them before it (decision 0041). Whether the peer has read this copy of the log or another one, its
-timeline says (decision 0052, log/timeline.py).
+timeline says (decision 0054, log/timeline.py).
 
 Only facts that are held here and are undamaged can contradict a peer. A batch that was released or is damaged proves
 nothing, unless the batch after it is held, which names its digest.

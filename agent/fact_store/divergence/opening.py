@@ -261,7 +261,7 @@ def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_
     if not was_open:
         connection.execute(QUERIES["update_is_open"], (1,))
     catalog = transaction.catalog
-    for stream in catalog.streams.values():  # 0052: in the last life a stream may have been served to its end
+    for stream in catalog.streams.values():  # 0054: in the last life a stream may have been served to its end
         connection.execute(QUERIES["end_timelines"], (stream.end_offset, stream.id))
     newest_unix_ms = max((stream.mark_unix_ms for stream in catalog.streams.values()), default=0)
     if is_clock_behind(newest_unix_ms, transaction.now_unix_ms):

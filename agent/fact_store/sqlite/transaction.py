@@ -336,7 +336,7 @@ class Transaction:
             self.catalog.renamed = {**self.catalog.renamed, (stream, older, newer): shift}
 
     def begin_timeline(self, stream: str) -> None:
-        """Record that a stream begins to be served in this life, unless it is recorded (decision 0052)."""
+        """Record that a stream begins to be served in this life, unless it is recorded (decision 0054)."""
         catalog, known = self.catalog, self.catalog.timelines.get(stream, {})
         if catalog.timeline in known:
             return

@@ -233,7 +233,7 @@ class Receiver(Generic[Content]):
 
     def _timeline(self) -> str | None:
         """That of the last accepted page, stored or not: it belongs to the position after which the request asks. With
-        each request, so that of two machines under one name each refuses what continues the other's log (0052)."""
+        each request, so that of two machines under one name each refuses what continues the other's log (0054)."""
         if self._read_ahead:
             return self._read_ahead[-1].page.timeline
         if self._appending is not None and self._appending_of is self._log:
@@ -388,7 +388,7 @@ class Receiver(Generic[Content]):
         A store never returns to an epoch that it has left. When an epoch or a timeline returns, two stores answer in the
         peer's name (or an old copy was put in place again), and beginning anew at each answer would read both for ever:
         the pull goes on where it was, and asks rarely. The new log's timeline is shown from its beginning on, so that
-        only the machine that has it answers (0052)."""
+        only the machine that has it answers (0054)."""
         before = self._log
         back = next((one for one in self._left if one.epoch == epoch and timeline in {None, one.timeline}), None)
         self.counters.restarts += 1

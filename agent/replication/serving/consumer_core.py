@@ -59,7 +59,7 @@ class ConsumerCore:
         stream = admit_fetch(request, zone, self.exports, consumer)
         if isinstance(stream, Refuse):
             return stream
-        # 0052: offsets of another copy of this log are not taken for its own, as those of another epoch are not.
+        # 0054: offsets of another copy of this log are not taken for its own, as those of another epoch are not.
         if refusal := (yield from self._check_timeline(request, stream)):
             return refusal
         # 0047: offsets of another epoch, or beyond the end, neither release facts nor select any.
@@ -83,7 +83,7 @@ class ConsumerCore:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
                 frontier = yield from effects.AwaitConfirm(confirming)
             position = frontier
-        # 0052: an image of this store that is made from now on has this timeline.
+        # 0054: an image of this store that is made from now on has this timeline.
         timeline = yield from effects.BeginTimeline(stream)
         read, waited_ns = yield from self._read_when_due(request, stream, position, arrived_ms + request.wait_ms)
         if confirming is not None:

@@ -351,7 +351,7 @@ def test_a_fork_of_an_old_epoch_is_skipped_and_reported(store: FactStore, peer: 
     after = Elsewhere(epoch=LATER)
     refused = (OriginRange("plant", EPOCH, 11, 30),)
     for stored, repeated in ((10, 10), (0, 20)):
-        page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10)]
+        page = [*copy.sealed, after.sealed[0] if after.sealed else after.seal(10, salt=5_000)]
         put = done(store.inbound.put_batches(peer, TELEMETRY, parsed(page), after.received(), PeerPosition(LATER, 40)))
         assert (put.stored_facts, put.duplicate_facts, put.refused) == (stored, repeated, refused)
     position = store.inbound.peer_position(peer, TELEMETRY)
@@ -520,10 +520,10 @@ def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatc
     monkeypatch.setattr(receive, "DEFINITIONS_OF_ZONE_MAX", 5)
     for epoch in (1, 2):
         known = Elsewhere("evil", epoch=bytes([epoch]) * 16)
-        assert known.put(store, [known.seal(1)], epoch).stored_facts == 1
+        assert known.put(store, [known.seal(1, salt=epoch)], epoch).stored_facts == 1
     one_more = Elsewhere("evil", epoch=b"\x03" * 16)
     position = PeerPosition(EPOCH, 3)
-    page = parsed([one_more.seal(1)])
+    page = parsed([one_more.seal(1, salt=3)])
     refused = store.inbound.put_batches("evil", TELEMETRY, page, one_more.received(), position)
     assert isinstance(failed(refused), FactsRefused)
     honest = Elsewhere()

@@ -154,7 +154,7 @@ def test_a_restored_store_begins_a_new_epoch(tmp_path: Path) -> None:
 
 def test_a_peers_word_moves_nothing(tmp_path: Path) -> None:
     """A peer claims facts that were never written here: the epoch stays, the store goes on, and one incident names the
-    peer and the command that begins a new epoch."""
+    peer and its claim."""
     with node(tmp_path) as store:
         fill(store, 1)
         epoch = store.epoch

@@ -151,7 +151,7 @@ def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: 
         assert pull(store, early) == 110
         between = store.epoch
     held = len(values_in(early))
-    for _ in range(2):
+    for number in range(2):
         for file, image in zip(files, images, strict=True):
             file.write_bytes(image)
         with node(copy) as store:
@@ -161,7 +161,7 @@ def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: 
             assert origins == {between}
             chain_is_whole(store)
             assert pull(store, early) == 0
-            fill(store, 2001)
+            fill(store, 2001 + 10 * number)
             assert pull(store, early) == 10
             held += 10
             assert "resealed again" in next(one.detail for one in store.incidents() if one.kind == "epoch")

@@ -347,8 +347,8 @@ class World:
                 return False
             case effects.GetStreamState():
                 return effects.StreamState(log.epoch, log.end_offset, int(self.parked is not None), self.now_ms)
-            case effects.HasServed():
-                return True
+            case effects.BeginTimeline():
+                return log.epoch  # a log of this pair has one life
             case effects.HoldLease(_, shown):
                 lease = decide_lease(log.lease, shown)
                 if isinstance(lease, Denied):

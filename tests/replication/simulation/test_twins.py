@@ -170,8 +170,8 @@ class World:
                     return
                 case effects.ReadPage():
                     result = PageRead([], [], [], [], [], 10, 10)
-                case effects.HasServed():
-                    result = True
+                case effects.BeginTimeline():
+                    result = EPOCH
                 case _:
                     result = None  # it changes nothing here
 
