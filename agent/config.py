@@ -139,9 +139,9 @@ class PeerSettings:
     compare`.
 
     What it may take here: `consumers_max` consumers (0: eight more than it has exports), `requests_per_second_max`
-    requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it. `hold_bytes_max` sealed bytes, and
-    `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the stream's settings allow); beyond
-    that it loses the oldest.
+    requests, `answer_bytes_per_second_max` bytes of answers (0 is no limit). Other peers are not delayed by it.
+    `hold_bytes_max` sealed bytes, and `hold_hours_max` hours of facts, may wait for its confirmation (0: as long as the
+    stream's settings allow); beyond that it loses the oldest.
     """
 
     zone: str
@@ -393,7 +393,8 @@ def _parsed(file: Path) -> Mapping[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(file, [Problem("file", MISSING, f"cannot be read: {error}")]) from error
     except tomllib.TOMLDecodeError as error:
-        # The likeliest reason by far: printed lines were pasted at the end, and `bsfg init` wrote their section already.
+        # The likeliest reason by far: printed lines were pasted at the end, and `bsfg init` wrote their section
+        # already.
         hint = "; move the lines into the section that is there already" if "twice" in str(error) else ""
         raise ConfigError(file, [Problem("file", MISSING, f"is not TOML: {error}{hint}")]) from error
 

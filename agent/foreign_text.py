@@ -1,7 +1,8 @@
 """Text that others wrote (a peer, a device, a tag list), made harmless for terminals, logs and spreadsheets. Core.
 
 Control characters, bidirectional overrides and the like become JSON escapes (u202e behind a backslash), so JSON that is
-printed keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text` removes.
+printed keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text`
+removes.
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class Message:
 
 
 def canonical_json(value: Any) -> bytes:
-    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53, non-JSON types and
-    structures deeper than JSON_DEPTH_MAX."""
+    """RFC 8785 bytes of a JSON value. Raises MessageError for NaN, infinities, integers beyond 2**53, non-JSON types
+    and structures deeper than JSON_DEPTH_MAX."""
     try:
         data = rfc8785.dumps(value)
     except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
@@ -232,8 +232,8 @@ def parse_json(name: str, data: bytes) -> Any:
 
 
 def check_depth(name: str, data: bytes) -> None:
-    """Raise MessageError for JSON with arrays and objects deeper inside one another than JSON_DEPTH_MAX, before a parser
-    recurses into it. Everything that is parsed and comes from outside this process passes here."""
+    """Raise MessageError for JSON with arrays and objects deeper inside one another than JSON_DEPTH_MAX, before a
+    parser recurses into it. Everything that is parsed and comes from outside this process passes here."""
     if _is_flat(data):
         return
     # Without escapes every other part between quotes is outside a string. A wrong escape stops the parser where it is.
@@ -419,8 +419,8 @@ def _is_flat(data: bytes) -> bool:
 
 
 def _are_plainly_canonical(texts: Sequence[bytes]) -> bool:
-    """Whether JSON texts are canonical, by a check with msgspec of all at once that takes a twentieth of the time. False
-    means that the full check decides.
+    """Whether JSON texts are canonical, by a check with msgspec of all at once that takes a twentieth of the time.
+    False means that the full check decides.
 
     ASCII text without escapes is its own canonical form, ASCII keys sort the same in every encoding, integers of fewer
     than 16 digits are below 2**53, a duplicate key is written once, and each float is compared with its form by RFC

@@ -97,9 +97,9 @@ class KeptHead:
 
 
 CERTIFICATES_OF_KEY_MAX = 16
-"""Certificates of one key that are kept of each peer, and of those that are believed, and that a page brings: the newest
-of so many renewals. Each peer has places of its own, so that false certificates of one displace no true one that another
-has brought."""
+"""Certificates of one key that are kept of each peer, and of those that are believed, and that a page brings: the
+newest of so many renewals. Each peer has places of its own, so that false certificates of one displace no true one that
+another has brought."""
 
 
 class SignerCertificate(NamedTuple):
@@ -120,8 +120,8 @@ class StoredHead(NamedTuple):
 
 
 class Declined(NamedTuple):
-    """Facts of a page that are not stored because their origin did not prove them, or because they cannot be read: their
-    offsets at the peer, their origin, and why."""
+    """Facts of a page that are not stored because their origin did not prove them, or because they cannot be read:
+    their offsets at the peer, their origin, and why."""
 
     first_offset: int
     last_offset: int

@@ -1,7 +1,8 @@
 """`make bundle`: builds the offline bundle and the .deb for each Debian release and architecture, into dist/.
 
-Needs a package index (wheels are checked against the hashes in requirements.lock) and dpkg-deb. Two builds of one commit
-are equal byte by byte. Nothing is compiled: a package without a wheel for the gateway ends the build with its name.
+Needs a package index (wheels are checked against the hashes in requirements.lock) and dpkg-deb. Two builds of one
+commit are equal byte by byte. Nothing is compiled: a package without a wheel for the gateway ends the build with its
+name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Core: which packages a gateway needs, of those that requirements.lock pins, and what is known of each.
 
-The choice follows the requirements that the packages declare, from bsfg itself and its extra `sql`, under the markers of
-the gateway's Python and machine. `pip` is left out: sqlite-utils asks for it to install plug-ins, which a gateway has
-none of.
+The choice follows the requirements that the packages declare, from bsfg itself and its extra `sql`, under the markers
+of the gateway's Python and machine. `pip` is left out: sqlite-utils asks for it to install plug-ins, which a gateway
+has none of.
 """
 
 from __future__ import annotations

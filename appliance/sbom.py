@@ -1,7 +1,7 @@
 """Core: the bill of materials of a package, in CycloneDX 1.6 as JSON.
 
-Equal contents give equal bytes: no time and no random serial number. Debian's own packages (python3, mosquitto) are not in
-it, because the gateway brings them.
+Equal contents give equal bytes: no time and no random serial number. Debian's own packages (python3, mosquitto) are not
+in it, because the gateway brings them.
 """
 
 from __future__ import annotations

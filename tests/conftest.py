@@ -22,9 +22,9 @@ settings.load_profile("bsfg")
 
 
 def pytest_configure() -> None:
-    """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C, which
-    a shell's background jobs ignore and their children with them. How long a callback took is no test's
-    affair: the machine may stall in it, which asyncio's debug mode writes to its log."""
+    """Refuse an interpreter without asserts, forget every BSFG_ variable before a test can read one, and hear Ctrl-C,
+    which a shell's background jobs ignore and their children with them. How long a callback took is no test's affair:
+    the machine may stall in it, which asyncio's debug mode writes to its log."""
     if sys.flags.optimize:
         pytest.exit("python -O removes the asserts that the product and its tests rely on", returncode=2)
     for name in [name for name in os.environ if name.startswith("BSFG_")]:

@@ -131,8 +131,8 @@ def test_texts_are_canonical_together_only_if_each_is(texts: list[bytes]) -> Non
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 def test_structures_have_a_depth_that_is_the_same_everywhere(opening: bytes) -> None:
-    """JSON_DEPTH_MAX arrays or objects in one another are read, written and accepted; one more is refused by name, and so
-    is one that would exhaust a parser's stack. Brackets inside texts do not count."""
+    """JSON_DEPTH_MAX arrays or objects in one another are read, written and accepted; one more is refused by name, and
+    so is one that would exhaust a parser's stack. Brackets inside texts do not count."""
     closing = b"]" if opening == b"[" else b"}"
     for depth, is_good in ((100, True), (101, False), (50_000, False)):
         data = opening * depth + b"1" + closing * depth

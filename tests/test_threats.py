@@ -73,7 +73,8 @@ def test_every_part_says_what_is_prevented_detected_and_not(thing: str) -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    """Each link of the page, and of the page about certificates, leads to a file, and to a heading where it names one."""
+    """Each link of the page, and of the page about certificates, leads to a file, and to a heading where it names
+    one."""
     for page in ("threats.md", "certificates.md"):
         folder = ROOT / "docs/operate"
         for target in re.findall(r"\]\(([^)]+)\)", (folder / page).read_text(encoding="utf-8")):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tools.wrap_prose import wrapped
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # --- what the house looks like ----------------------------------------------------------------------------------------
@@ -711,6 +713,16 @@ def nothing_names_this_machine(module: Module) -> Iterator[str]:
             yield f"{number}: {found[0]}"
 
 
+def prose_fits_the_page(module: Module) -> Iterator[str]:
+    """Prose is no wider than 120 columns, in docstrings, comments and Markdown; `make format` wraps it."""
+    better = wrapped(module.source, is_python=module.path.endswith(".py")).split("\n")
+    yield from (
+        f"{number}: {line}"
+        for number, (line, new) in enumerate(zip(module.lines, better, strict=False), 1)
+        if line != new
+    )
+
+
 RULES: tuple[Rule, ...] = (
     imports_run_downwards,
     floors_run_downwards,
@@ -724,6 +736,7 @@ RULES: tuple[Rule, ...] = (
     sleep_is_refused,
     sql_lives_in_sql_files,
     nothing_names_this_machine,
+    prose_fits_the_page,
 )
 
 
@@ -864,6 +877,17 @@ def test_documents_name_no_machine_either() -> None:
     assert not complaints, "\n".join(complaints)
 
 
+def test_documents_fit_the_page() -> None:
+    """As the rule for modules."""
+    complaints = []
+    for path in sorted(ROOT.rglob("*.md")):
+        inside = path.relative_to(ROOT)
+        if not SKIPPED_FOLDERS.intersection(inside.parts):
+            found = list(prose_fits_the_page(Module(inside.as_posix(), path.read_text("utf-8"))))
+            complaints += [f"{inside}:{complaint}" for complaint in found[:1]]  # what follows it is out of step
+    assert not complaints, "\n".join(complaints)
+
+
 # --- the rules, applied to samples
 
 PROSE = (
@@ -918,6 +942,9 @@ BAD: list[tuple[Rule, str, str]] = [
     (sql_lives_in_sql_files, "agent/x.py", "q = '''\n  create table t (x)'''"),
     (nothing_names_this_machine, "agent/x.py", "open('/ro" + "ot/x')"),
     (nothing_names_this_machine, "agent/x.py", "# see https://pypi" + ".org/"),
+    (prose_fits_the_page, "agent/x.py", "x = 1\n# " + "word " * 25),
+    (prose_fits_the_page, "agent/x.py", 'def f():\n    """' + "word " * 25 + '"""'),
+    (prose_fits_the_page, "x.md", "- " + "word " * 25),
 ]
 GOOD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "from agent.message import Sample\nimport zstandard"),
@@ -948,6 +975,9 @@ GOOD: list[tuple[Rule, str, str]] = [
     (sql_lives_in_sql_files, "agent/x.py", "q = 'PRAGMA synchronous'\nh = 'update the settings'"),
     (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
     (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),
+    (prose_fits_the_page, "agent/x.py", "x = '" + "word " * 30 + "'"),
+    (prose_fits_the_page, "x.md", "| " + "word " * 30 + "|\n\n```\n" + "word " * 30 + "\n```"),
+    (prose_fits_the_page, "x.md", "[a link with words](" + "x" * 130 + ")"),
 ]
 
 

@@ -2,8 +2,8 @@
 to date.
 
 The rules of a setting are taken from the code that enforces them: a record is made with values that break them, and the
-page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are described
-as their `--help` describes them. Run it after changing a setting or a command.
+page shows the answers. The meaning of a setting comes from the node.toml that `bsfg init` writes. Commands are
+described as their `--help` describes them. Run it after changing a setting or a command.
 """
 
 from __future__ import annotations

@@ -73,7 +73,8 @@ def run(config_file: Path) -> None:
 @config_option
 @json_option
 def reload(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Have the running node read node.toml again, and print what it took over. Exit status 1 when the file is refused."""
+    """Have the running node read node.toml again, and print what it took over. Exit status 1 when the file is
+    refused."""
     sections = load_sections(config_file)  # what else is wrong with the file, the node says
     node = sections.node
     if node is None:

@@ -69,7 +69,8 @@ class Appends:
         """Append samples, all or none, at consecutive offsets; the future is done when they are durable here, whatever
         the stream's `acks`.
 
-        They wait for others in the queue for `commit_interval_ms` at most (append/group_commit.py). Raises StoreBusy at once when the queue is full: slow the source. FactsRefused comes through the future.
+        They wait for others in the queue for `commit_interval_ms` at most (append/group_commit.py). Raises StoreBusy at
+        once when the queue is full: slow the source. FactsRefused comes through the future.
         """
         try:
             columns = SampleColumns.of(rows)

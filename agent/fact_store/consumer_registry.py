@@ -91,7 +91,8 @@ class ConsumerRegistry:
         One that is not awaited goes with another commit, if one comes soon (append/group_commit.py), unless an append
         waits for consumers. Without `first_offset`, everything up to `last_offset`. `shown` is the lease of the
         instance that confirms; without it, the consumer's name is enough. `epoch`: the one to which the offsets belong;
-        without it, the present one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog, ConfirmRefused.
+        without it, the present one. Through the future: UnknownConsumer, EpochEnded, ConsumerFenced, ConfirmBeyondLog,
+        ConfirmRefused.
         """
         confirm = partial(consumers.confirm_offsets, name=consumer, first_offset=first_offset, last_offset=last_offset)
         run = partial(confirm, shown=shown, epoch=epoch)

@@ -414,8 +414,8 @@ class FactStore:
 
     def peer_names_epoch(self, peer: str, epoch: str) -> None:
         """A configured peer has read facts of this zone under an epoch (hex) that is not the present one. If this store
-        never had it, the state folder was lost or replaced: record an incident, once for each peer in this life. Returns
-        at once."""
+        never had it, the state folder was lost or replaced: record an incident, once for each peer in this life.
+        Returns at once."""
         own = {one.epoch.hex() for one in self._writer.catalog.origins if one.zone == self.zone}
         if epoch in own or peer in self._epoch_named_by:
             return

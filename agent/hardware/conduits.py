@@ -1,5 +1,5 @@
-"""Core: the connections that a gateway's nodes make, as packet filter rules and as a unit's drop-in. What node.toml does
-not name, a node that was taken over cannot reach."""
+"""Core: the connections that a gateway's nodes make, as packet filter rules and as a unit's drop-in. What node.toml
+does not name, a node that was taken over cannot reach."""
 
 from __future__ import annotations
 

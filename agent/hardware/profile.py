@@ -1,7 +1,8 @@
 """Core: the profile of a class of gateways, read from its file, and the choice of the profile that fits a machine.
 
-A profile (profiles/*.toml) holds what the maker publishes and a measurement does not show: how often a cell of the flash
-can be erased, whether the clock has a battery. A figure without a source is left out, and sums that need it do without.
+A profile (profiles/*.toml) holds what the maker publishes and a measurement does not show: how often a cell of the
+flash can be erased, whether the clock has a battery. A figure without a source is left out, and sums that need it do
+without.
 
     ProfileError            a profile cannot be used; the text lists every problem (its author corrects them)
 """

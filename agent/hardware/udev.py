@@ -1,5 +1,5 @@
-"""Core: names for serial ports that stay the same, as udev rules. A kernel numbers USB adapters in the order in which it
-finds them, so `/dev/ttyUSB0` may be another line after a restart."""
+"""Core: names for serial ports that stay the same, as udev rules. A kernel numbers USB adapters in the order in which
+it finds them, so `/dev/ttyUSB0` may be another line after a restart."""
 
 from __future__ import annotations
 

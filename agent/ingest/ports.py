@@ -49,8 +49,8 @@ class RemovedTag(NamedTuple):
 
 class StoredFacts(Protocol):
     """What the store holds already, for what fills gaps. Each call reads the store, in any thread, and may take
-    seconds. Times in ns of source time since 1970. Where the store cannot be read, the searches at the start of a source
-    find nothing."""
+    seconds. Times in ns of source time since 1970. Where the store cannot be read, the searches at the start of a
+    source find nothing."""
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
         """The newest sample of each of these tag numbers, where one is found near the end of the stream."""

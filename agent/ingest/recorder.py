@@ -2,8 +2,9 @@
 
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
-samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder. Gaps are written as facts, and merged until they can be written. Which samples are worth recording
-is decided elsewhere (`sampling`).
+samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder.
+Gaps are written as facts, and merged until they can be written. Which samples are worth recording is decided elsewhere
+(`sampling`).
 """
 
 from __future__ import annotations
@@ -147,8 +148,8 @@ class Recorder:
         await self._insist(lambda: self._store.append_message(self._operational_stream, message))
 
     async def committed(self) -> None:
-        """Wait until everything handed in before this is committed, or given up. For a task that does not record; the one
-        that does goes on meanwhile."""
+        """Wait until everything handed in before this is committed, or given up. For a task that does not record; the
+        one that does goes on meanwhile."""
         before = list(self._flights)
         while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
             await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them anew meanwhile

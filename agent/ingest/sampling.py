@@ -14,13 +14,13 @@ was set back is not ignored.
 
 When a source is lost each of its tags is recorded once with a bad quality and no value. The first sample after that is
 recorded in any case. If its source time is not newer than the loss, because the value did not change meanwhile, it is
-recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over. Both times
-are moved to the clock of the tag's own values where that is behind the source's (a device without time synchronisation,
-local time for UTC): otherwise every value up to that time would seem older than the loss.
+recorded with the time of the return: otherwise the newest sample of the tag would be the loss, which is over. Both
+times are moved to the clock of the tag's own values where that is behind the source's (a device without time
+synchronisation, local time for UTC): otherwise every value up to that time would seem older than the loss.
 
 Most tags have no rule, and most of their samples are just newer than the one before. `select_columns` passes such
-samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State` when
-anything else happens to the tag.
+samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State`
+when anything else happens to the tag.
 """
 
 from __future__ import annotations

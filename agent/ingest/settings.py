@@ -265,8 +265,8 @@ class ModbusSourceSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProfile:
-    """devices.d/NAME.toml: what a kind of Modbus device needs, found once and shared. Each setting is the default of the
-    setting of that name in [[modbus]] for sources with `device = "NAME"`."""
+    """devices.d/NAME.toml: what a kind of Modbus device needs, found once and shared. Each setting is the default of
+    the setting of that name in [[modbus]] for sources with `device = "NAME"`."""
 
     description: str  # maker and model, as on the type plate
     url: str = ""  # of the maker's register map

@@ -18,8 +18,8 @@ TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow 
 
 
 def is_read_by_node(settings: SourceSettings) -> bool:
-    """Whether a running node that is connected reads for commands: a Modbus device often takes one connection only, and a
-    serial line has but one. An OPC UA server takes another session."""
+    """Whether a running node that is connected reads for commands: a Modbus device often takes one connection only, and
+    a serial line has but one. An OPC UA server takes another session."""
     return isinstance(settings, ModbusSourceSettings)
 
 

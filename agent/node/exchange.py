@@ -1,8 +1,8 @@
 """Everything that a node does over one broker: the link, what it serves there, and what it pulls from the peers there.
 
-An exchange begins and ends as a whole, while the node and its other exchanges run: a changed peer or broker in node.toml
-costs the peers of the same broker one reconnect, and others nothing (`reload_plan`). Its end has the order of the node's:
-first the pulls, then what serves.
+An exchange begins and ends as a whole, while the node and its other exchanges run: a changed peer or broker in
+node.toml costs the peers of the same broker one reconnect, and others nothing (`reload_plan`). Its end has the order of
+the node's: first the pulls, then what serves.
 """
 
 from __future__ import annotations

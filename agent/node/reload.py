@@ -1,8 +1,8 @@
 """Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
 
-`reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and the
-reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, and for
-the certificates of a broker that would begin anew.
+`reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and
+the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, and
+for the certificates of a broker that would begin anew.
 """
 
 from __future__ import annotations

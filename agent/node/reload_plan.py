@@ -1,8 +1,8 @@
 """Decides, without IO, what a changed node.toml means for a running node.
 
-Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes over
-one broker, is ended and begun anew, and nothing else is touched. RESTART: the value of the start stays in force. REFUSE:
-the whole file is refused, because it describes another node. A field without a class fails here, and in a test.
+Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes
+over one broker, is ended and begun anew, and nothing else is touched. RESTART: the value of the start stays in force.
+REFUSE: the whole file is refused, because it describes another node. A field without a class fails here, and in a test.
 """
 
 from __future__ import annotations

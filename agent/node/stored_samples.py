@@ -2,8 +2,8 @@
 are open. `ingest` and `query` do not import each other; here they meet.
 
 Only facts of this zone's present epoch count: an earlier epoch numbered its tags differently. The searches at the start
-of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts does not delay it; what
-lies deeper is as if it were not there. Nor does a store that cannot be read: the source then starts as a new one.
+of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts does not delay it;
+what lies deeper is as if it were not there. Nor does a store that cannot be read: the source then starts as a new one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whose signatures a node believes: facts authorities and compromised keys, in files that [signing] of node.toml names,
 and pins and rules of [[origin]]. The files are read at the start and again when they change, node.toml at a reload.
 
-Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, and the
-reason is logged and recorded once for each content.
+Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, and
+the reason is logged and recorded once for each content.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def _beliefs(settings: NodeSettings, trust: SignerTrust | None = None) -> Belief
 
 @contextlib.contextmanager
 def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
-    """Judges answers for a command, by the rules of the node and by what its store has verified. Raises SigningError."""
+    """Judges answers for a command, by the rules of the node and by what its store has verified. Raises
+    SigningError."""
     beliefs = _beliefs(settings, load_trust(settings.signing, settings.origin))
     path = settings.node.store_file
     with contextlib.closing(StoreReader(path)) if path.exists() else contextlib.nullcontext() as held:

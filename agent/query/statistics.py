@@ -1,7 +1,7 @@
 """Statistics of a store: facts, batches, bytes and times by stream and origin, and what consumers have not confirmed.
 
-They are computed from the summaries of batches, in pages; no batch is opened. Of a store in use, they are as of the moment
-when the ends of its streams were read.
+They are computed from the summaries of batches, in pages; no batch is opened. Of a store in use, they are as of the
+moment when the ends of its streams were read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class OriginStatistics:
 
 @dataclass(slots=True)
 class StreamStatistics:
-    """One stream. Times are source times; None where it is empty. `bytes` are those of its sealed batches, as everywhere."""
+    """One stream. Times are source times; None where it is empty. `bytes` are those of its sealed batches, as
+    everywhere."""
 
     name: str
     first_offset: int

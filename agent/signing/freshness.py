@@ -1,9 +1,9 @@
 """How far each origin has signed its history, as the newest signed ends show that any peer has passed on.
 
 A relay can withhold facts; that looks like an outage. But an origin signs the end of its chain afresh whenever a peer
-asks (`GetHeads`), and nodes pass the newest ends on. An end that is far ahead of the facts held shows that the peer which
-brings the facts holds some back, and an end that grows old shows that nobody has heard of the zone. Two ends of one
-origin with the same sequence and different digests prove that the zone has signed two histories. Core: no IO.
+asks (`GetHeads`), and nodes pass the newest ends on. An end that is far ahead of the facts held shows that the peer
+which brings the facts holds some back, and an end that grows old shows that nobody has heard of the zone. Two ends of
+one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no IO.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from agent.pages import HeldRange
 STALE_AFTER_MS = 15 * 60_000
 """Fifteen times the interval at which nodes ask; an end passes three nodes in three of them."""
 WITHHELD_AFTER_MS = 10 * 60_000
-"""For so long facts may be behind the newest end that is known: a pull that drains a backlog takes hours, but gets on."""
+"""For so long facts may be behind the newest end that is known: a pull that drains a backlog takes hours, but gets
+on."""
 ORIGINS_MAX = 1000
 """Origins of all streams; beyond, the one that was signed longest ago is forgotten."""
 

@@ -4,9 +4,9 @@ A batch names the digest of its predecessor, so one signature over the digest of
 that stream and epoch before it. A head is made where the facts are recorded, in the transaction that commits them, and
 every later store and page carries its bytes verbatim (decision 0045).
 
-Record, little-endian, 82 bytes: algorithm u8, flags u8, key id 8 bytes, signed_at_ms i64, signature 64 bytes. The stream,
-the origin, the sequence and the digest are not part of the record: they are those of the batch that it belongs to.
-Core: no IO.
+Record, little-endian, 82 bytes: algorithm u8, flags u8, key id 8 bytes, signed_at_ms i64, signature 64 bytes. The
+stream, the origin, the sequence and the digest are not part of the record: they are those of the batch that it belongs
+to. Core: no IO.
 """
 
 from __future__ import annotations

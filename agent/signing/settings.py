@@ -43,8 +43,8 @@ class SigningSettings:
 class OriginSettings:
     """[[origin]]: what is demanded of the facts of one zone, whichever peer brings them.
 
-    `required`: facts without a valid signature are refused. `if_present`: they are accepted until the zone's first valid
-    signature, and refused from then on. `off`: signatures are stored and not checked. `pinned`: the SHA-256
+    `required`: facts without a valid signature are refused. `if_present`: they are accepted until the zone's first
+    valid signature, and refused from then on. `off`: signatures are stored and not checked. `pinned`: the SHA-256
     fingerprints of the only signer certificates accepted for the zone; without any, the facts authorities decide.
     """
 

@@ -7,8 +7,8 @@ can. What is compared is processor time a tag; once with mixed types, once with 
 to do for each tag.
 
 Then 50 devices with 200 tags each are polled once a second by the product on one core. How late each poll begins is
-measured in the server: the time of a poll's first request against the most punctual poll of that device. With `--minutes`
-this goes on for so long, and memory is looked at.
+measured in the server: the time of a poll's first request against the most punctual poll of that device. With
+`--minutes` this goes on for so long, and memory is looked at.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The devices of `ingest --source modbus`: a server process that answers reads from registers prepared beforehand.
 
-Every connection is a device of its own with as many units as are asked for. Of ten neighbouring tags five are words, one
-an Int32, three are Floats and one is a bit of a word, as in an energy meter; half of the Floats have all their digits.
-All values change with each poll. A request costs this process some 15 us, a tenth of what it costs a client.
+Every connection is a device of its own with as many units as are asked for. Of ten neighbouring tags five are words,
+one an Int32, three are Floats and one is a bit of a word, as in an energy meter; half of the Floats have all their
+digits. All values change with each poll. A request costs this process some 15 us, a tenth of what it costs a client.
 
 When it ends it tells when each device was asked for its first register: the grid of its polls, seen from outside.
 """

@@ -2,9 +2,9 @@
 
 asyncua's server does what happens once (channel, session, address space, Read). Subscriptions and Publish are answered
 here, with notifications packed by `struct`: the library's server takes 20 us a value. Of ten neighbouring items eight
-are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file. Each round changes all of them. In data set A half of the Doubles have all
-their digits, half are rounded to 0.01, and each value has its own source time; in B all are rounded, and the values of
-one notification have one time, as from a PLC.
+are Doubles, one an Int32 and one a Boolean, as the values of a machine lie in a tag file. Each round changes all of
+them. In data set A half of the Doubles have all their digits, half are rounded to 0.01, and each value has its own
+source time; in B all are rounded, and the values of one notification have one time, as from a PLC.
 
 Not here: sampling, queues, deadbands, acknowledgements.
 """
@@ -143,7 +143,8 @@ class Generator:
         return head + struct.pack("<BBHBi", 1, 0, 811, 1, len(body)) + body + tail
 
     def prepare(self) -> None:
-        """Pack the next notification while the client is busy with the last; at a rate it would be stamped too early."""
+        """Pack the next notification while the client is busy with the last; at a rate it would be stamped too
+        early."""
         if not self._rate and self._prepared is None and (self._handles or self._clock_handle is not None):
             self._prepared = self._pack()
 

@@ -1,11 +1,13 @@
-"""`spark`: facts of a store file and of a node over MQTT in Spark, beside the same rows in Parquet and prebuilt in Arrow.
+"""`spark`: facts of a store file and of a node over MQTT in Spark, beside the same rows in Parquet and prebuilt in
+Arrow.
 
-A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow file.
-Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is kept: 17
-columns, 3 columns, a count, and an hour of the data (or a tenth, where that is less) by a filter on time. The limit is
-the Arrow file, read by a Python data source that has nothing to decode (`prebuilt.py`): what is above it is the cost of
-batches. The node serves the same file in a process of its own, through a broker with TLS. Included is everything from planning to the last row, with the processes of Python that Spark starts for each
-query. A first round of each warms the JVM and is not counted.
+A store is filled with data set A in batches of 1000, and its rows are written once as Parquet and once as an Arrow
+file. Each is then read in turns, by two tasks into Spark's `noop` sink, so that every row reaches the JVM and none is
+kept: 17 columns, 3 columns, a count, and an hour of the data (or a tenth, where that is less) by a filter on time. The
+limit is the Arrow file, read by a Python data source that has nothing to decode (`prebuilt.py`): what is above it is
+the cost of batches. The node serves the same file in a process of its own, through a broker with TLS. Included is
+everything from planning to the last row, with the processes of Python that Spark starts for each query. A first round
+of each warms the JVM and is not counted.
 """
 
 from __future__ import annotations

@@ -96,8 +96,8 @@ def _seconds(step: Callable[[], object]) -> float:
 
 
 def _follow(spark: SparkSession, order: Order, store: FactStore, seconds: float) -> int:
-    """Record while the job runs, from when it has landed a first fact, and stop it when it has had time to land the last;
-    the offset of the first fact that counts."""
+    """Record while the job runs, from when it has landed a first fact, and stop it when it has had time to land the
+    last; the offset of the first fact that counts."""
     stop, pause, first = threading.Event(), threading.Event(), store.end_offset(STREAM) + 2
     log = order.folder / "_delta_log"
 

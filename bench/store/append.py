@@ -11,9 +11,9 @@ waits for each batch before it hands over the next, so each batch has an fsync o
 the store sealed, appended to a plain file with one fdatasync a batch. `batches_per_commit` says how many batches shared
 a commit.
 
-A store that signs what it records takes the same sustained stretches; the two go first in turns. `signed` compares them:
-rate, CPU, and the bytes of its heads. Awaited batches go to a third store: the one that had just taken them would be the
-quicker of the two.
+A store that signs what it records takes the same sustained stretches; the two go first in turns. `signed` compares
+them: rate, CPU, and the bytes of its heads. Awaited batches go to a third store: the one that had just taken them would
+be the quicker of the two.
 
 Then single messages, which a node commits at once, take turns with single fsyncs of one page inside a preallocated
 file, the least that any durable write can cost. At the end the files of the closed stores are measured, for both data

@@ -6,8 +6,9 @@
     python -m pyspark_bsfg jobs.toml clean rollup       only these
     spark-submit .../pyspark_bsfg/__main__.py jobs.toml the same on the master of spark-submit
 
-Each job continues where it was, whatever has been killed. Progress is shown on a terminal. The last line printed is JSON.
-Exit status: 0; 1 where a job failed or a date was kept with more facts than are found now; 2 for wrong usage or settings.
+Each job continues where it was, whatever has been killed. Progress is shown on a terminal. The last line printed is
+JSON. Exit status: 0; 1 where a job failed or a date was kept with more facts than are found now; 2 for wrong usage or
+settings.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Batches are collected into a group before a record batch is made, because some twenty Arrow calls per batch of a hundred
 facts would cost more than the facts. Within a group, a *run* is a sequence of facts of one origin without a gap:
-columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made per run, from headers. A batch is
-opened only where another column is asked for, or a row test needs one, and then only those columns are built.
+columns of identity (offset, sequence, zone, epoch, message_id of a sample), and whether it is verified, are made per
+run, from headers. A batch is opened only where another column is asked for, or a row test needs one, and then only
+those columns are built.
 
 A record batch has at most FACTS_MAX_PER_GROUP plus one batch of facts, and about TEXT_BYTES_MAX of text values, however
 well they compressed. Facts keep the order in which they were added.
@@ -211,7 +212,8 @@ def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:
 def _numbered(before: bytes, first: int, count: int) -> Iterator[Any]:
     """Texts `before` + number for consecutive numbers, as Arrow columns of texts of one length each.
 
-    The thousand texts that share all but three digits are one join, an eighth of the time of casting and joining in Arrow.
+    The thousand texts that share all but three digits are one join, an eighth of the time of casting and joining in
+    Arrow.
     """
     end = first + count
     while first < end:

@@ -53,8 +53,8 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends; None means as
-    far as the store goes."""
+    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends; None means
+    as far as the store goes."""
 
     paths: tuple[str, ...]
     stream: str = TELEMETRY

@@ -1,8 +1,8 @@
 """Program: `python -m pyspark_bsfg.pack bsfg.zip` packs this package and what it needs of the agent for `--py-files`.
 
 Only Python and SQL are packed. The executors' Python must have LIBRARIES, whose compiled parts cannot be imported from
-a zip. With `--libraries` they are packed too, for `--archives`, which Spark unpacks: then the executors need nothing but
-a Python of the same version on the same kind of machine.
+a zip. With `--libraries` they are packed too, for `--archives`, which Spark unpacks: then the executors need nothing
+but a Python of the same version on the same kind of machine.
 """
 
 from __future__ import annotations

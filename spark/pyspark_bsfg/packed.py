@@ -1,8 +1,9 @@
-"""The packed columns of opened batches as Arrow columns over many batches, without an object for each fact. Core: no IO.
+"""The packed columns of opened batches as Arrow columns over many batches, without an object for each fact. Core: no
+IO.
 
-Arrow gets the bytes as they lie in a batch: the arrays of all batches of a group are joined, widened to 64 bits, and put
-on top of each batch's own base. Arithmetic wraps around at 64 bits, as that of the format does, so differences above
-int64 come out right.
+Arrow gets the bytes as they lie in a batch: the arrays of all batches of a group are joined, widened to 64 bits, and
+put on top of each batch's own base. Arithmetic wraps around at 64 bits, as that of the format does, so differences
+above int64 come out right.
 """
 
 from __future__ import annotations

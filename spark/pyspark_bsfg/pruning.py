@@ -1,9 +1,9 @@
 """Which batches and facts a query's filters exclude, so that they need not be opened or built. Core: no IO.
 
-Spark hands over simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone, epoch
-and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one by one.
-Only what cannot match is excluded, and Spark checks every filter again, so a filter that this module does not understand
-is no mistake.
+Spark hands over simple comparisons of one column with a constant. A batch's summary excludes by offset, time, zone,
+epoch and kind; the definitions of an origin by tag, predicate and unit; an opened batch by quality; then its facts one
+by one. Only what cannot match is excluded, and Spark checks every filter again, so a filter that this module does not
+understand is no mistake.
 """
 
 from __future__ import annotations

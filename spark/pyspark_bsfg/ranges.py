@@ -62,7 +62,8 @@ def joined(ranges: Iterable[OffsetRange]) -> Iterator[OffsetRange]:
 
 def task_count(facts: int, cores: int, partitions: int | None, facts_max: int) -> int:
     """How many tasks share some facts: `partitions` where the caller named a number, otherwise one per core but none
-    with less than FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than `facts_max`."""
+    with less than FACTS_MIN_PER_TASK facts. More in either case, where one would otherwise get more than
+    `facts_max`."""
     assert cores > 0, cores
     assert facts_max > 0, facts_max
     wanted = partitions if partitions is not None else min(cores, facts // FACTS_MIN_PER_TASK)

@@ -101,5 +101,6 @@ def check(spark: SparkSession) -> None:
 
 
 def _submitted() -> bool:
-    """Whether spark-submit started this process. It leaves this variable; a SparkConf is empty before there is a JVM."""
+    """Whether spark-submit started this process. It leaves this variable; a SparkConf is empty before there is a
+    JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ

@@ -97,8 +97,8 @@ class Gateway:
         return done.text
 
     def kill_when(self, command: str, condition: str) -> None:
-        """Kill a command and all it started once the shell condition holds in the root, seen from outside; it must still
-        be at work then."""
+        """Kill a command and all it started once the shell condition holds in the root, seen from outside; it must
+        still be at work then."""
         process = self.process(command)
         holds = ["sh", "-c", condition]
         try:

@@ -1,5 +1,5 @@
-"""A day's traffic of 1,000 tags a second through a node on the smallest gateway's limits, compressed in time: one processor,
-the memory of the unit's MemoryMax, and a disk that takes long for each sync.
+"""A day's traffic of 1,000 tags a second through a node on the smallest gateway's limits, compressed in time: one
+processor, the memory of the unit's MemoryMax, and a disk that takes long for each sync.
 
 `make appliance-test` runs a day, 86.4 million values; `make test` a hundredth of an hour. FACTS=n chooses.
 """
@@ -105,8 +105,8 @@ def peak_bytes(pid: int) -> int:
 
 
 def test_a_day_on_the_smallest_gateway(tmp_path: Path) -> None:
-    """Every answered poll of every tag is in the IDMZ, in order and once; the node stays within its memory and was never
-    restarted. What it could not poll in time is counted and declared, not lost."""
+    """Every answered poll of every tag is in the IDMZ, in order and once; the node stays within its memory and was
+    never restarted. What it could not poll in time is counted and declared, not lost."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: apt-get install strace")
     slow = ("strace", "--quiet=all", "-f", "--seccomp-bpf", "-o", "/dev/null", "-e", "trace=fdatasync,fsync")
@@ -147,7 +147,8 @@ def test_a_day_on_the_smallest_gateway(tmp_path: Path) -> None:
         f"at most {max(behind):,} facts behind"
     )
     assert found["n"] == found["different"]
-    # The device's own account. The last poll may have been cut off, and a block that was answered too late be asked again.
+    # The device's own account. The last poll may have been cut off, and a block that was answered too late be asked
+    # again.
     assert TAGS * (polls - 1) <= found["n"] <= BLOCK * requests
     twice = "select count(*) - count(distinct tag || '/' || source_time_ns) as n from facts where kind = 'sample'"
     twice += f" and stream = 'facts.telemetry' and offset > {facts - CHECKED_ONE_BY_ONE}"

@@ -1,5 +1,5 @@
-"""The core of the packages, in seconds and without a network: which packages a gateway needs, the bill of materials, the
-environment that is unpacked, and the scripts around it."""
+"""The core of the packages, in seconds and without a network: which packages a gateway needs, the bill of materials,
+the environment that is unpacked, and the scripts around it."""
 
 import fnmatch
 import importlib.metadata

@@ -1,4 +1,5 @@
-"""The bundle on clean Debian roots without a network and without dpkg: installed, interrupted, upgraded, back, removed."""
+"""The bundle on clean Debian roots without a network and without dpkg: installed, interrupted, upgraded, back,
+removed."""
 
 import filecmp
 import hashlib

@@ -102,8 +102,8 @@ def put_on_stick(gateway: Gateway, file: Path) -> None:
 
 
 def do(gateway: Gateway, block: str, port: int = 0) -> str:
-    """Type the commands of a block of the page on the gateway, in the folder of the stick; what the last one printed. The
-    device of the test has an address of its own."""
+    """Type the commands of a block of the page on the gateway, in the folder of the stick; what the last one printed.
+    The device of the test has an address of its own."""
     printed = ""
     for command in commands(block):
         typed = command.replace('host = "10.20.0.5"', f'host = "127.0.0.1"\nport = {port}')
@@ -138,8 +138,8 @@ def installed_mib(gateway: Gateway) -> int:
 
 @BOTH
 def test_from_the_stick_to_values_upgrade_and_removal(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
-    """The page, from a clean booted root to removal: values flow, a killed node returns, an upgrade keeps every fact and
-    the way back too, removal leaves the facts, and purge deletes them only if told."""
+    """The page, from a clean booted root to removal: values flow, a killed node returns, an upgrade keeps every fact
+    and the way back too, removal leaves the facts, and purge deletes them only if told."""
     put_on_stick(gateway, deb)
     with gateway.boot(), boiler(gateway, tmp_path) as device, press(gateway, tmp_path) as server:
         assert re.findall(r"(\w+):", gateway.run("cat /proc/net/dev")) == ["lo"], "the root must have no network"

@@ -1,4 +1,5 @@
-"""The unit on a booted gateway: what `check` says is what the unit refuses, nodes share a machine, reload has a result."""
+"""The unit on a booted gateway: what `check` says is what the unit refuses, nodes share a machine, reload has a
+result."""
 
 import re
 from pathlib import Path
@@ -114,8 +115,8 @@ def check_knows_a_taken_port(gateway: Gateway) -> None:
 
 @ONE
 def test_two_nodes_under_the_unit(gateway: Gateway, deb: Path, tmp_path: Path) -> None:
-    """From `init` to values without a line about the sandbox; `check` is bad where the unit would fail and good where it
-    works; `systemctl reload` returns the result of the reload."""
+    """From `init` to values without a line about the sandbox; `check` is bad where the unit would fail and good where
+    it works; `systemctl reload` returns the result of the reload."""
     put_on_stick(gateway, deb)
     with gateway.boot(), boiler(gateway, tmp_path) as device:
         gateway.run(f"dpkg -i {STICK}/{deb.name}")

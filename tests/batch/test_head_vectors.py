@@ -1,4 +1,5 @@
-"""The heads of docs/reference/batch-format.md, read by the product and by a second reader written from that page alone."""
+"""The heads of docs/reference/batch-format.md, read by the product and by a second reader written from that page
+alone."""
 
 import hashlib
 import json

@@ -153,6 +153,7 @@ def test_percentiles_are_values_that_were_measured() -> None:
 
 
 def test_a_backlog_has_the_batches_a_node_makes() -> None:
-    """`bsfg bench replicate` measures, unless told otherwise, batches of the size that a node commits early by default."""
+    """`bsfg bench replicate` measures, unless told otherwise, batches of the size that a node commits early by
+    default."""
     option = next(parameter for parameter in bench.commands["replicate"].params if parameter.name == "batch_facts")
     assert option.default == BURST_FACTS

@@ -196,8 +196,8 @@ def test_tail_ends_where_the_stream_ended_when_it_began(
 
 
 def test_a_command_that_a_gateway_cannot_run(bsfg: Bsfg, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain install has neither the demonstration's packages nor Spark: the message says what to install, and there is
-    no traceback. A module of ours that is missing is our mistake, and has one."""
+    """A plain install has neither the demonstration's packages nor Spark: the message says what to install, and there
+    is no traceback. A module of ours that is missing is our mistake, and has one."""
     monkeypatch.setitem(sys.modules, "rich", None)
     done = bsfg("demo")
     assert (done.returncode, done.stdout) == (1, "")

@@ -45,8 +45,8 @@ def device(meter: Program) -> str:
 
 
 def test_the_commands_of_the_page(meter: Program, device: str, bsfg: Bsfg, tmp_path: Path) -> None:
-    """Every command of the page works, in its order, in an empty folder, with the tag file and the section that the page
-    shows; what the page says that they print is printed, figures apart."""
+    """Every command of the page works, in its order, in an empty folder, with the tag file and the section that the
+    page shows; what the page says that they print is printed, figures apart."""
     text = PAGE.read_text(encoding="utf-8")
     (rows,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
     (section,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
@@ -170,7 +170,8 @@ def test_scan_tells_silent_units_apart(bsfg: Bsfg) -> None:
 
 
 def test_read_gives_each_value_or_the_reason(device: str, bsfg: Bsfg) -> None:
-    """Values of several tables and types in one call; one that is refused has its reason and the others their values."""
+    """Values of several tables and types in one call; one that is refused has its reason and the others their
+    values."""
     points = ("input:0-2", "input:24:float64:DCBA", "coil:0", "holding:100:string8", "holding:7")
     done = bsfg("modbus", "read", device, "--base", "0", *points, "--json")
     assert done.returncode == 1
@@ -203,8 +204,8 @@ def test_read_watches_until_it_is_interrupted(device: str, tmp_path: Path) -> No
 
 
 def test_each_form_of_a_device(bsfg: Bsfg, device: str, tmp_path: Path) -> None:
-    """TLS with its files, RTU through a converter, a plain host and port, and a source of node.toml with its own unit and
-    base: each reads, and what is missing for TLS is named."""
+    """TLS with its files, RTU through a converter, a plain host and port, and a source of node.toml with its own unit
+    and base: each reads, and what is missing for TLS is named."""
     ca_file, _ = certificate(tmp_path, "authority")
     file, key = certificate(tmp_path, "meter.example", "authority")
     with modbus_process("tls", "0", str(file), str(key)) as port:

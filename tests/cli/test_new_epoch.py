@@ -27,7 +27,8 @@ def run(*arguments: str, answer: str = "") -> Result:
 
 
 def test_it_asks_first_and_records_why(folder: Path) -> None:
-    """Without a yes nothing changes; with it the store has another epoch, its facts, and an incident with the reason."""
+    """Without a yes nothing changes; with it the store has another epoch, its facts, and an incident with the
+    reason."""
     assert CliRunner().invoke(bsfg, ["append", "batch:1", "done", "{}"]).exit_code == 0
     with FactStore.open(folder / "state/facts.db", "plant-a") as store:
         before = store.epoch.hex()

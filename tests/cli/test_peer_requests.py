@@ -59,8 +59,8 @@ def test_another_nodes_values_are_printed_as_our_own(tmp_path: Path, monkeypatch
 def test_an_answer_that_is_not_proven_is_believed_by_no_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """node.toml demands signatures of idmz, which has no key: neither values nor the outcome of an append are taken, and
-    the reason says what to do."""
+    """node.toml demands signatures of idmz, which has no key: neither values nor the outcome of an append are taken,
+    and the reason says what to do."""
     monkeypatch.chdir(tmp_path)
 
     async def run(broker: Mosquitto) -> list[tuple[int, str]]:

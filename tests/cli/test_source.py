@@ -81,8 +81,8 @@ def lines(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:
 
 
 def test_without_a_node_the_files_are_listed(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
-    """Name, protocol, endpoint and number of tags, with the remark that no node runs; a tag file with problems shows its
-    first one."""
+    """Name, protocol, endpoint and number of tags, with the remark that no node runs; a tag file with problems shows
+    its first one."""
     write_node(tmp_path, meter.port, plc.port)
     done = bsfg("source", "list")
     assert (done.returncode, "no node runs here" in done.stderr) == (0, True)
@@ -137,8 +137,8 @@ def test_beside_a_running_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_pat
 
 
 def test_a_modbus_device_is_asked_by_the_node(meter: Program, plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
-    """The running node reads for the command, and says so; what it does not read yet is named; without a node the command
-    connects by itself."""
+    """The running node reads for the command, and says so; what it does not read yet is named; without a node the
+    command connects by itself."""
     write_node(tmp_path, meter.port, plc.port)
     with running_node(tmp_path, bsfg):
         done = bsfg("source", "test", "meter", "--json")

@@ -19,8 +19,8 @@ OPCUA = '[[opcua]]\nname = "plc"\nurl = "opc.tcp://{0}:4840"\ntags_file = "plc.c
 
 @pytest.fixture
 def etc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of /etc/bsfg, and one beside it in place of /var/lib/bsfg. Rights of users are left as they are:
-    a process cannot take back what it has given up."""
+    """A folder in place of /etc/bsfg, and one beside it in place of /var/lib/bsfg. Rights of users are left as they
+    are: a process cannot take back what it has given up."""
     folder = tmp_path / "etc"
     folder.mkdir()
     monkeypatch.setattr(unit, "CONFIG_FOLDER", folder)
@@ -75,7 +75,8 @@ def test_init_for_a_unit_is_accepted(bsfg: Bsfg, etc: Path) -> None:
 
 
 def test_a_secured_source_needs_no_certificate_lines(bsfg: Bsfg, etc: Path) -> None:
-    """Our certificate is made in the state folder, where the node may write. One of the two lines alone is a mistake."""
+    """Our certificate is made in the state folder, where the node may write. One of the two lines alone is a
+    mistake."""
     bsfg("init", "--zone", "plant-a", "--config", "plant-a.toml")
     file = etc / "plant-a.toml"
     text = file.read_text() + OPCUA.format("10.0.0.7")
@@ -130,8 +131,8 @@ def test_check_names_what_the_unit_refuses(bsfg: Bsfg, etc: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 def test_root_makes_no_files_that_the_node_cannot_read(tmp_path: Path) -> None:
-    """A command that would open the node's store as root is refused, with the command to type instead; it leaves no file
-    of root behind."""
+    """A command that would open the node's store as root is refused, with the command to type instead; it leaves no
+    file of root behind."""
     (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
     (tmp_path / "state").mkdir()
     os.chown(tmp_path / "state", 12345, 12345)

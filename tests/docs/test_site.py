@@ -1,5 +1,5 @@
-"""`make docs`: a site that opens from a disk, without a network and without a dead link. Links between the pages as they
-stand in the repository are checked by tests/test_readme.py."""
+"""`make docs`: a site that opens from a disk, without a network and without a dead link. Links between the pages as
+they stand in the repository are checked by tests/test_readme.py."""
 
 import html.parser
 import os

@@ -24,7 +24,8 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """An implementation of a protocol: how its server is started, and the variable that names the folder of its modules."""
+    """An implementation of a protocol: how its server is started, and the variable that names the folder of its
+    modules."""
 
     name: str
     command: tuple[str, ...]

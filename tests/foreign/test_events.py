@@ -105,7 +105,8 @@ async def test_the_life_of_an_alarm(tmp_path: Path) -> None:
 @in_loop
 async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None:
     """A state that is known is not stored again after a reconnect; one that was reached while the server had no
-    subscription is stored once, marked, under the server's time; events are declared lost from the last sign of life on."""
+    subscription is stored once, marked, under the server's time; events are declared lost from the last sign of life
+    on."""
     async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
         async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
             await wait_refreshed(run)
@@ -137,8 +138,8 @@ async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None
 
 @in_loop
 async def test_events_of_a_lost_session_are_rescued(tmp_path: Path) -> None:
-    """Events and changes of conditions that happen while the network is away come by the lost subscription, each once and
-    in order, under the server's times; nothing is declared lost, and nothing is left at the server. A process that
+    """Events and changes of conditions that happen while the network is away come by the lost subscription, each once
+    and in order, under the server's times; nothing is declared lost, and nothing is left at the server. A process that
     begins anew declares the time for which none ran."""
     async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
         source = opcua(server, tmp_path, "count", events=("Server",))

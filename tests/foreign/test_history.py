@@ -103,8 +103,8 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
 
 
 def test_an_element_of_an_array_is_filled(server: ForeignServer, tmp_path: Path) -> None:
-    """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number, once;
-    of a range the part."""
+    """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number,
+    once; of a range the part."""
 
     @in_loop
     async def story() -> None:

@@ -199,7 +199,8 @@ async def test_short_lives_with_values_are_no_failures(
     server: ForeignServer, tmp_path: Path, waits_ms: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source that delivered values for some seconds and was lost waits the shortest time, however often that happens:
-    a server that restarts every ten minutes is not punished for it. `make sim`: the seconds that the product asks for."""
+    a server that restarts every ten minutes is not punished for it. `make sim`: the seconds that the product asks
+    for."""
     lives, forget_s = scaled(3, 12), scaled(1, 5)
     monkeypatch.setattr(lifecycle, "FORGET_S", float(forget_s))
     delays = {"reconnect_delay_ms": 1_000, "reconnect_delay_max_ms": 60_000}

@@ -120,8 +120,9 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path) -> None:
 
 @in_loop
 async def test_an_outage_is_filled(tmp_path: Path) -> None:
-    """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its history,
-    in parts of a hundred values, and stands in the store once; a variable without history keeps its gap fact."""
+    """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its
+    history, in parts of a hundred values, and stands in the store once; a variable without history keeps its gap
+    fact."""
     variables = [
         *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
         {"name": "plain", "type": "Int32", "period_ms": 50},

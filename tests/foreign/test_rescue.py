@@ -49,8 +49,9 @@ async def has_one_subscription(server: ForeignServer) -> bool:
 
 @pytest.mark.parametrize("trouble, times", [("cut", 2), ("stall", scaled(1, 2))])
 def test_a_network_that_was_away_costs_no_value(trouble: str, times: int, tmp_path: Path) -> None:
-    """The network is away for five seconds, once or twice, and comes back. Every value of the server's record is in the store
-    once, though the server keeps no history; the gap stays declared, and a fact says that nothing is missing in it."""
+    """The network is away for five seconds, once or twice, and comes back. Every value of the server's record is in the
+    store once, though the server keeps no history; the gap stays declared, and a fact says that nothing is missing in
+    it."""
 
     @in_loop
     async def story() -> None:
@@ -104,8 +105,9 @@ def secured(server: ForeignServer, folder: Path) -> dict[str, Any]:
 
 @in_loop
 async def test_nothing_is_left_at_the_server(tmp_path: Path) -> None:
-    """After connections that broke and sessions that were closed there are two subscriptions, one for values and one for
-    events; after a stop there is none. With encryption and a user: a server hands subscriptions to their user alone."""
+    """After connections that broke and sessions that were closed there are two subscriptions, one for values and one
+    for events; after a stop there is none. With encryption and a user: a server hands subscriptions to their user
+    alone."""
     options: dict[str, Any] = {"policies": ["Basic256Sha256"], "accept_unknown": True, "users": {"ann": "secret"}}
     async with foreign_server(tmp_path / "server", variables=VARIABLES, **options) as server:
         settings = {"events": ("Server",), **QUEUE, **secured(server, tmp_path)}

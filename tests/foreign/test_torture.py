@@ -189,7 +189,8 @@ async def wait_all_flow(store: TappedStore, names: list[str]) -> None:
 
 
 def judge_events(server: ForeignServer, folder: Path) -> None:
-    """Each event of the server's record is in the store once, or in the time of a fact that says that events are lost."""
+    """Each event of the server's record is in the store once, or in the time of a fact that says that events are
+    lost."""
     raised = [one["object"] for one in facts(folder, "events") if one["predicate"] == "event_raised"]
     stored = Counter(int(one["message"]) for one in raised if one.get("message", "").isdecimal())
     assert set(stored.values()) == {1}

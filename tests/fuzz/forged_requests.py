@@ -1,8 +1,8 @@
 """Forged requests into the real serving side: server, operations and store, over a link that this module plays.
 
 Zone evil sends requests of every operation that fit the store at that moment (its epoch, its offsets, its consumers),
-changed in structure, in bytes, or by fields that are well formed and untrue; also topics, correlations and expiries that
-are wrong. Zone idmz fetches and confirms in between, honestly.
+changed in structure, in bytes, or by fields that are well formed and untrue; also topics, correlations and expiries
+that are wrong. Zone idmz fetches and confirms in between, honestly.
 """
 
 from __future__ import annotations

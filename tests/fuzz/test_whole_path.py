@@ -1,5 +1,5 @@
-"""Forged pages into a real puller and forged requests into a real server: neither ends, honest work goes on between them,
-memory stays bounded, and the store verifies afterwards. `make fuzz NAME=paths` runs 200,000 cases."""
+"""Forged pages into a real puller and forged requests into a real server: neither ends, honest work goes on between
+them, memory stays bounded, and the store verifies afterwards. `make fuzz NAME=paths` runs 200,000 cases."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -33,7 +33,7 @@ def test_forged_requests_end_no_server(memory: Path) -> None:
 
 @pytest.mark.parametrize("run", [compare_without_end, seed_without_end])
 def test_an_answer_that_never_ends_is_refused(memory: Path, run: Callable[[Path], Coroutine[Any, Any, int]]) -> None:
-    """A peer that says `more` for ever, with names that follow each other as they should: refused after a bounded number
-    of answers, before memory fills."""
+    """A peer that says `more` for ever, with names that follow each other as they should: refused after a bounded
+    number of answers, before memory fills."""
     with bounded_memory():
         assert asyncio.run(run(memory)) < 1_000

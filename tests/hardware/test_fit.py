@@ -1,4 +1,5 @@
-"""The sums of `bsfg hardware check`: equal to paper, silent where a figure is missing, and loud where a load does not fit."""
+"""The sums of `bsfg hardware check`: equal to paper, silent where a figure is missing, and loud where a load does not
+fit."""
 
 from dataclasses import replace
 

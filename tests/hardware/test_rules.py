@@ -1,5 +1,5 @@
-"""Files for the kernel that are made from node.toml: conduits as the real nft loads and enforces them, and names of serial
-ports."""
+"""Files for the kernel that are made from node.toml: conduits as the real nft loads and enforces them, and names of
+serial ports."""
 
 import json
 import re

@@ -48,8 +48,8 @@ def test_waits_grow_and_stay_within_their_limit(failures: int, jitter: float) ->
 
 
 def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
-    """A life that never gave a value, or gave values for a moment, is one more failure; one that gave them for longer is
-    forgotten with all before it, and so is everything when a person asks for it."""
+    """A life that never gave a value, or gave values for a moment, is one more failure; one that gave them for longer
+    is forgotten with all before it, and so is everything when a person asks for it."""
     failures = Failures()
     assert failures.end(alive_s=1000.0) == 1  # connected for long, no value
     failures.begin()

@@ -191,8 +191,8 @@ def test_a_loss_is_dated_at_the_last_sign_of_life() -> None:
 
 @pytest.mark.parametrize("in_columns", [False, True])
 def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_columns: bool) -> None:
-    """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than every
-    value of the next hour, and `latest` would show one of them as fresh for as long."""
+    """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than
+    every value of the next hour, and `latest` would show one of them as fresh for as long."""
     behind, now = 3600 * S, 10_000 * S
     one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
 

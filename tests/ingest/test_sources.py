@@ -51,7 +51,8 @@ async def test_every_value_of_the_plant_arrives(plc: Program, meter: Program, tm
 @pytest.mark.parametrize("module", ["opcua_server", "modbus_server"])
 def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A server killed and started again needs no human: each tag is marked bad once, then values flow; the log says
-    each reason once and the return once. The OPC UA server comes back with other namespace indices and is followed by URI."""
+    each reason once and the return once. The OPC UA server comes back with other namespace indices and is followed by
+    URI."""
     make, name = (opcua, "plc") if module == "opcua_server" else (modbus, "meter")
     tag = "plant/count_01" if name == "plc" else "plant/unit1.energy"
     still = "plant/state_01" if name == "plc" else "plant/unit1.model"
@@ -84,7 +85,8 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
 
 @in_loop
 async def test_a_server_is_polled(plc: Program, tmp_path: Path) -> None:
-    """In mode "poll" all forty variables come in by reads, in order and each value once, and a return needs no human."""
+    """In mode "poll" all forty variables come in by reads, in order and each value once, and a return needs no
+    human."""
     async with ingesting(opcua(plc.port, tmp_path, mode="poll", poll_interval_ms=50)) as run:
         for found in opcua_signals():
             await run.wait_good(f"plant/{found.name}")

@@ -274,8 +274,8 @@ def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
-    """All places are taken by clients that send nothing or half a length, which may do so for ever: each new client gets
-    the place of the oldest one at once."""
+    """All places are taken by clients that send nothing or half a length, which may do so for ever: each new client
+    gets the place of the oldest one at once."""
 
     async def scenario() -> None:
         with FactStore.open(tmp_path / "facts.db", "plant-a") as store:

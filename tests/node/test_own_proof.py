@@ -1,4 +1,5 @@
-"""What proves to a serving node that its store is an old copy: our own signature on facts that it lacks, nothing less."""
+"""What proves to a serving node that its store is an old copy: our own signature on facts that it lacks, nothing
+less."""
 
 import shutil
 from collections.abc import Iterator

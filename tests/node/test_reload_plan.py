@@ -106,8 +106,8 @@ def test_each_setting_alone(section: str, kind: type, field: str, index: int | N
 
 
 def test_a_changed_part_takes_no_other_with_it() -> None:
-    """A peer's limit moves only what goes over its broker, a source only itself, a stream's limit nothing at all; a peer
-    that moves to another broker concerns both."""
+    """A peer's limit moves only what goes over its broker, a source only itself, a stream's limit nothing at all; a
+    peer that moves to another broker concerns both."""
     limited = replace(FULL.peer[1], bytes_per_second_max=100_000)
     assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).exchanges == {"b2"}
     moved = replace(FULL.peer[1], broker="b1")

@@ -64,8 +64,8 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
 
 
 def test_a_store_that_cannot_be_read_holds_no_source_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The searches at a start find nothing, which is logged. What would be filled is refused by name: filling it blindly
-    could store values twice."""
+    """The searches at a start find nothing, which is logged. What would be filled is refused by name: filling it
+    blindly could store values twice."""
 
     def damaged(*_: object, **__: object) -> object:
         raise StoreDamaged("facts.db: a page is broken")

@@ -106,8 +106,8 @@ def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
 
 
 def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store knows
-    it, and one line in the log says so. The other signers stay believed."""
+    """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store
+    knows it, and one line in the log says so. The other signers stay believed."""
     caplog.set_level("INFO", "agent.node")
     certificate = tmp_path / "plant.pem"
     certificate.write_bytes(PLANT.pem)

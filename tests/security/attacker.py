@@ -1,7 +1,7 @@
 """The attacker: a second implementation of the protocol in JavaScript, as a process that a test controls line by line.
 
-`attacker/` is written from docs/reference/protocol.md, batch-format.md and messages.md alone and shares no code with the
-product. It has the certificates that a test gives it, asks and serves as these zones, and floods.
+`attacker/` is written from docs/reference/protocol.md, batch-format.md and messages.md alone and shares no code with
+the product. It has the certificates that a test gives it, asks and serves as these zones, and floods.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs inside a network namespace of its own (unshare -rn), where the packet filter can be loaded: a broker behind the
-generated rules is attacked over a cable (veth) from a second namespace, from several addresses, and what was admitted is
-printed as JSON.
+generated rules is attacked over a cable (veth) from a second namespace, from several addresses, and what was admitted
+is printed as JSON.
 
     python -m tests.security.broker_namespace FOLDER [no-rules]
 

@@ -1,8 +1,8 @@
-"""The brokers of a site as bsfg broker config writes them, running: one Mosquitto for each pair of zones, with the limit
-of open files that its unit has.
+"""The brokers of a site as bsfg broker config writes them, running: one Mosquitto for each pair of zones, with the
+limit of open files that its unit has.
 
-`shared=True` puts all pairs on one port, as an operator may, and as every site was before: what an attack does then shows
-that the attack is one.
+`shared=True` puts all pairs on one port, as an operator may, and as every site was before: what an attack does then
+shows that the attack is one.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Attacks on the brokers of a site by a zone with a valid certificate, and by sockets without one, against the generated
-configuration in real Mosquittos.
+"""Attacks on the brokers of a site by a zone with a valid certificate, and by sockets without one, against the
+generated configuration in real Mosquittos.
 
 Each attack was seen to do its harm when all zones share one process, as they did before.
 """

@@ -1,5 +1,5 @@
-"""The generated packet filter rules, loaded by the real nft in a network namespace of its own, with a real broker behind
-them. The last test is the control: the same attacks without the rules."""
+"""The generated packet filter rules, loaded by the real nft in a network namespace of its own, with a real broker
+behind them. The last test is the control: the same attacks without the rules."""
 
 import functools
 import json

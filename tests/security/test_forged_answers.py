@@ -1,5 +1,5 @@
-"""The broker between idmz and the enterprise has been taken over: the attacker has the TLS certificate of idmz, sees each
-request of the enterprise, and answers it before idmz does.
+"""The broker between idmz and the enterprise has been taken over: the attacker has the TLS certificate of idmz, sees
+each request of the enterprise, and answers it before idmz does.
 
 idmz has a signing key, and the enterprise demands its signatures.
 """
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.system
 
 @pytest.fixture(scope="module")
 def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """idmz and the enterprise are honest; the attacker has the certificate of idmz at the enterprise's broker, and evil's."""
+    """idmz and the enterprise are honest; the attacker has the certificate of idmz at the enterprise's broker, and
+    evil's."""
     folder = tmp_path_factory.mktemp("site")
     files, _ = pki.create_signer(folder, IDMZ, datetime.now(UTC))
     pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
@@ -96,9 +97,9 @@ def test_a_broker_that_was_taken_over_stops_no_pull(site: Site, case: str) -> No
 
 
 def test_forged_answers_mislead_no_command(site: Site) -> None:
-    """The attacker answers that both stores are equal because there is nothing, that an append is stored, and that a tag
-    has a value. Where it answers first, the comparison counts the true facts and the append ends as idmz says; where it
-    alone answers, nothing is believed, and the command says why."""
+    """The attacker answers that both stores are equal because there is nothing, that an append is stored, and that a
+    tag has a value. Where it answers first, the comparison counts the true facts and the append ends as idmz says;
+    where it alone answers, nothing is believed, and the command says why."""
     site.wait_fact(site.append(IDMZ))
     own = {"status": "ok", "stream": STREAM, "end_offset": 99}
     value = {
@@ -156,8 +157,8 @@ def test_a_second_implementation_verifies_what_a_node_signs(site: Site) -> None:
 
 
 def test_a_key_is_withdrawn_while_the_node_runs(site: Site) -> None:
-    """idmz's key is in other hands: an operator writes it into the list at the enterprise. The running node takes the list
-    over, takes nothing more that idmz answers, and says why. The last test of the file."""
+    """idmz's key is in other hands: an operator writes it into the list at the enterprise. The running node takes the
+    list over, takes nothing more that idmz answers, and says why. The last test of the file."""
     site.wait_fact(site.append(IDMZ))
     key_id = pki.read_signer(site.folder / "signers" / f"{IDMZ}.pem").key_id.hex()
     before = site.log(ENTERPRISE).count("signers_taken_over")

@@ -84,8 +84,8 @@ OPERATIONS = {"FetchFacts", "GetObject", "GetDigests", "FetchSequences"}
 
 @patient
 def test_forged_pages_end_no_live_node(site: Site) -> None:
-    """Every answer to forty pulls of a live node is forged, in several lives of the node: it runs, and the plant's facts
-    reach the enterprise."""
+    """Every answer to forty pulls of a live node is forged, in several lives of the node: it runs, and the plant's
+    facts reach the enterprise."""
     seed, count, rss = first_seed(), 0, 0
     for life in range(LIVES):
         count += sum(asyncio.run(serve_forged(site, seed + life)).values())

@@ -1,5 +1,5 @@
-"""Hostile facts in sealed batches of a peer that is otherwise correct: the puller lives, the batch is set aside by name,
-and what stands behind it flows on."""
+"""Hostile facts in sealed batches of a peer that is otherwise correct: the puller lives, the batch is set aside by
+name, and what stands behind it flows on."""
 
 from typing import Any
 

@@ -34,7 +34,8 @@ def commands(site: Site) -> str:
 
 
 def test_an_error_text_of_a_peer_is_shown_without_its_control_characters(site: Site) -> None:
-    """ESC, line breaks and characters that turn the direction, in message and hint of an error, are not on the terminal and do not add lines to the log."""
+    """ESC, line breaks and characters that turn the direction, in message and hint of an error, are not on the terminal
+    and do not add lines to the log."""
     site.fresh_evil()
     error = {"code": "zz_unknown", "message": HOSTILE_TEXT, "retryable": False, "hint": HOSTILE_TEXT}
     header = {"status": "error", "error": error}

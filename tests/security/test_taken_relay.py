@@ -41,8 +41,8 @@ def serve_own(site: Site, name: str) -> None:
 
 @pytest.mark.parametrize("case", ["one epoch", "many epochs", "with facts of evil between"])
 def test_forged_facts_of_the_plant_are_not_stored(site: Site, case: str) -> None:
-    """Well-formed batches with the plant's name and correct chains, under an invented epoch or many: none of their facts
-    is in the enterprise's store, an incident names the plant, and the relay's own fact behind them is."""
+    """Well-formed batches with the plant's name and correct chains, under an invented epoch or many: none of their
+    facts is in the enterprise's store, an incident names the plant, and the relay's own fact behind them is."""
     site.attacker.command("begin", zone=IDMZ)
     name, epoch = secrets.token_hex(4), secrets.token_hex(16)
     forged = [f"forged-{name}-{number}" for number in range(10)]

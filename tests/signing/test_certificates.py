@@ -148,8 +148,8 @@ def test_a_compromised_key_signs_nothing_new() -> None:
 # The parser warns of a few malformed fields, once for each line of code, before it goes on.
 @pytest.mark.filterwarnings("ignore::cryptography.utils.CryptographyDeprecationWarning", "ignore::UserWarning")
 def test_no_bytes_raise() -> None:
-    """Truncated, flipped, inserted and random bytes give an answer, and none of them becomes a trusted signer of another
-    zone or key."""
+    """Truncated, flipped, inserted and random bytes give an answer, and none of them becomes a trusted signer of
+    another zone or key."""
     made = make("plant-a", FACTS_CA)
     good, random_ = made.der, random.Random(14)
     variants = [good[:length] for length in range(len(good))]

@@ -275,8 +275,8 @@ def test_a_page_that_fills_a_gap_needs_no_head() -> None:
 
 
 def test_an_unreadable_batch_costs_only_itself() -> None:
-    """It is declined by name; what is behind it is stored, and what is before it keeps a head, so that the next receiver
-    can prove it."""
+    """It is declined by name; what is behind it is stored, and what is before it keeps a head, so that the next
+    receiver can prove it."""
     run = chain(5)
     heads = {n: head_of(PLANT, one) for n, one in enumerate(run)}
     judged = judge_page(page(run, heads, {3: "object_json: no"}), SIGNERS.trust())
@@ -330,8 +330,8 @@ def test_a_signature_outside_the_certificate_does_not_count() -> None:
 
 
 def test_only_our_own_signature_proves_our_own_past() -> None:
-    """A head of our chain signed by a present or former key of ours is proof; one with another key, of another chain end
-    or zone, or malformed, is not."""
+    """A head of our chain signed by a present or former key of ours is proof; one with another key, of another chain
+    end or zone, or malformed, is not."""
     former, present = SigningKey.generate(), SigningKey.generate()
     own = [Signer("plant", one.public, 0, 2**43) for one in (present, former)]
     (batch,) = chain(1)

@@ -1,5 +1,6 @@
-"""An enterprise node as it runs at a customer, in processes of its own, for tests that read it over MQTT: Mosquitto with
-TLS and the product's access list, and `bsfg run` on a store that was filled before. `analytics` is the zone of Spark."""
+"""An enterprise node as it runs at a customer, in processes of its own, for tests that read it over MQTT: Mosquitto
+with TLS and the product's access list, and `bsfg run` on a store that was filled before. `analytics` is the zone of
+Spark."""
 
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,5 +1,5 @@
-"""A cluster as people run it: a standalone master and two workers, an enterprise node with half a million facts behind a
-broker with TLS, and a worker that is killed while both read. `make spark-cluster-test`; not part of `make test`.
+"""A cluster as people run it: a standalone master and two workers, an enterprise node with half a million facts behind
+a broker with TLS, and a worker that is killed while both read. `make spark-cluster-test`; not part of `make test`.
 
 The executors' Python has no library at all: pyarrow and all else come by `--archives`, certificates by `--files`.
 """

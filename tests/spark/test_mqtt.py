@@ -224,8 +224,8 @@ def test_a_read_outlives_a_node_that_is_killed(enterprise: Served, monkeypatch: 
 
 
 def test_files_that_spark_brings_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`spark-files:NAME` is the file in the process's own folder; the process that plans a stream has one without files,
-    whose parent has them. A file that is nowhere is named where it was looked for."""
+    """`spark-files:NAME` is the file in the process's own folder; the process that plans a stream has one without
+    files, whose parent has them. A file that is nowhere is named where it was looked for."""
     monkeypatch.setattr(mqtt_node.SparkFiles, "get", lambda name: str(tmp_path / "streaming_job" / name))
     (tmp_path / "ca.pem").touch()
     assert mqtt_node._local("spark-files:ca.pem") == tmp_path / "ca.pem"

@@ -103,8 +103,8 @@ def test_a_head_proves_its_chain_and_nothing_else() -> None:
 
 
 def test_the_rest_of_a_run_proves_and_is_not_read() -> None:
-    """With proofs, a page may begin before the range and end behind it, at the head; what is behind the range is left to
-    another task."""
+    """With proofs, a page may begin before the range and end behind it, at the head; what is behind the range is left
+    to another task."""
     authority = signers.make("facts", is_ca=True)
     made = signers.make("plant", authority)
     believed = Signers(SignerTrust((authority.certificate,)), signers.NOW_MS)

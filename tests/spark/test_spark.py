@@ -122,7 +122,8 @@ def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_pat
 
 
 def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
-    """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are quotients."""
+    """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are
+    quotients."""
     with open_testbed(tmp_path) as testbed:
         found = benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
     for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
@@ -133,8 +134,8 @@ def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path
 
 
 def test_labels_and_envelopes_are_columns(spark: SparkSession, tmp_path: Path) -> None:
-    """`includeLabels` adds the labels of messages as a map, which a SQL function takes apart; the rest of the envelope is
-    made where it is asked for by name; a sample has none of it."""
+    """`includeLabels` adds the labels of messages as a map, which a SQL function takes apart; the rest of the envelope
+    is made where it is asked for by name; a sample has none of it."""
     path = tmp_path / "facts.db"
     with FactStore.open(path, "enterprise") as opened:
         opened.appends.append_messages(making.TELEMETRY, [making.message(n) for n in range(3)]).result()

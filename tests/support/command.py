@@ -50,8 +50,8 @@ def words(*arguments: str, python: tuple[str, ...] = ()) -> list[str]:
 
 
 def process(folder: Path, *arguments: str, python: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode, in
-    which a busy machine makes it write of slow callbacks."""
+    """The same in a process of its own, under an interpreter with the options `python`. Without asyncio's debug mode,
+    in which a busy machine makes it write of slow callbacks."""
     command = words(*arguments, python=python)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONASYNCIODEBUG"}
     return subprocess.run(

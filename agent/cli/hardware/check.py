@@ -1,5 +1,5 @@
-"""`bsfg hardware check`: what this gateway is, what its disk bears, and the sums behind it; or the same of a gateway that is
-not here, from its profile.
+"""`bsfg hardware check`: what this gateway is, what its disk bears, and the sums behind it; or the same of a gateway
+that is not here, from its profile.
 
 Profiles come with the program; `bsfg hardware list` names them.
 """
@@ -73,8 +73,8 @@ def check(
     as_json: bool,  # noqa: FBT001 click passes options by name
 ) -> None:
     """Print how many hours of facts fit, how long the flash lasts, and the sums. Without PROFILE, this machine is
-    measured (64 MB are written and deleted) and its profile chosen; PROFILE, a name or a file, answers for a gateway that
-    is not here. Exit status 1 when there is a concern."""
+    measured (64 MB are written and deleted) and its profile chosen; PROFILE, a name or a file, answers for a gateway
+    that is not here. Exit status 1 when there is a concern."""
     machine = measured = None
     if profile is None:
         machine, measured = read_machine(), measure_disk(folder or _state_folder())

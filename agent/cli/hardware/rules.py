@@ -1,5 +1,5 @@
-"""`bsfg hardware conduits` and `bsfg hardware udev`: files for the packet filter, systemd and udev, made from the node.toml
-of each node of this machine. They are printed; nothing here changes the machine.
+"""`bsfg hardware conduits` and `bsfg hardware udev`: files for the packet filter, systemd and udev, made from the
+node.toml of each node of this machine. They are printed; nothing here changes the machine.
 
     AddressUnknown          the name of a device or broker does not resolve now
     PortUnknown             a serial port that node.toml names is not there, or is named by what these rules make

@@ -68,11 +68,12 @@ def probe(
 ) -> None:
     """Read registers of DEVICE in every type and byte order.
 
-    With --value, readings that meet it are marked, plain or scaled by a power of ten; the registers before and behind are
-    searched, too, because documentations count from 0 or from 1. TABLE is input or holding; without it both are read.
+    With --value, readings that meet it are marked, plain or scaled by a power of ten; the registers before and behind
+    are searched, too, because documentations count from 0 or from 1. TABLE is input or holding; without it both are
+    read.
 
-    DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of node.toml.
-    Exit status 1 when nothing meets the value.
+    DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of
+    node.toml. Exit status 1 when nothing meets the value.
     """
     target = target_of(options)
     try:

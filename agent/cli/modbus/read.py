@@ -35,11 +35,11 @@ COLUMNS = ("register", "type", "byte_order", "value", "words")
 def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
     """Read registers of DEVICE: holding:100, holding:100-109, input:16:float32:CDAB, coil:0-7.
 
-    TABLE is coil, discrete, input or holding; with --base 40001 the first digit says it. TYPE and ORDER are those of tag
-    files, uint16 by default.
+    TABLE is coil, discrete, input or holding; with --base 40001 the first digit says it. TYPE and ORDER are those of
+    tag files, uint16 by default.
 
-    DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of node.toml.
-    Exit status 1 when one has no value.
+    DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of
+    node.toml. Exit status 1 when one has no value.
     """
     target = target_of(options)
     try:

@@ -40,8 +40,8 @@ def scan(
 ) -> None:
     """Ask which units answer at DEVICE, or which registers a unit has: scan tcp://host:502 --base 1 holding:1-500.
 
-    Units are asked for one register each; a silent one costs --timeout-ms. Registers are found by cutting the ranges that
-    are refused into parts. Only reads, one at a time, with a pause. Exit status 1 when nothing was found.
+    Units are asked for one register each; a silent one costs --timeout-ms. Registers are found by cutting the ranges
+    that are refused into parts. Only reads, one at a time, with a pause. Exit status 1 when nothing was found.
     """
     if registers is not None and units is not None:
         raise click.UsageError(

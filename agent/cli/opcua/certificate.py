@@ -1,5 +1,5 @@
-"""`bsfg opcua certificate`: show or make our own certificate, which servers must trust, and renew it in two steps, so that
-no server meets one that it does not know."""
+"""`bsfg opcua certificate`: show or make our own certificate, which servers must trust, and renew it in two steps, so
+that no server meets one that it does not know."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
     """Read NODEs of URL: value, type, status, times, and the row for a tag file.
 
-    A NODE is nsu=<namespace URI>;s=<name>, also ;i= ;g= and ;b=, or ns=<index>;... as other clients show it. Exit status 1
-    when one of them is bad.
+    A NODE is nsu=<namespace URI>;s=<name>, also ;i= ;g= and ;b=, or ns=<index>;... as other clients show it. Exit
+    status 1 when one of them is bad.
     """
     connection = connection_of(options)
     found = asyncio.run(_read(connection, nodes))

@@ -1,5 +1,5 @@
-"""`bsfg pki signer`: the keys that sign facts. `key` on each node, then either `pin` its certificate at the receivers, or
-`request`, `sign` at a facts authority (`ca`), and `import`; `compromise` when a key is lost.
+"""`bsfg pki signer`: the keys that sign facts. `key` on each node, then either `pin` its certificate at the receivers,
+or `request`, `sign` at a facts authority (`ca`), and `import`; `compromise` when a key is lost.
 
 The facts authority is a folder of its own, apart from the authority for TLS: an attacker with one of them can then
 either connect or sign, not both.

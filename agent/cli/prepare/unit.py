@@ -1,7 +1,7 @@
 """What the shipped unit (systemd/bsfg@.service) lets a node do, for the commands that prepare or check one.
 
-A node.toml directly in /etc/bsfg is that of a unit: bsfg@NAME reads /etc/bsfg/NAME.toml, runs as user bsfg and writes to
-/var/lib/bsfg/NAME, and to nothing else. A test holds these values equal to the unit.
+A node.toml directly in /etc/bsfg is that of a unit: bsfg@NAME reads /etc/bsfg/NAME.toml, runs as user bsfg and writes
+to /var/lib/bsfg/NAME, and to nothing else. A test holds these values equal to the unit.
 """
 
 from __future__ import annotations

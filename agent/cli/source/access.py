@@ -60,8 +60,8 @@ async def steps(
 
 
 async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading] | None:
-    """The values as the running node reads them for us. None where a connection of one's own is the way: to a server that
-    takes several, or when no node is connected."""
+    """The values as the running node reads them for us. None where a connection of one's own is the way: to a server
+    that takes several, or when no node is connected."""
     if not is_read_by_node(source):
         return None
     found: dict[str, tuple[Any, int, str]] = {}

@@ -1,4 +1,5 @@
-"""`bsfg source test`: the way to a source of node.toml step by step, to values of its tags; also while the node runs."""
+"""`bsfg source test`: the way to a source of node.toml step by step, to values of its tags; also while the node
+runs."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from agent.ingest import load_tag_map, some_tags
 def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
     """Connect to the source NAME with its own settings and read some of its tags.
 
-    Nothing is recorded, and a running node is not disturbed: a Modbus device to which it is connected is asked by the node,
-    an OPC UA server over another session. Exit status 1 when a step fails.
+    Nothing is recorded, and a running node is not disturbed: a Modbus device to which it is connected is asked by the
+    node, an OPC UA server over another session. Exit status 1 when a step fails.
     """
     node, source = source_of(config_file, name)
     tags = load_tag_map(source).tags

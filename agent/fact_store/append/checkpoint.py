@@ -1,8 +1,8 @@
 """Checkpoints: once a day a store that signs records, in each stream, how far it holds each origin, with the digest
 there.
 
-The store's own head signs the checkpoint, and peers take it with the other facts, so each zone countersigns what it
-has received. A history that is rewritten later, also by the zone itself with its own key, contradicts the checkpoints of
+The store's own head signs the checkpoint, and peers take it with the other facts, so each zone countersigns what it has
+received. A history that is rewritten later, also by the zone itself with its own key, contradicts the checkpoints of
 every zone that holds one. `bsfg store verify` compares a store with its own. Core: no IO.
 """
 

@@ -1,7 +1,7 @@
 """When to commit, and what one commit takes. Core: no IO.
 
-Every commit writes some 30 kB besides its facts, whatever their number, and one fsync costs the same for one fact as for
-ten thousand. So the interval governs how often a node commits:
+Every commit writes some 30 kB besides its facts, whatever their number, and one fsync costs the same for one fact as
+for ten thousand. So the interval governs how often a node commits:
 
 - a message, a peer's page, or a call whose caller waits commits at once, together with what queued up while the last
   fsync ran;

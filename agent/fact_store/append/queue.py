@@ -55,7 +55,8 @@ class AppendMessages:
 class Call:
     """Any other work: runs inside the transaction, after the appends, or before them if `is_early`.
 
-    `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` names the stream to which it adds facts, if any: it is refused while that stream is full.
+    `is_deferred`: no caller waits for it, so it may wait for a commit that happens anyway. `stream` names the stream to
+    which it adds facts, if any: it is refused while that stream is full.
     """
 
     name: str

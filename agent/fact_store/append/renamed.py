@@ -1,9 +1,9 @@
 """Facts that are held here under another epoch of their zone.
 
 A store that begins a new epoch reseals own facts that no reader has got (decision 0041): only their headers change. Put
-back to an image from before that, together with its witness, it serves the same facts under their old names to zones that
-hold them under the new ones (decision 0055). Such a batch is recognised exactly: sealed again under the other name it has
-the digest of the batch that is held there.
+back to an image from before that, together with its witness, it serves the same facts under their old names to zones
+that hold them under the new ones (decision 0055). Such a batch is recognised exactly: sealed again under the other name
+it has the digest of the batch that is held there.
 
 The name is looked for in the batches of the same count and times where resealed facts can be: the first of the newer
 epoch, the last of the older one. Once one is found, the two names differ by a fixed number, which is recorded.

@@ -1,5 +1,5 @@
-"""Begins a new epoch of a store, when it is opened or while it runs: one transaction, after which own sequences start at
-1 again.
+"""Begins a new epoch of a store, when it is opened or while it runs: one transaction, after which own sequences start
+at 1 again.
 
 All facts held keep their offsets and their content. Own facts that no reader has got become the first facts of the new
 epoch (reseal.py). Own tag definitions are copied with their numbers, so that a source which defined its tags under the

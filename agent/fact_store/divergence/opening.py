@@ -2,8 +2,9 @@
 continues in.
 
 Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place; a store
-that is found to be an old copy, or to have lost the end of its write-ahead log, begins a new epoch. Otherwise the caller
-gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the file.
+that is found to be an old copy, or to have lost the end of its write-ahead log, begins a new epoch. Otherwise the
+caller gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the
+file.
 
 One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
 open in the database file itself, before the first append: from then on the log must be there (decision 0046).

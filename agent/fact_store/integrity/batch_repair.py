@@ -32,8 +32,8 @@ def damaged_batches(transaction: Transaction, *, stream: str) -> list[OriginRang
 def repair_batches(
     transaction: Transaction, *, stream: str, peer: str, batches: Sequence[Batch], heads: Sequence[KeptHead]
 ) -> list[RepairedRange]:
-    """Repair the batches that are damaged here, with the heads that some of them have; batches that are undamaged or released are only removed from the list
-    of damage.
+    """Repair the batches that are damaged here, with the heads that some of them have; batches that are undamaged or
+    released are only removed from the list of damage.
 
     Returns the offsets whose facts are served again. Raises FactsRefused, ForkError; then nothing has changed.
     """

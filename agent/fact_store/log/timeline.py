@@ -1,10 +1,10 @@
 """Timelines: which copy of a log a peer has read. Core: no IO.
 
 Each life of a store, from its opening on, is a timeline of its log, with an id that no other life has: a number, which
-orders those of one store, and chance. Up to where a life ended, the log of all later lives is the same. So a position on
-a timeline is one in this log if this store had that life, and the position is not beyond its end. A copy of the store's
-file has the lives of the original up to the moment at which it was made, and none of those after it, whatever both
-recorded since (decision 0054).
+orders those of one store, and chance. Up to where a life ended, the log of all later lives is the same. So a position
+on a timeline is one in this log if this store had that life, and the position is not beyond its end. A copy of the
+store's file has the lives of the original up to the moment at which it was made, and none of those after it, whatever
+both recorded since (decision 0054).
 """
 
 from __future__ import annotations

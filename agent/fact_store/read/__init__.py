@@ -1,4 +1,5 @@
-"""Read-only access to a store from any process: pages, batch summaries, an origin's history, free space and forecasts."""
+"""Read-only access to a store from any process: pages, batch summaries, an origin's history, free space and
+forecasts."""
 
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.fact_store.read.proofs import Verified

@@ -305,8 +305,8 @@ class StoreReader:
         return int(row[0]) if row else 0
 
     def row_summaries(self, after_row: int, limit: int) -> list[tuple[int, str, BatchSummary]]:
-        """As `summaries`, but by row and without an index: (row, stream, summary) of all streams. For a file whose index is
-        damaged."""
+        """As `summaries`, but by row and without an index: (row, stream, summary) of all streams. For a file whose
+        index is damaged."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_row_summaries"], (after_row, limit)).fetchall()
             names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
@@ -366,8 +366,8 @@ class StoreReader:
         age_ms: int | None = None,
         holds: Mapping[str, HoldLimit] | None = None,
     ) -> StoreSpace:
-        """Free space and forecast under these settings; `holds`: what each zone may hold back. Without the writer's catalog and age, they are as of the last
-        mark."""
+        """Free space and forecast under these settings; `holds`: what each zone may hold back. Without the writer's
+        catalog and age, they are as of the last mark."""
         catalog = catalog or self._catalog()
         age_ms = catalog.age_ms if age_ms is None else age_ms
         with self._reading() as connection:

@@ -57,8 +57,8 @@ LITTLE_BYTES = 64 * 1024 * 1024  # more than any source writes between two measu
 
 
 class Housekeeping:
-    """Retention for the writer. `policy` gives a stream's settings, `age_ms` the store's age, `holds` what each zone may
-    hold back."""
+    """Retention for the writer. `policy` gives a stream's settings, `age_ms` the store's age, `holds` what each zone
+    may hold back."""
 
     def __init__(
         self,

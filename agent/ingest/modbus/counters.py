@@ -2,8 +2,8 @@
 
 A reading is stored as the device gives it. A counter only rises, so a reading below the one before means that it went
 through its modulus (a wrap) or that the device began again (a restart). It is a wrap if the way forward through the
-modulus is at most a quarter of it; a counter that is read four times between two wraps, as it must be to be of use, goes
-no further. Otherwise it is a restart, and what was counted up to it after the reading before is not known.
+modulus is at most a quarter of it; a counter that is read four times between two wraps, as it must be to be of use,
+goes no further. Otherwise it is a restart, and what was counted up to it after the reading before is not known.
 """
 
 from __future__ import annotations

@@ -272,8 +272,8 @@ def _tls_context(settings: ModbusSourceSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=file)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        # Python 3.13 asks for extensions that makers of devices leave out (an authority's key identifier); a device must
-        # not be refused because the gateway has the next Debian. Signature, dates and name are verified as before.
+        # Python 3.13 asks for extensions that makers of devices leave out (an authority's key identifier); a device
+        # must not be refused because the gateway has the next Debian. Signature, dates and name are verified as before.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if settings.cert_file is not None:
             file = settings.cert_file

@@ -2,9 +2,9 @@
 
 A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them. It may run across
 registers without a tag if no such hole is wider than `hole_max`, and it covers no span that the device is known to
-refuse as a whole. Within these limits the plan is optimal: what is allowed for a read is allowed for each part of it, so
-the register with the lowest address is best read by a read that starts there and goes as far as it may; repeat with what
-is left. Core.
+refuse as a whole. Within these limits the plan is optimal: what is allowed for a read is allowed for each part of it,
+so the register with the lowest address is best read by a read that starts there and goes as far as it may; repeat with
+what is left. Core.
 """
 
 from __future__ import annotations

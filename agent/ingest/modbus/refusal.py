@@ -1,8 +1,8 @@
 """Why a device gives no value: the exceptions of Modbus, their names and the OPC UA status that a sample gets.
 
-An exception 1, 2 or 3 is about what was asked for; 4, 5 and 6 may be about the moment; 10 and 11 come from a gateway and
-say that the unit behind it does not answer (Modbus Application Protocol V1.1b3, 7). `SILENT` stands for a read that is
-never answered by a unit that answers others. Core.
+An exception 1, 2 or 3 is about what was asked for; 4, 5 and 6 may be about the moment; 10 and 11 come from a gateway
+and say that the unit behind it does not answer (Modbus Application Protocol V1.1b3, 7). `SILENT` stands for a read that
+is never answered by a unit that answers others. Core.
 """
 
 from __future__ import annotations

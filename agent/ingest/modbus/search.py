@@ -2,8 +2,8 @@
 
 A `Segment` is a run of values in order of address. It asks for the first n of them and narrows n by halves between what
 was read and what was refused, until one value is left that turns reading into refusal. That value is then asked for
-alone. If it is refused too, it is what the device refuses; if not, the device refuses it together with the values before
-it (a hole between them, the border of a block, a read that is too long). Then the search goes on behind it.
+alone. If it is refused too, it is what the device refuses; if not, the device refuses it together with the values
+before it (a hole between them, the border of a block, a read that is too long). Then the search goes on behind it.
 
 Once two values in a row were refused alone, the search begins with one value instead of all: a block that is missing
 costs one request a value, not two. Core.

@@ -2,8 +2,8 @@
 
 `pace` says what is due, `sweep` what a unit is asked for and what its answers mean. One connection polls the units that
 answer, one after the other: first what is planned of each, then, in what is left of the slot, the search for what they
-refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the others. Where there is
-only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked on that, rarely.
+refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the others. Where there
+is only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked on that, rarely.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
 polls. Polls that were missed become a gap fact. What was learned of the units goes to the memory, so that the next
@@ -328,8 +328,8 @@ class ModbusSource:
         return True
 
     async def _try_side_line(self, line: Line) -> None:
-        """Ask there for what a unit answers on the main line: some devices accept a second connection and never read from
-        it, and every unit seems silent. Raises SourceLost."""
+        """Ask there for what a unit answers on the main line: some devices accept a second connection and never read
+        from it, and every unit seems silent. Raises SourceLost."""
         living = next((unit for unit in self._units if not unit.is_silent), None)
         try:
             if living is not None:

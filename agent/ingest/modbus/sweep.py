@@ -187,7 +187,8 @@ class Sweep:
             self._suspect(Segment.of(registers, code, is_refused=True))
 
     def _part(self, planned: Planned, code: int) -> None:
-        """Reads that are answered one by one were planned as one, which is refused: search for the reason beside them."""
+        """Reads that are answered one by one were planned as one, which is refused: search for the reason beside
+        them."""
         if not self._unit.place(planned.read.span):  # the lesson of a span that is a value would park it
             self._unit.note(Finding(planned.read.span, code), self._now_ns)  # until the search finds a shorter span
         searched = {register for segment in self._unit.suspects for register in segment.registers()}

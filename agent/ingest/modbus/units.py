@@ -2,7 +2,8 @@
 
 What a unit refuses is a *lesson*: a span of addresses, and the exception. No read covers such a span. A value that is
 such a span by itself is *parked*: it is asked for alone, after pauses that double, and so is any other span, once an
-hour. A lesson is kept until the unit gives the span, over new tag maps and, through `lessons` and `learn`, over restarts.
+hour. A lesson is kept until the unit gives the span, over new tag maps and, through `lessons` and `learn`, over
+restarts.
 
 A value that was refused among others and has not been asked for alone is *suspect*: it is out of the plan until a sweep
 (`sweep`) has searched it. A unit that gives no answer is *silent*: it is not polled, but asked apart from the others.

@@ -3,8 +3,8 @@
 A namespace *index* is refused: a server may number its namespaces anew at every start, and then the index of yesterday
 reads another machine's value without an error (OPC 10000-3, 8.2.2). The URI is resolved after every connect.
 
-An index in brackets at the end, `i=2001[3]`, reads elements of an array; the server cuts them out (OPC 10000-4, 7.27). A
-text identifier may itself end like that (`s="DB"."values"[3]` at Siemens): a node of that very name is read if the
+An index in brackets at the end, `i=2001[3]`, reads elements of an array; the server cuts them out (OPC 10000-4, 7.27).
+A text identifier may itself end like that (`s="DB"."values"[3]` at Siemens): a node of that very name is read if the
 server has one, an element of the array otherwise. Core.
 """
 

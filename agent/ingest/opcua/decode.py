@@ -2,7 +2,8 @@
 
 Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it
 builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and stay columns until
-they are stored; other values are read item by item, those that are neither a number nor a text by a `Reader` (see `variant`).
+they are stored; other values are read item by item, those that are neither a number nor a text by a `Reader` (see
+`variant`).
 
 Core: takes bytes, returns columns. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
 becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
@@ -330,7 +331,8 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
 
 def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:
     """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which is 4 or more, and the position after it. Its handle
-    means nothing; `is_element`: its value is read by `reader.element`. Raises what malformed bytes raise: DecodeError, struct.error, IndexError, OverflowError."""
+    means nothing; `is_element`: its value is read by `reader.element`. Raises what malformed bytes raise: DecodeError,
+    struct.error, IndexError, OverflowError."""
     return _item(data, position - 4, reader, is_element=is_element)  # an item is a handle of four bytes and a DataValue
 
 

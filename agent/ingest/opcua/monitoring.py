@@ -74,8 +74,8 @@ def discarded(previous_ns: int, times_ns: Sequence[int], sampling_ms: float) -> 
 
 
 def is_hole(previous_ns: int, first_ns: int, sampling_ms: float) -> bool:
-    """Whether samples are missing between the last value and the first of a queue that came full. `previous_ns` is 0 where
-    there was no value."""
+    """Whether samples are missing between the last value and the first of a queue that came full. `previous_ns` is 0
+    where there was no value."""
     return (
         previous_ns != 0 and first_ns - previous_ns > 2 * sampling_ms * 1e6
     )  # a timer may be late, but not by one sample

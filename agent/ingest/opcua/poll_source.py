@@ -1,8 +1,9 @@
 """An OPC UA source that is polled: for servers whose subscriptions do not work.
 
-All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before is
-none. Polls whose time has passed are skipped, never caught up. If the store refused samples meanwhile, or the server was
-so slow that several polls are missing, that is a gap fact. An answer to a Read proves life: a request that is not answered in `request_timeout_ms` ends it.
+All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before
+is none. Polls whose time has passed are skipped, never caught up. If the store refused samples meanwhile, or the server
+was so slow that several polls are missing, that is a gap fact. An answer to a Read proves life: a request that is not
+answered in `request_timeout_ms` ends it.
 
 What changes and changes back between two polls is not seen: prefer subscriptions where they work.
 """

@@ -4,8 +4,8 @@ Several requests are open at once, so that a long line carries more than one pub
 acknowledged when it has been handed on; while that waits, no new request is sent, and the server queues. A notification
 that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is told.
 
-Subscriptions are routed by their number: values go to the source, and whoever needs another kind of notification (events)
-routes a subscription of his own.
+Subscriptions are routed by their number: values go to the source, and whoever needs another kind of notification
+(events) routes a subscription of his own.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Publisher:
         return frozenset(self._routes)
 
     def leftover(self) -> list[Arrived | Missing]:
-        """At the end of the session: what arrived and could not be handed on, and what is missing between, of the values
-        only. What others did not take is not acknowledged: their subscriptions still hold it."""
+        """At the end of the session: what arrived and could not be handed on, and what is missing between, of the
+        values only. What others did not take is not acknowledged: their subscriptions still hold it."""
         return self._sequencer.leftover(self._routes)
 
     async def run(self) -> None:

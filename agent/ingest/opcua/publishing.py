@@ -1,4 +1,5 @@
-"""The order of publications: several Publish requests are on their way at once, and their answers may come in any order.
+"""The order of publications: several Publish requests are on their way at once, and their answers may come in any
+order.
 
 Each subscription numbers its notifications. They are handed on in that order; an answer that comes early is held until
 those before it are here. A server gives its answers to the requests in the order in which these came: when no request

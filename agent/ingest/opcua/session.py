@@ -298,8 +298,8 @@ class Session:
             raise HistoryRefused(_text(error), is_final=False) from error
 
     async def _proven(self, nodes: Sequence[ua.NodeId], pages: list[HistoryPage]) -> list[HistoryPage]:
-        """Pages of which an empty one means that nothing happened. Some servers (python-opcua) give an empty one, and no
-        refusal, for a node whose history they do not keep: its access level shows that."""
+        """Pages of which an empty one means that nothing happened. Some servers (python-opcua) give an empty one, and
+        no refusal, for a node whose history they do not keep: its access level shows that."""
         empty = [n for n, page in enumerate(pages) if not (page.status or page.values or page.continuation_point)]
         if not empty:
             return pages

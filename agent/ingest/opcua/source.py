@@ -1,10 +1,10 @@
 """An OPC UA source: keeps one server's wanted values subscribed and delivers what it publishes.
 
 Client, session, subscriptions and items are built anew at every connect; nothing is resumed. What the subscriptions of
-the session before still hold is fetched beside that (`rescue`). Items are spread over subscriptions (`groups`); one that
-the server ends is replaced alone. Publications go into a bounded buffer that one
-task drains. When the store refuses samples the buffer fills, no Publish is sent, and the values queue at the server.
-Where its queues overflow, the status of the values says so, and that becomes a gap fact.
+the session before still hold is fetched beside that (`rescue`). Items are spread over subscriptions (`groups`); one
+that the server ends is replaced alone. Publications go into a bounded buffer that one task drains. When the store
+refuses samples the buffer fills, no Publish is sent, and the values queue at the server. Where its queues overflow, the
+status of the values says so, and that becomes a gap fact.
 
 Values and the server's own clock, an item of each subscription, prove that the server is alive: without a proof for
 `liveness_timeout_ms` the life ends, whatever the state of the connection (`liveness`). Nodes that the server refuses,
@@ -292,8 +292,8 @@ class OpcuaSource:
             self._note_gone(subscription, marked)
 
     def _at_seam(self, rescue: Rescue[Subscription], samples: SampleColumns, *, is_old: bool) -> SampleColumns:
-        """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in, and
-        nothing is awaited before the others are: an end of the session loses none."""
+        """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in,
+        and nothing is awaited before the others are: an end of the session loses none."""
         if not is_old:
             return rescue.seam.of_new(samples)
         refused = self._groups.unplaced.union(*(one.plan.parked for one in self._subscriptions))
@@ -378,8 +378,8 @@ class OpcuaSource:
             self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, change.source_time_ns, count, [tag], exact=is_exact)
 
     def _note_full(self, subscription: Subscription, changes: Changes) -> None:
-        """Some servers (asyncua, python-opcua) discard values without a word: as many as a queue holds may be the rest of
-        more."""
+        """Some servers (asyncua, python-opcua) discard values without a word: as many as a queue holds may be the rest
+        of more."""
         full = {
             tag for tag, count in Counter(changes.handles).items() if 1 < subscription.queue_sizes.get(tag, 0) <= count
         }

@@ -1,4 +1,5 @@
-"""Reads the facts of a store within bounds, batch by batch: first the summaries of batches, then only those that may match.
+"""Reads the facts of a store within bounds, batch by batch: first the summaries of batches, then only those that may
+match.
 
 Every fact within the bounds that existed when the scan was made and was not released since is returned once, in the
 order of streams and offsets, or backwards. Unreadable offsets are recorded as holes and do not end the scan. No read

@@ -1,7 +1,7 @@
 """Core: the limits of one broker process, and the proof that together they stay below its memory limit.
 
-Mosquitto counts the packets that wait for a client, not their bytes, and its memory limit is one for all clients: at the
-limit it disconnects honest clients too. So the limit must never be reached. The number of connections, the queue of
+Mosquitto counts the packets that wait for a client, not their bytes, and its memory limit is one for all clients: at
+the limit it disconnects honest clients too. So the limit must never be reached. The number of connections, the queue of
 each and the largest packet are chosen first; `heap_bytes_max` is what they can occupy at worst, and the memory limit is
 that and a reserve. The same function judges a configuration that was changed by hand.
 """

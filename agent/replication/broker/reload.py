@@ -79,8 +79,8 @@ def check_broker_files(config_file: Path, *, now: datetime | None = None) -> Ite
 
 
 def check_program() -> Iterator[Diagnostic]:
-    """Whether the installed Mosquitto is one that miscounts its connections: a note, because the generated packet filter
-    rules and the unit's limit of open files replace its count."""
+    """Whether the installed Mosquitto is one that miscounts its connections: a note, because the generated packet
+    filter rules and the unit's limit of open files replace its count."""
     program = shutil.which("mosquitto", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if program is None:
         return

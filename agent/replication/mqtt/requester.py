@@ -61,8 +61,8 @@ class Requester:
         link.route(self._response_topic, self._answered)
 
     def send(self, request: Request, on_answer: OnAnswer, expiry_s: int) -> asyncio.Future[None]:
-        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, once, and before it
-        any that turn out to be unproven when they are opened.
+        """Send a request that the broker drops after `expiry_s` seconds. `on_answer` gets the answer, once, and before
+        it any that turn out to be unproven when they are opened.
 
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """

@@ -25,8 +25,8 @@ Not supported: passphrases on keys other than an authority's (a gateway starts u
 site's own are accepted).
 
 `files` reads and writes PEM; `certificates` describes certificates, `checks` finds their problems; `authority` issues
-them, for `requests`; `crl` and `revocation` make revocation lists; `renewal` replaces an identity; `signers` makes those
-that sign facts; `rotation` and `identity` use an identity in a node.
+them, for `requests`; `crl` and `revocation` make revocation lists; `renewal` replaces an identity; `signers` makes
+those that sign facts; `rotation` and `identity` use an identity in a node.
 """
 
 from agent.replication.pki.authority import (

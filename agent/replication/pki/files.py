@@ -97,7 +97,8 @@ def load_key(path: Path, passphrase: bytes | None = None) -> Key:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether the key in `path` needs a passphrase, or is in a token, which needs a PIN; False also if there is none."""
+    """Whether the key in `path` needs a passphrase, or is in a token, which needs a PIN; False also if there is
+    none."""
     return path.is_file() and _is_locked(read_file(path))
 
 

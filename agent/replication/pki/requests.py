@@ -106,7 +106,8 @@ def sign_request(
     days: int = LEAF_DAYS,
     passphrase: bytes | None = None,
 ) -> Issued:
-    """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Raises PkiError."""
+    """Sign the request of zone or broker `name`, and write its certificate to the authority's folder. Raises
+    PkiError."""
     files = identity_files(folder, name, broker=broker)
     request = load_request(request_file, common_name_of_broker(name) if broker else name)
     hosts = extension_of(request, x509.SubjectAlternativeName) if broker else None

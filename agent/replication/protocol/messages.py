@@ -458,16 +458,16 @@ HEADS_MAX = 256
 
 
 class GetHeads(RequestBody, frozen=True, tag="GetHeads", tag_field="operation"):
-    """The newest signed end of each origin of a stream: the serving store signs its own afresh, and passes on those that
-    it knows."""
+    """The newest signed end of each origin of a stream: the serving store signs its own afresh, and passes on those
+    that it knows."""
 
     stream: Name
     signers_known: SignersKnown = []
 
 
 class HeadsAnswer(AnswerBody, frozen=True, tag="GetHeads", tag_field="operation"):
-    """Signed ends, whose heads (82 bytes each) are attached in order: origin, last sequence, digest there. Origins of the
-    requesting zone are left out, and so is what is not signed."""
+    """Signed ends, whose heads (82 bytes each) are attached in order: origin, last sequence, digest there. Origins of
+    the requesting zone are left out, and so is what is not signed."""
 
     stream: Name
     ends: Annotated[list[tuple[OriginName, Position, Digest]], msgspec.Meta(max_length=HEADS_MAX)] = []

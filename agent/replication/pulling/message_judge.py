@@ -1,5 +1,5 @@
-"""Whose signatures a node believes: proves signed ends, and requests and answers of peers, by the certificates that came
-with a message, were believed before, or are held by a store.
+"""Whose signatures a node believes: proves signed ends, and requests and answers of peers, by the certificates that
+came with a message, were believed before, or are held by a store.
 
 A key may have several certificates, one for each renewal; it counts from the first's begin to the last's end. Calls may
 come from several threads. The disk is read only for a key that is not believed yet.
@@ -110,8 +110,8 @@ class MessageJudge:
         self._believed: dict[tuple[str, bytes], Believed] = {}  # by zone and key id
 
     def believe(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
-        """Believe these signers, by these rules, from the next page and message on. What a zone has proven to have a key
-        stays known."""
+        """Believe these signers, by these rules, from the next page and message on. What a zone has proven to have a
+        key stays known."""
         with self._lock:
             self._beliefs = replace(self._beliefs, trust=trust, rules=rules)
             self._believed = {}
@@ -167,7 +167,8 @@ class MessageJudge:
 
 
 class MessageSigners:
-    """The signers of one message: certificates that came with it, that are believed already, or that the store holds."""
+    """The signers of one message: certificates that came with it, that are believed already, or that the store
+    holds."""
 
     def __init__(
         self,

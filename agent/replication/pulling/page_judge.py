@@ -2,8 +2,8 @@
 with the certificates that came with a page or are held, and keeps what was declined as evidence.
 
 One judge serves all pulls and comparisons of a node. `judge` is called in the threads that check pages, and for small
-pages in the event loop; it reads the disk only for a certificate seen for the first time, and for facts that a page does
-not prove.
+pages in the event loop; it reads the disk only for a certificate seen for the first time, and for facts that a page
+does not prove.
 """
 
 from __future__ import annotations

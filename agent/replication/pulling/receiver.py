@@ -385,10 +385,10 @@ class Receiver(Generic[Content]):
         """The peer has another log: read it from its beginning. A page of the old one that is on its way to disk stays
         valid.
 
-        A store never returns to an epoch that it has left. When an epoch or a timeline returns, two stores answer in the
-        peer's name (or an old copy was put in place again), and beginning anew at each answer would read both for ever:
-        the pull goes on where it was, and asks rarely. The new log's timeline is shown from its beginning on, so that
-        only the machine that has it answers (0054)."""
+        A store never returns to an epoch that it has left. When an epoch or a timeline returns, two stores answer in
+        the peer's name (or an old copy was put in place again), and beginning anew at each answer would read both for
+        ever: the pull goes on where it was, and asks rarely. The new log's timeline is shown from its beginning on, so
+        that only the machine that has it answers (0054)."""
         before = self._log
         back = next((one for one in self._left if one.epoch == epoch and timeline in {None, one.timeline}), None)
         self.counters.restarts += 1

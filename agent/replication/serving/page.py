@@ -107,8 +107,8 @@ def select_page(
     """Choose which of the batches and holes that were read go into one page.
 
     `offered` holds, by origin, the definitions beyond the number that is `known` to the requester; `signers` the bytes
-    of the certificates, by key id, that it lacks. The first batch may exceed `plan.bytes_max`, or the reader would never
-    advance, but not the packet.
+    of the certificates, by key id, that it lacks. The first batch may exceed `plan.bytes_max`, or the reader would
+    never advance, but not the packet.
     """
     batches = page.batches[:BATCHES_MAX]
     selection = _Selection(plan, packet_bytes_max - ANSWER_OVERHEAD_BYTES, _run_ends(plan, batches), signers or {})

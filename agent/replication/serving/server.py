@@ -65,10 +65,10 @@ class ServerStatistics:
 class Server:
     """Serves the peers of one link.
 
-    `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds latest
-    values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a request
-    that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins. `signer` signs
-    the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
+    `exports` maps each peer zone to the streams it may read, `appends` to those it may append to. `look_up` finds
+    latest values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a
+    request that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins.
+    `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
     `store_unavailable`.
     """
 
@@ -164,7 +164,8 @@ class Server:
             self._begin_requests()
 
     def _begin_requests(self) -> None:
-        """Begin the requests whose turn it is: a few of each zone in one turn of the event loop, as its limit allows."""
+        """Begin the requests whose turn it is: a few of each zone in one turn of the event loop, as its limit
+        allows."""
         if self._group is None:  # the server is being stopped
             return
         while (arrived := self._arrivals.take()) is not None:

@@ -1,10 +1,10 @@
 """Shell: tables by date and zone that are computed from another table, again only where that one has changed.
 
 A table is `date=/zone=/part.parquet`, one file for each date and zone, which any reader of Parquet takes. `_bsfg.json`
-beside them has, of each, a digest of what it was computed from: the facts of its inputs, which only ever get more, and the
-settings. So a late fact makes its date and zone be computed again, and those whose look-back reaches it. A file is replaced
-by a rename and recorded after that: a run that is killed leaves whole files, and the next run computes again what is not
-recorded.
+beside them has, of each, a digest of what it was computed from: the facts of its inputs, which only ever get more, and
+the settings. So a late fact makes its date and zone be computed again, and those whose look-back reaches it. A file is
+replaced by a rename and recorded after that: a run that is killed leaves whole files, and the next run computes again
+what is not recorded.
 
 A date and zone that would stand for fewer facts than before, because files of the input were taken away, keeps its file
 and is named.

@@ -1,8 +1,8 @@
 """Shell: copies the cleaned facts to an Iceberg table, each date and zone in one commit.
 
-A commit replaces a date and zone and records, as a property of the table in the same commit, which content it has; so what
-is there already is not written again, and a run that was killed goes on. The catalog is pyiceberg's, with its properties
-from the TOML or from pyiceberg's own configuration. Needs the extra `spark-iceberg`.
+A commit replaces a date and zone and records, as a property of the table in the same commit, which content it has; so
+what is there already is not written again, and a run that was killed goes on. The catalog is pyiceberg's, with its
+properties from the TOML or from pyiceberg's own configuration. Needs the extra `spark-iceberg`.
 """
 
 from __future__ import annotations

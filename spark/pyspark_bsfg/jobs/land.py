@@ -63,7 +63,8 @@ def run(
     spark: SparkSession, order: Order, stop: threading.Event, between: Callable[[Totals], None] = lambda _: None
 ) -> tuple[Totals, int]:
     """Land until `stop` is set, or with `is_available_now` what is there; what was done, and how often the query had to
-    be started again. `between` is called every half second, beside the query. Raises JobRefused, SparkError and PySparkException for what no repetition mends."""
+    be started again. `between` is called every half second, beside the query. Raises JobRefused, SparkError and
+    PySparkException for what no repetition mends."""
     check(spark)
     spark.dataSource.register(FilesSink)
     options = stream_options(order.options, order.checkpoint)

@@ -1,7 +1,8 @@
 """Settings of the jobs, from one TOML into frozen records. Core: no IO.
 
-Every problem is reported at once, as the path of the key, its value and the reason; an unknown key with the nearest known
-one. `[source]` has the options of `readStream`, which `streaming/options.py` checks. A job without a section does not run.
+Every problem is reported at once, as the path of the key, its value and the reason; an unknown key with the nearest
+known one. `[source]` has the options of `readStream`, which `streaming/options.py` checks. A job without a section does
+not run.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _within(least: float, most: float, default: Any = MISSING) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    """`[land]`: the table of facts, beside which `<table>_incidents` lies. Small files are merged where a date and zone,
-    or with Parquet the table, has `compact_files` of them; 0 leaves them."""
+    """`[land]`: the table of facts, beside which `<table>_incidents` lies. Small files are merged where a date and
+    zone, or with Parquet the table, has `compact_files` of them; 0 leaves them."""
 
     table: Path
     checkpoint: Path
@@ -76,7 +77,8 @@ class Rollup:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`[[gaps.tag]]`: how far apart the facts of some tags may be. A name without `*` is expected to have facts at all."""
+    """`[[gaps.tag]]`: how far apart the facts of some tags may be. A name without `*` is expected to have facts at
+    all."""
 
     tag: str
     expected_s: float = _within(0.001, 366 * DAY_S)
@@ -93,8 +95,8 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """`[export]`: an Iceberg table, `namespace.name`, and the catalog by its properties as pyiceberg names them. Secrets
-    belong into pyiceberg's own configuration."""
+    """`[export]`: an Iceberg table, `namespace.name`, and the catalog by its properties as pyiceberg names them.
+    Secrets belong into pyiceberg's own configuration."""
 
     table: str
     catalog: str = "bsfg"

@@ -1,7 +1,7 @@
 """Shell: the part of a task. Writes the facts of its partition as Parquet files by date and zone, and reports them.
 
-A file is durable before it is reported. Files that are not reported, because a task died or ran twice, are never part of
-a table.
+A file is durable before it is reported. Files that are not reported, because a task died or ran twice, are never part
+of a table.
 """
 
 from __future__ import annotations

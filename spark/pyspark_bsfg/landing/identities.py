@@ -1,7 +1,7 @@
 """Which facts a table has, by stream, zone, epoch and sequence, as ranges. Core: no IO.
 
-Needed only where a table may have facts that come again at other offsets: a new checkpoint on a table that is not empty,
-and a store that was restored and is read once more.
+Needed only where a table may have facts that come again at other offsets: a new checkpoint on a table that is not
+empty, and a store that was restored and is read once more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Shell: lands the batches of one query in a table of facts and a table of incidents, as `foreachBatch`.
 
 Tasks write the files, the driver adds them to the tables: incidents first, then facts, each in one atomic step. So if
-facts of a batch are in their table, its incidents are too. A batch that Spark repeats after a crash adds nothing, or what
-is left of it.
+facts of a batch are in their table, its incidents are too. A batch that Spark repeats after a crash adds nothing, or
+what is left of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Totals:
-    """What a run did. `facts_known` were in the table before, by their identity; `facts_missing` are in the incidents."""
+    """What a run did. `facts_known` were in the table before, by their identity; `facts_missing` are in the
+    incidents."""
 
     batches: int = 0
     facts_landed: int = 0

@@ -1,7 +1,7 @@
 """What the tasks of a batch wrote and saw, and what was missing between. Core: no IO.
 
-Each task reports its files, the offsets it saw as runs, and facts that declare a loss. Offsets of a stream are dense, so
-what no task saw is missing, whatever the reason: this is found without the source's help.
+Each task reports its files, the offsets it saw as runs, and facts that declare a loss. Offsets of a stream are dense,
+so what no task saw is missing, whatever the reason: this is found without the source's help.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ UNREAD = "facts_unread"
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that a task has written; `path` is relative to the folder it was given. Times are microseconds since 1970."""
+    """A file that a task has written; `path` is relative to the folder it was given. Times are microseconds since
+    1970."""
 
     path: str
     date: str

@@ -1,15 +1,15 @@
 """Shell: tables that take each range of a stream once, as Delta (through delta-rs) or as folders of Parquet.
 
-A writer is known by a key, which stands for one checkpoint and one epoch of the store. With the files of a range a table
-records, in the same atomic step, up to which offset it has this writer's facts. So whether a range is there already is a
-comparison of numbers, whatever became of Spark's checkpoint. A table is durable when `commit` returns.
+A writer is known by a key, which stands for one checkpoint and one epoch of the store. With the files of a range a
+table records, in the same atomic step, up to which offset it has this writer's facts. So whether a range is there
+already is a comparison of numbers, whatever became of Spark's checkpoint. A table is durable when `commit` returns.
 
     Delta       `date=/zone=/part-*.parquet`, and in its log an application transaction: key, offset
     Parquet     `batch=<key>.<first>-<last>/date=/zone=/part-*.parquet`, renamed to that name when it is whole
 
-Small files are merged by `compact`. With Delta that is one commit. With Parquet the merged folder gets a name that encloses
-those of the merged ones, and a folder whose range another one encloses is no part of the table: so it has each fact once
-also if the program is killed before the merged ones are removed, which the next one does.
+Small files are merged by `compact`. With Delta that is one commit. With Parquet the merged folder gets a name that
+encloses those of the merged ones, and a folder whose range another one encloses is no part of the table: so it has each
+fact once also if the program is killed before the merged ones are removed, which the next one does.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._silent_since = ""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  the names are Spark's
-        """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash. Raises
-        SparkError: a query whose store was never reached does not wait."""
+        """Where the first batch starts. Spark asks several times, also when that batch is repeated after a crash.
+        Raises SparkError: a query whose store was never reached does not wait."""
         with self.place.opened() as source:
             held = source.bounds(self.options.read.stream)
             start = self._bound(source, held) or first_offset(self.options.start, held)

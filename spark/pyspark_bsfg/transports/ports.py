@@ -1,7 +1,7 @@
 """What a reader needs of a transport: the bounds of a stream, its batches in pages, and the cursor of a consumer.
 
-A `Place` is plain values: Spark pickles it from the driver to the tasks. `opened` connects, for one method of Spark's at
-a time; nothing that is open is ever sent. Batch reads and streams use the same methods. Core: no IO.
+A `Place` is plain values: Spark pickles it from the driver to the tasks. `opened` connects, for one method of Spark's
+at a time; nothing that is open is ever sent. Batch reads and streams use the same methods. Core: no IO.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ OnHole = Callable[[Hole], None]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a store holds of a stream now: offsets of one epoch (hex) of the store. `first_offset` is `end_offset` + 1 if
-    it holds nothing."""
+    """What a store holds of a stream now: offsets of one epoch (hex) of the store. `first_offset` is `end_offset` + 1
+    if it holds nothing."""
 
     epoch: str
     first_offset: int
@@ -87,8 +87,8 @@ class FactSource(Protocol):
         ...
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
-        """The parts of a range whose batches may hold facts that match, in order; the whole range where the store has no
-        way to find out without sending them."""
+        """The parts of a range whose batches may hold facts that match, in order; the whole range where the store has
+        no way to find out without sending them."""
         ...
 
     def pages(self, asked: Asked, dictionary: Dictionary, *, needs_proofs: bool) -> Iterator[Page]:

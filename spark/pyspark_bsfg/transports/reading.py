@@ -63,7 +63,8 @@ def _summary(placed: PlacedBatch) -> BatchSummary:
 
 
 class HoleLog:
-    """Logs the facts of a task's range that the store does not have; call it with each hole, and `sum_up` at the end."""
+    """Logs the facts of a task's range that the store does not have; call it with each hole, and `sum_up` at the
+    end."""
 
     def __init__(self, name: str, stream: str, *, is_expired_refused: bool = False) -> None:
         self._name = name

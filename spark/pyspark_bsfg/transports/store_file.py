@@ -1,8 +1,8 @@
 """Shell: reads a store's file on this host, read-only, in pages, each with a short statement of its own.
 
 Between pages no statement or transaction is open, so the node that owns the store can reuse its write-ahead log while a
-long job reads. The file is opened read-only: consumers are registered and confirmed through the local socket of the node
-that owns it, by the same user.
+long job reads. The file is opened read-only: consumers are registered and confirmed through the local socket of the
+node that owns it, by the same user.
 """
 
 from __future__ import annotations

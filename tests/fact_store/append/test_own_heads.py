@@ -241,7 +241,8 @@ def test_heads_of_peers_are_stored_verbatim(tmp_path: Path) -> None:
 
 def test_readers_learn_what_is_proven(tmp_path: Path) -> None:
     """Facts up to a verified head are proven, also those of batches and pages before it; those behind it, those before
-    a gap, and those under a head that was not verified are not; a compromised key makes suspect what was verified since.
+    a gap, and those under a head that was not verified are not; a compromised key makes suspect what was verified
+    since.
     """
     mill = Signed("mill")
     for _ in range(8):

@@ -1,5 +1,5 @@
-"""Facts that come under two epochs of their zone are stored once, in whatever order the two names come, and nothing else
-is taken for them."""
+"""Facts that come under two epochs of their zone are stored once, in whatever order the two names come, and nothing
+else is taken for them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +18,8 @@ OLD, NEW = b"o" * 16, b"n" * 16
 
 
 class History:
-    """A zone that was restored from a copy: `common` facts, those that were `lost` with the restore, those that the copy
-    recorded under the same sequences (`anew`), the same under the epoch that it began then (`again`), and what
+    """A zone that was restored from a copy: `common` facts, those that were `lost` with the restore, those that the
+    copy recorded under the same sequences (`anew`), the same under the epoch that it began then (`again`), and what
     `followed` there."""
 
     def __init__(self, count: int = 3) -> None:
@@ -104,8 +104,8 @@ def test_other_facts_of_the_same_times_are_stored(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.lists(st.booleans(), min_size=8, max_size=8), sizes=st.lists(st.integers(1, 4), min_size=8))
 def test_each_fact_is_stored_once_in_any_order(memory: Path, order: list[bool], sizes: list[int]) -> None:
-    """The two epochs come interleaved at random, each in its order and the older one first, in pages of any size: at the
-    end every fact is there once."""
+    """The two epochs come interleaved at random, each in its order and the older one first, in pages of any size: at
+    the end every fact is there once."""
     history = History()
     old, new = [*history.anew], [*history.again, *history.followed]
     batches = [history.common]

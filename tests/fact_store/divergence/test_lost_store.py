@@ -1,5 +1,5 @@
-"""A store's file that is gone, set aside or interrupted on the way: what was there before is reported once, by the store
-that begins in its place, and no log is lost."""
+"""A store's file that is gone, set aside or interrupted on the way: what was there before is reported once, by the
+store that begins in its place, and no log is lost."""
 
 import json
 import os
@@ -135,8 +135,8 @@ def test_a_missing_log_begins_a_new_epoch(tmp_path: Path, witness: str) -> None:
 
 
 def test_a_backup_of_a_running_store_begins_a_new_epoch(tmp_path: Path) -> None:
-    """SQLite's own backup copies the mark of the open store and no log. Restored, also without a witness, it is known to
-    be an old copy; all facts of the backup stay."""
+    """SQLite's own backup copies the mark of the open store and no log. Restored, also without a witness, it is known
+    to be an old copy; all facts of the backup stay."""
     copy = tmp_path / "restored"
     copy.mkdir()
     with node(tmp_path) as store:

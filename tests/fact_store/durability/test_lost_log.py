@@ -1,5 +1,5 @@
-"""The write-ahead log of a store that was not closed is deleted, cut, or changed from outside, at many places: the facts
-that were acknowledged are there, or the next opening reports the loss and begins a new epoch.
+"""The write-ahead log of a store that was not closed is deleted, cut, or changed from outside, at many places: the
+facts that were acknowledged are there, or the next opening reports the loss and begins a new epoch.
 
 The checker stands outside: it has its own reader of the log, and compares what the store serves with what a killed
 process had said. Each image is that of a real kill -9, so the witness beside the store is exact. After a power cut it

@@ -48,7 +48,8 @@ def test_a_position_counts_up_to_the_end_of_its_life() -> None:
 
 
 def test_a_life_that_is_forgotten_refuses_no_reader() -> None:
-    """Where the oldest timelines are gone, one with a lower number cannot be compared; a newer one is still another's."""
+    """Where the oldest timelines are gone, one with a lower number cannot be compared; a newer one is still
+    another's."""
     known = {(n + 10).to_bytes(NUMBER_BYTES) + b"timeline": n for n in range(TIMELINES_MAX)}
     assert why_other_timeline(known, OLDEST, 4) is None
     assert why_other_timeline(known, (500).to_bytes(NUMBER_BYTES) + b"other...", 4) is not None
@@ -56,8 +57,8 @@ def test_a_life_that_is_forgotten_refuses_no_reader() -> None:
 
 @given(st.lists(st.sampled_from(["grow", "reopen", "copy", "read"]), max_size=30), st.randoms(use_true_random=False))
 def test_positions_are_told_apart_by_their_past(steps: list[str], chance: object) -> None:
-    """Logs as the lists of what was appended, of copies of copies: a position is refused by exactly the logs that do not
-    begin with what its reader has read, except where nobody has read on from a common beginning."""
+    """Logs as the lists of what was appended, of copies of copies: a position is refused by exactly the logs that do
+    not begin with what its reader has read, except where nobody has read on from a common beginning."""
     logs = [_Log()]
     positions = list[tuple[bytes, int, tuple[object, ...]]]()
     for number, step in enumerate(steps):

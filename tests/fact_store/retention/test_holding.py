@@ -128,7 +128,8 @@ def test_the_limit_is_for_all_streams_of_a_zone(tmp_path: Path) -> None:
 
 
 def test_hours_end_a_hold_too(tmp_path: Path, clock: Clock) -> None:
-    """After its hours evil holds nothing back any more; from half of them on, the status has the hours that are left."""
+    """After its hours evil holds nothing back any more; from half of them on, the status has the hours that are
+    left."""
     with store_of(tmp_path, {"evil": HoldLimit(hours_max=10)}, keep_hours=0) as store:
         end = fill(store, 2)
         done(store.consumers.confirm("idmz.t", end))

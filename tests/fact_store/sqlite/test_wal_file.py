@@ -88,8 +88,8 @@ def test_only_the_last_commit_can_be_torn(path: Path) -> None:
 
 
 def test_a_second_break_is_no_alarm(path: Path) -> None:
-    """Frames that an abandoned commit has left behind carry the right salts and do not continue any checksum. They stand
-    behind a torn commit after a disk was full, and prove nothing."""
+    """Frames that an abandoned commit has left behind carry the right salts and do not continue any checksum. They
+    stand behind a torn commit after a disk was full, and prove nothing."""
     ends, log = commits(path), wal_path(path).read_bytes()
     left = 2 * log[HEADER_BYTES + (ends[2] - 1) * FRAME :][:FRAME]
     wal_path(path).write_bytes(log + left)
@@ -99,8 +99,8 @@ def test_a_second_break_is_no_alarm(path: Path) -> None:
 
 
 def test_frames_of_an_earlier_log_are_passed_over(path: Path) -> None:
-    """SQLite writes its log again from the beginning. Behind its newest commit lie those of the round before, with other
-    salts."""
+    """SQLite writes its log again from the beginning. Behind its newest commit lie those of the round before, with
+    other salts."""
     with closing(sqlite3.connect(path, isolation_level=None)) as found:
         found.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         found.execute("INSERT INTO one VALUES (1)")

@@ -1,5 +1,5 @@
-"""Tag files are edited at random while 2,000 tags of three devices are polled: one device is well, one dies and returns,
-one refuses. Tags that nobody edits lose and double nothing. `make sim` makes 300 edits.
+"""Tag files are edited at random while 2,000 tags of three devices are polled: one device is well, one dies and
+returns, one refuses. Tags that nobody edits lose and double nothing. `make sim` makes 300 edits.
 
 The registers of the devices count their reads, so the values of a tag only rise, and a value that comes twice shows. A
 poll is from one value of a coil, which is read before all registers, to its next: in each, each tag that nobody edits
@@ -242,8 +242,8 @@ def judge(store: Tally, run: Running, file: Edited, begin_ns: int) -> None:
 @pytest.mark.usefixtures("unhurried")
 @patient
 def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
-    """After 30 edits (`make sim`: 300) of three tag files, good, bad and half written, every tag that was not edited has
-    a value of each poll, none twice; and what the files say last is in force."""
+    """After 30 edits (`make sim`: 300) of three tag files, good, bad and half written, every tag that was not edited
+    has a value of each poll, none twice; and what the files say last is in force."""
     seed, edits = first_seed(), scaled(30, 300)
     chance = random.Random(seed)
 
@@ -278,7 +278,8 @@ def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
 
 
 async def begun(store: Tally, files: list[Edited]) -> int:
-    """Until every good tag that nobody edits has a value; the time of that. What a device refuses is learned by then."""
+    """Until every good tag that nobody edits has a value; the time of that. What a device refuses is learned by
+    then."""
     for file in files:
         await wait_until_async(
             lambda f=file: all(store.values.get(number) for number in unedited(store, f).values()), file.name

@@ -1,5 +1,5 @@
-"""`bsfg modbus` and `bsfg source` against libmodbus and modbus-serial: from an unknown device to the row that reads it, on
-TCP and on a serial line."""
+"""`bsfg modbus` and `bsfg source` against libmodbus and modbus-serial: from an unknown device to the row that reads it,
+on TCP and on a serial line."""
 
 import asyncio
 import json
@@ -92,8 +92,8 @@ async def test_probe_at_the_edge_of_what_exists(tmp_path: Path) -> None:
 @pytest.mark.foreign("libmodbus")
 @in_loop
 async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
-    """Two blocks in a table that is otherwise refused, on a device that takes 30 registers a read: the ranges are exact,
-    and the length that it takes is told. Addresses to which it is silent are no registers either."""
+    """Two blocks in a table that is otherwise refused, on a device that takes 30 registers a read: the ranges are
+    exact, and the length that it takes is told. Addresses to which it is silent are no registers either."""
     with modbus_device(tmp_path / "device", units=(1, 7)) as device:
         there = [(100, 139), (200, 201)]
         for first, last in ((0, 99), (140, 199), (202, 65_535)):
@@ -120,7 +120,8 @@ async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
 @pytest.mark.foreign("libmodbus")
 @in_loop
 async def test_scan_names_the_length_that_works(tmp_path: Path) -> None:
-    """A full table on a device that takes 40 registers a read, exception 3 beyond: one range, and the setting to make."""
+    """A full table on a device that takes 40 registers a read, exception 3 beyond: one range, and the setting to
+    make."""
     with modbus_device(tmp_path / "device") as device:
         device.fault("longer", 40)
         where = f"tcp://127.0.0.1:{device.port}"
@@ -156,8 +157,8 @@ def write_node(folder: Path, settings: str) -> None:
 @pytest.mark.foreign("libmodbus")
 @in_loop
 async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path: Path) -> None:
-    """The device hangs up on a second connection. `source test` and `read` have their values from the running node, whose
-    connection is the only one that the device has ever seen."""
+    """The device hangs up on a second connection. `source test` and `read` have their values from the running node,
+    whose connection is the only one that the device has ever seen."""
     with modbus_device(tmp_path / "device") as device:
         device.set(1, "holding", 0, 11, 22, 33)
         device.take_connections(1)

@@ -1,5 +1,5 @@
-"""The life of a connection to a device: answers that come late, in pieces or twice, devices that take one connection, are
-cut off, frozen or switched off. No value is wrong, and values come again by themselves."""
+"""The life of a connection to a device: answers that come late, in pieces or twice, devices that take one connection,
+are cut off, frozen or switched off. No value is wrong, and values come again by themselves."""
 
 from pathlib import Path
 

@@ -68,8 +68,8 @@ GARBAGE: dict[str, Callable[[ModbusDevice], None]] = {
 
 @pytest.mark.parametrize("kind", GARBAGE)
 def test_garbage_is_not_silence(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A device that sends what is no answer is not said to be silent: an engineer would look at its cable. What it sends
-    never becomes a value, and right values come when it has recovered."""
+    """A device that sends what is no answer is not said to be silent: an engineer would look at its cable. What it
+    sends never becomes a value, and right values come when it has recovered."""
 
     @in_loop
     async def story() -> None:

@@ -87,9 +87,9 @@ async def test_a_refused_register_costs_itself_alone(tmp_path: Path) -> None:
 
 @in_loop
 async def test_a_refusing_unit_is_marked_at_once(tmp_path: Path) -> None:
-    """Units that refuse everything, each with another exception: each of their 200 tags is marked bad in the first poll,
-    and the unit beside them has a value in every poll. What they are asked meanwhile is little. When they answer again,
-    every tag has a value."""
+    """Units that refuse everything, each with another exception: each of their 200 tags is marked bad in the first
+    poll, and the unit beside them has a value in every poll. What they are asked meanwhile is little. When they answer
+    again, every tag has a value."""
     with modbus_device(tmp_path / "device", units=UNITS) as device:
         counting(device)
         for code in CODES:
@@ -134,8 +134,8 @@ def last_poll(asked: list[Asked]) -> list[str]:
 
 @in_loop
 async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_path: Path) -> None:
-    """Rows of refused registers are added to the file of a running source, into the middle of blocks. The tags that were
-    there go on with a value in every poll."""
+    """Rows of refused registers are added to the file of a running source, into the middle of blocks. The tags that
+    were there go on with a value in every poll."""
     bad = {45: 2, 150: 4, 230: 3}
     with modbus_device(tmp_path / "device", units=UNITS) as device:
         counting(device)

@@ -67,8 +67,8 @@ async def test_rtu_on_a_serial_line(tmp_path: Path) -> None:
 
 @in_loop
 async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A unit that is not on the line is silent and delays the other by time-outs only; noise, half an answer and answers
-    in pieces or of a wrong unit make no wrong value, and the line recovers from each."""
+    """A unit that is not on the line is silent and delays the other by time-outs only; noise, half an answer and
+    answers in pieces or of a wrong unit make no wrong value, and the line recovers from each."""
     caplog.set_level(logging.INFO, "agent.ingest")
     with serial_device(tmp_path) as (device, port):
         tags = words_map(0, len(VALUES), unit=UNIT) + words_map(0, 1, unit=9, scope="absent").partition("\n")[2]
@@ -152,7 +152,8 @@ REQUEST = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime
 
 @contextmanager
 def tls_device(folder: Path) -> Iterator[tuple[int, Path]]:
-    """libmodbus behind the end of a TLS connection that asks for a client's certificate; its port, and the authority."""
+    """libmodbus behind the end of a TLS connection that asks for a client's certificate; its port, and the
+    authority."""
     authority = make_authority(folder, "authority")
     own = issue(authority, "device", f"subjectAltName=DNS:{DEVICE_NAME}")
     with modbus_device(folder / "device", units=(UNIT,)) as device:

@@ -1,4 +1,5 @@
-"""Values: every type in every byte order, from devices whose stacks nobody here wrote, and as another client reads them.
+"""Values: every type in every byte order, from devices whose stacks nobody here wrote, and as another client reads
+them.
 
 The words on the wire are made here from the letters of an order, not by the product's tables.
 """

@@ -103,7 +103,8 @@ def test_no_plan_around_refused_spans_has_fewer_reads(
 
 
 def test_a_refused_span_parts_the_reads() -> None:
-    """A missing register in a hole is not crossed; of ten registers that are refused in fives, four are read together."""
+    """A missing register in a hole is not crossed; of ten registers that are refused in fives, four are read
+    together."""
 
     def planned(addresses: list[int], first: int, end: int) -> list[tuple[int, int]]:
         reads = plan_reads(map(register, addresses), Limits(125, 16), [Span(1, Table.HOLDING, first, end)])

@@ -1,9 +1,10 @@
-"""The optimisation cases that Telegraf publishes for its Modbus input (plugins/inputs/modbus/configuration_request_test.go
-of influxdata/telegraf), as facts: which registers are wanted, which may be read along, how many requests result there.
+"""The optimisation cases that Telegraf publishes for its Modbus input
+(plugins/inputs/modbus/configuration_request_test.go of influxdata/telegraf), as facts: which registers are wanted,
+which may be read along, how many requests result there.
 
-A run of registers is (first, count, step, width). Telegraf's "shrink" and "rearrange" may read along what the file lists
-as omitted, and nothing else; a hole that it may not cross is a refused span here. Its "max_insert" reads holes of five
-registers along.
+A run of registers is (first, count, step, width). Telegraf's "shrink" and "rearrange" may read along what the file
+lists as omitted, and nothing else; a hole that it may not cross is a refused span here. Its "max_insert" reads holes of
+five registers along.
 """
 
 from dataclasses import dataclass
@@ -70,8 +71,8 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_never_more_requests_than_telegraf(case: Case) -> None:
-    """Under the limits of each published case our plan has at most as many requests as Telegraf's, serves every register,
-    and crosses no hole that Telegraf may not cross."""
+    """Under the limits of each published case our plan has at most as many requests as Telegraf's, serves every
+    register, and crosses no hole that Telegraf may not cross."""
     wanted = case.registers()
     refused = [Span(1, Table.HOLDING, address, address + 1) for address in case.blocked]
     reads = plan_reads(wanted, Limits(case.registers_per_read_max, case.hole_max), refused)

@@ -139,8 +139,8 @@ def test_a_new_row_that_is_refused_leaves_proven_reads_alone() -> None:
 
 @pytest.mark.parametrize("code", [3, 6])
 def test_reads_that_are_joined_in_vain_go_on_apart(code: int) -> None:
-    """A value between two reads is given again, so they are planned as one, which the device refuses for its length. With
-    no time for a search in any poll, the values of both are read in every poll all the same."""
+    """A value between two reads is given again, so they are planned as one, which the device refuses for its length.
+    With no time for a search in any poll, the values of both are read in every poll all the same."""
     wanted = [register(address) for address in range(100)]
     unit, device = unit_of(wanted), Device({60: 2})
     for number in range(3):
@@ -198,8 +198,8 @@ def test_a_read_that_is_never_answered_does_not_silence_the_unit() -> None:
 
 
 def test_reads_that_are_never_answered_cost_few_time_outs() -> None:
-    """Thirty registers of a unit are never answered. Once they are known, one of them is asked for in the longest pause,
-    not each after its own: every question costs all units of the line a time-out."""
+    """Thirty registers of a unit are never answered. Once they are known, one of them is asked for in the longest
+    pause, not each after its own: every question costs all units of the line a time-out."""
     wanted = [register(address) for address in range(0, 400, 2)]
     unit, device = unit_of(wanted), Device(dict.fromkeys(range(100, 160), SILENT))
     unit.proven.update(wanted[:1])

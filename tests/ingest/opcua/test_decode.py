@@ -136,7 +136,8 @@ def test_items_of_equal_length_and_different_shape_are_no_run(length: int) -> No
 @pytest.mark.parametrize("mask", [0x01, 0x03, 0x05, 0x0D, 0x0F, 0x1D, 0x2D, 0x3F])
 @pytest.mark.parametrize("kinds", ["d", "ddddi?", "d" * 30 + "i"])
 def test_every_mask_is_read_alike_in_runs_and_alone(mask: int, kinds: str) -> None:
-    """Servers leave out what is Good, or add picoseconds: each field lands in its column, whatever the order of types."""
+    """Servers leave out what is Good, or add picoseconds: each field lands in its column, whatever the order of
+    types."""
     tail = [(2, "I", 7), (4, "q", FILETIME_EPOCH + 5), (16, "H", 300), (8, "q", FILETIME_EPOCH + 9), (32, "H", 0)]
     sent = [(letter, value) for bit, letter, value in tail if mask & bit]
     number = {"d": 11, "i": 6, "?": 1}
@@ -371,8 +372,8 @@ def _ns(moment: datetime | None) -> int:
 
 
 def test_the_values_of_a_read() -> None:
-    """As a publication's, without handles: they count from 0. A bad value has its status, an element its own type; short
-    bytes are refused."""
+    """As a publication's, without handles: they count from 0. A bad value has its status, an element its own type;
+    short bytes are refused."""
     array = data_value([2**60], "Int64")
     results = data_value(1.5, "Double"), ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), array, array
     data = struct.pack("<i", 4) + b"".join(struct_to_binary(one) for one in results) + struct.pack("<i", 0)

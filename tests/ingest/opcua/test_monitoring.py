@@ -6,8 +6,8 @@ S, MS = 1_000_000_000, 1_000_000
 
 
 def test_a_queue_lasts_through_a_stall() -> None:
-    """Ten seconds beyond a publishing interval at the sampling interval; a limit for fast items, a figure of its own for
-    those sampled on change."""
+    """Ten seconds beyond a publishing interval at the sampling interval; a limit for fast items, a figure of its own
+    for those sampled on change."""
     assert queue_size_for(250, 500) == 43
     assert queue_size_for(60_000, 500) == 2
     assert queue_size_for(1, 500) == QUEUE_SIZE_MAX

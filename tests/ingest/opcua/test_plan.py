@@ -79,8 +79,8 @@ def test_what_a_call_creates_for_nobody_is_deleted() -> None:
 
 
 def test_an_item_whose_node_is_gone_is_deleted_and_created_anew() -> None:
-    """It is parked with a pause of its own, its item at the server is deleted, and what is parked already is no news. An
-    item that dies again at once waits twice as long; one that was well for a while begins with the first pause."""
+    """It is parked with a pause of its own, its item at the server is deleted, and what is parked already is no news.
+    An item that dies again at once waits twice as long; one that was well for a while begins with the first pause."""
     plan = ItemPlan([1, 2], size_max=10, pause_ns=100)
     plan.answered([1, 2], [Created(0, 11), Created(0, 12)], 0)
     assert plan.died({1: BAD.status, 9: BAD.status}, 1000) == {1: BAD.status}

@@ -78,8 +78,8 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
 
 @in_loop
 async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of them
-    are a gap, of which the store knows."""
+    """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of
+    them are a gap, of which the store knows."""
     store = FakeStore()
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     points = parse_readings("nsu=urn:x;s=a")

@@ -152,8 +152,8 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
 async def test_a_server_that_ignores_index_ranges_is_found_out(
     monkeypatch: pytest.MonkeyPatch, namespaces: list[str] | None, expected: list[int]
 ) -> None:
-    """Asked for the first of its namespaces it gives all. What it gives for an element is no value then; one that cuts, or
-    refuses, is believed. It is asked once."""
+    """Asked for the first of its namespaces it gives all. What it gives for an element is no value then; one that cuts,
+    or refuses, is believed. It is asked once."""
     response = ua.ReadResponse(Results=[ua.DataValue(ua.Variant(1.5, ua.VariantType.Double)) for _ in range(2)])
     session, _ = session_with(monkeypatch, response, response)
     asked: list[str] = []

@@ -394,7 +394,8 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
 
 @in_loop
 async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a bad sample; those behind it become a gap fact, since nobody knows where they begin. The session goes on."""
+    """It is a bad sample; those behind it become a gap fact, since nobody knows where they begin. The session goes
+    on."""
     store = FakeStore()
     source, recorder = await made(store)
     session = FakeSession()

@@ -1,4 +1,5 @@
-"""The limits of a broker process: over all topologies they stay below its memory limit, and leave room for each zone."""
+"""The limits of a broker process: over all topologies they stay below its memory limit, and leave room for each
+zone."""
 
 import re
 

@@ -53,7 +53,8 @@ def test_a_good_answer_names_versions_and_store() -> None:
     ],
 )
 def test_a_bad_answer_is_named(payload: bytes, says: str) -> None:
-    """Not the protocol, another major version, another zone's store, another answer, a refusal: each with what to do."""
+    """Not the protocol, another major version, another zone's store, another answer, a refusal: each with what to
+    do."""
     step, answer = judge_answer("plant-a", payload)
     assert (step.outcome, answer) == (Outcome.BAD, None)
     assert says in step.what

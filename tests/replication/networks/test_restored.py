@@ -44,9 +44,10 @@ def plant_at(broker: Mosquitto, folder: Path, *, is_proven: bool = False) -> Nod
 def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
     broker: Mosquitto, tmp_path: Path, *, is_proven: bool
 ) -> None:
-    """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The reader is refused, and
-    another zone that reads from the copy is served, until the store begins a new epoch: by the reader's proof, or by
-    hand, where its word proves nothing. No process ends, and the reader gets the old and the new facts, each once."""
+    """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The reader is refused,
+    and another zone that reads from the copy is served, until the store begins a new epoch: by the reader's proof, or
+    by hand, where its word proves nothing. No process ends, and the reader gets the old and the new facts, each
+    once."""
 
     async def scenario() -> None:
         plant = plant_at(broker, tmp_path, is_proven=is_proven)

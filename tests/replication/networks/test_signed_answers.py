@@ -46,8 +46,8 @@ def refusal(code: str, epoch: str) -> bytes:
 
 
 def elsewhere(signed: bytes, after: int) -> bytes:
-    """A page that the zone has sent, as if its facts stood at another offset: they are true, so nothing is declined, and
-    what stands there would be passed."""
+    """A page that the zone has sent, as if its facts stood at another offset: they are true, so nothing is declined,
+    and what stands there would be passed."""
     answer, _ = split_answer(signed)
     (length,) = struct.unpack_from("<I", answer)
     fields = json.loads(answer[4 : 4 + length])

@@ -94,8 +94,8 @@ def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(broker: Mosquit
 
 
 def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path: Path) -> None:
-    """Where nobody has keys nothing is demanded, and where signatures are required of a zone that has none, its requests
-    are refused by name and nothing is lost."""
+    """Where nobody has keys nothing is demanded, and where signatures are required of a zone that has none, its
+    requests are refused by name and nothing is lost."""
 
     async def scenario() -> None:
         for number, rule in enumerate(("if_present", "required")):

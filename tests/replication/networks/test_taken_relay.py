@@ -151,7 +151,8 @@ def test_forged_facts_are_declined_and_honest_ones_flow(broker: Mosquitto, tmp_p
 
 
 def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
-    """The attack that the rule prevents: with signatures off, the enterprise stores an epoch that the plant never had."""
+    """The attack that the rule prevents: with signatures off, the enterprise stores an epoch that the plant never
+    had."""
 
     async def scenario() -> None:
         plant, relay, enterprise = chain(broker, tmp_path, authority, "off")
@@ -167,8 +168,8 @@ def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, tmp_pat
 
 
 def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
-    """With the default rule nothing is configured for the plant but the authority: its first signature is enough for the
-    enterprise to decline what a relay adds later, also after a restart of the enterprise."""
+    """With the default rule nothing is configured for the plant but the authority: its first signature is enough for
+    the enterprise to decline what a relay adds later, also after a restart of the enterprise."""
 
     async def scenario() -> None:
         plant, relay, enterprise = chain(broker, tmp_path, authority, "if_present")

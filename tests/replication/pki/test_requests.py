@@ -114,7 +114,8 @@ def test_requests_that_are_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_pending_request_is_not_lost(folder: Path, tmp_path: Path) -> None:
-    """A second request without --force is refused; a certificate for another key is not imported, and changes nothing."""
+    """A second request without --force is refused; a certificate for another key is not imported, and changes
+    nothing."""
     node = tmp_path / "node"
     first = pki.make_request(node, "idmz")
     issued = pki.sign_request(folder, "idmz", first.request_file, NOW)

@@ -1,4 +1,5 @@
-"""An authority whose key is in a token: SoftHSM, a token in software that others made, driven through its PKCS#11 library."""
+"""An authority whose key is in a token: SoftHSM, a token in software that others made, driven through its PKCS#11
+library."""
 
 import re
 import shutil

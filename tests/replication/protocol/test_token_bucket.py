@@ -114,8 +114,8 @@ def test_pages_are_a_quarter_of_a_second(rate: int, page: int) -> None:
     st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 600_000), st.sampled_from(Priority)), max_size=60),
 )
 def test_the_rate_holds_over_any_time(rate: int, steps: list[tuple[int, int, Priority]]) -> None:
-    """Requests that are sent no sooner than `ready_ms` bring, over any time, no more than the rate, what was saved, what
-    may be overdrawn, and the page that was under way."""
+    """Requests that are sent no sooner than `ready_ms` bring, over any time, no more than the rate, what was saved,
+    what may be overdrawn, and the page that was under way."""
     bandwidth, now_ms, spent = TokenBucket(rate), 0, 0
     for pause_ms, size, share in steps:
         now_ms = bandwidth.ready_ms(now_ms + pause_ms, share)

@@ -216,7 +216,8 @@ def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
-    """Answers of two epochs, of a peer that began one meanwhile or of two machines with one name, make no comparison."""
+    """Answers of two epochs, of a peer that began one meanwhile or of two machines with one name, make no
+    comparison."""
 
     async def scenario(plant: FactStore, idmz: FactStore) -> None:
         theirs = Elsewhere("plant-a")

@@ -1,5 +1,5 @@
-"""Whom a node believes, with a real store: certificates that came with a page or are held, keys that are known, proof by
-what is held, and the evidence of what was declined."""
+"""Whom a node believes, with a real store: certificates that came with a page or are held, keys that are known, proof
+by what is held, and the evidence of what was declined."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,8 +91,8 @@ def test_a_certificate_of_a_page_that_was_lost_is_stored_with_the_next(store: Fa
 
 
 def test_bad_certificates_of_a_good_key_do_not_hide_the_good_one(store: FactStore) -> None:
-    """A relay that sends, first, certificates of the plant's key by another authority and for another zone: the good one
-    beside them counts, and without it nothing is believed."""
+    """A relay that sends, first, certificates of the plant's key by another authority and for another zone: the good
+    one beside them counts, and without it nothing is believed."""
     other = make("other authority", is_ca=True)
     bad = [make("plant", other, key=PLANT.key).der, make("evil", AUTHORITY, key=PLANT.key).der, b"no certificate"]
     run = chain(2)
@@ -122,8 +122,8 @@ def test_a_pinned_zone_has_only_the_pinned_certificate(store: FactStore) -> None
 
 
 def test_without_trust_proofs_are_passed_on(store: FactStore) -> None:
-    """A relay without configuration stores facts, heads and certificates, unverified, and asks for the certificate again
-    after a while, because the first that came may not be the good one."""
+    """A relay without configuration stores facts, heads and certificates, unverified, and asks for the certificate
+    again after a while, because the first that came may not be the good one."""
     now_ms = NOW_MS
     judge = PageJudge(store, clock_ms=lambda: now_ms)
     judged = judge.judge("idmz", STREAM, signed(chain(2), KEY), [PLANT.der])
@@ -288,8 +288,8 @@ def test_a_key_whose_certificate_is_renewed_each_year(store: FactStore) -> None:
 
 
 def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStore) -> None:
-    """A relay that trusts nobody. One of its peers sends ever new certificates of the plant's key, the other the true one:
-    that is among those that are passed on, once it has come again, and what a peer has sent has a limit. What is
+    """A relay that trusts nobody. One of its peers sends ever new certificates of the plant's key, the other the true
+    one: that is among those that are passed on, once it has come again, and what a peer has sent has a limit. What is
     believed here stays and is passed on first."""
     relay = PageJudge(store, clock_ms=lambda: NOW_MS)
 
@@ -319,8 +319,8 @@ def test_false_certificates_of_one_peer_displace_none_of_another(store: FactStor
 
 
 def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> None:
-    """Batches with a wrong signature or unreadable content are kept as files, the newest of them, within the limits, and
-    readable for their owner only; names hold nothing that a path could be made of."""
+    """Batches with a wrong signature or unreadable content are kept as files, the newest of them, within the limits,
+    and readable for their owner only; names hold nothing that a path could be made of."""
     folder = tmp_path / "declined"
     judge = judge_of(store, evidence=EvidenceFolder(folder))
     for number in range(EVIDENCE_FILES_MAX + 5):
@@ -354,8 +354,8 @@ def test_evidence_is_kept_within_limits(store: FactStore, tmp_path: Path) -> Non
 def test_whatever_a_peer_sends_is_judged(
     store: FactStore, sent: list[tuple[str, bytes]], certificates: list[bytes | int], rule: str
 ) -> None:
-    """Random heads, real ones cut out of place, and certificates of random bytes or with one byte changed: every batch is
-    accepted or declined, nothing is raised, and nothing is verified."""
+    """Random heads, real ones cut out of place, and certificates of random bytes or with one byte changed: every batch
+    is accepted or declined, nothing is raised, and nothing is verified."""
     batches = [chain(1, zone, epoch=bytes([at]) * 16)[0] for at, (zone, _) in enumerate(sent)]
     offered = page(batches, {at: head for at, (_, head) in enumerate(sent)})
     changed = [one if isinstance(one, bytes) else _flipped(PLANT.der, one) for one in certificates]

@@ -86,8 +86,8 @@ def test_a_peer_is_asked_to_answer_at_once_until_it_has() -> None:
 
 
 def test_an_unproven_answer_counts_as_none() -> None:
-    """It is counted, the request stays open, and a page that follows is taken; where none follows, the time-out ends the
-    request, names the reason and is not final. The next request begins without it."""
+    """It is counted, the request stays open, and a page that follows is taken; where none follows, the time-out ends
+    the request, names the reason and is not final. The next request begins without it."""
     driver = Driver(ONE, 0)
     driver(LinkUp())
 

@@ -310,9 +310,9 @@ def test_history_is_compared_before_anything_is_written() -> None:
 
 
 def test_a_position_on_another_timeline_is_refused_before_anything_is_written() -> None:
-    """Whatever the offset, also one beyond the log: it is of another copy. The answer names the timeline of this one, no
-    epoch begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline claims
-    nothing."""
+    """Whatever the offset, also one beyond the log: it is of another copy. The answer names the timeline of this one,
+    no epoch begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline
+    claims nothing."""
     shell = Shell(None, answers={CompareTimeline: lambda _: OtherTimeline("it differs", TIMELINE)})
     for after_offset in (0, 10, 31):
         request = fetch(stream=STREAM, confirm=CONFIRM, timeline=OTHER, after_offset=after_offset)

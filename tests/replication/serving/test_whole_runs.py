@@ -105,8 +105,8 @@ def test_a_part_of_a_batch_has_no_head() -> None:
 
 
 def test_a_page_ends_before_the_head_that_needs_one_signer_too_many() -> None:
-    """Certificates of SIGNERS_MAX keys fit into a page, if they are not larger than its header may be; known ones do not
-    count."""
+    """Certificates of SIGNERS_MAX keys fit into a page, if they are not larger than its header may be; known ones do
+    not count."""
     batches = [(100, PLANT, head(number)) for number in range(SIGNERS_MAX + 5)]
     sizes = {number.to_bytes(8, "big"): 10 for number in range(SIGNERS_MAX + 5)}
     assert last(select(log(*batches), bytes_max=99_000, signers=sizes)) == 2 * SIGNERS_MAX

@@ -240,9 +240,9 @@ class Checkers:
         log.add(row)
 
     def _is_reported(self, node: Node, key: Key) -> bool:
-        """Whether a batch was reported as gone, or declined; where its origin has two histories, also whether the other batch under
-        its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of both. Where a
-        zone before declined facts, they come late as well."""
+        """Whether a batch was reported as gone, or declined; where its origin has two histories, also whether the other
+        batch under its sequences was, or the node refused that, or it had reported them as a gap: peers have parts of
+        both. Where a zone before declined facts, they come late as well."""
         if key.first_sequence in self._declined_sequences.get((node.name, key.origin), ()):
             return True
         has_parts = key.origin in self.forks or any(origin == key.origin for _, origin in self._declined_sequences)
@@ -361,8 +361,8 @@ class Checkers:
         self._add_gone(page)
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
-        """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before this
-        offset that the node does not have, and has not reported."""
+        """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
+        this offset that the node does not have, and has not reported."""
         if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
             return  # the machine is gone, and its log
         log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone

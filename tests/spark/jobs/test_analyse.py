@@ -80,8 +80,8 @@ def record(path: Path) -> None:
 
 
 def test_the_page_does_what_it_says(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures are those of plain Python, each gap has its cause, the line of the picture is broken where no fact was,
-    and the picture is written."""
+    """The figures are those of plain Python, each gap has its cause, the line of the picture is broken where no fact
+    was, and the picture is written."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda *_: spark)
     monkeypatch.setattr(program, "session", lambda *_: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)

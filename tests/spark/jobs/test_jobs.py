@@ -120,8 +120,8 @@ def rolled(folder: Path) -> dict[Any, dict[str, Any]]:
 
 
 def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> None:
-    """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes its
-    date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
+    """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes
+    its date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     told = filled(tmp_path / "facts.db", random.Random(seed))
@@ -226,8 +226,8 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
 
 
 def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
-    """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept and
-    named, until fewer are accepted."""
+    """Files of the landed table that somebody took away do not take facts out of what was computed: the date is kept
+    and named, until fewer are accepted."""
     jobs(spark, holed, "land", "clean")
     before = rows(holed / "lake" / "clean")
     [batch] = (holed / "lake" / "facts").glob("batch=*")

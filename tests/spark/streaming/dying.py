@@ -1,7 +1,7 @@
 """Program: the jobs, of which land kills itself with SIGKILL, its JVM and its workers included, at a chosen step.
 
-`python -m tests.spark.streaming.dying STEP NTH ARGUMENTS...`: the NTH time that it comes to STEP; STEP `none` is the job
-as it is.
+`python -m tests.spark.streaming.dying STEP NTH ARGUMENTS...`: the NTH time that it comes to STEP; STEP `none` is the
+job as it is.
 
     before_sink     the files of a batch are written, the table does not have them
     after_sink      the table has the batch, Spark's checkpoint does not have its commit

@@ -93,9 +93,9 @@ def watched(plant: Plant) -> Iterator[list[str]]:
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_each_fact_lands_once_whatever_is_killed(tmp_path: Path, kind: str) -> None:
-    """The driver is killed five times, twice of them between sink and confirmation, and the node twice, while it records.
-    The table then has each fact once with its value, the incidents each declared gap once, and at no time was the cursor
-    beyond the table, although the node releases what is confirmed at once."""
+    """The driver is killed five times, twice of them between sink and confirmation, and the node twice, while it
+    records. The table then has each fact once with its value, the incidents each declared gap once, and at no time was
+    the cursor beyond the table, although the node releases what is confirmed at once."""
     rng = random.Random(first_seed())
     plant = Plant(tmp_path, kind)
     with plant.node:

@@ -94,9 +94,9 @@ def crashing(commit: Callable[..., Any], *, is_before: bool) -> Callable[..., An
 def test_each_fact_lands_once_through_a_crash(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Format, step: str
 ) -> None:
-    """The job dies at its second batch: before the table has it, after that and before Spark's checkpoint, and after that
-    and before the node is told. The cursor is then not beyond the table. A second run lands the rest: each fact once, the
-    gap once, all confirmed; although the store releases at once what is confirmed."""
+    """The job dies at its second batch: before the table has it, after that and before Spark's checkpoint, and after
+    that and before the node is told. The cursor is then not beyond the table. A second run lands the rest: each fact
+    once, the gap once, all confirmed; although the store releases at once what is confirmed."""
     asked = order(tmp_path, kind, consumer=CONSUMER, startingOffsets="cursor")
     with node(tmp_path) as store:
         store.consumers.register(CONSUMER, "enterprise", TELEMETRY).result()

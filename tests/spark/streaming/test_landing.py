@@ -111,8 +111,8 @@ def test_a_range_is_taken_once(tmp_path: Path, two_plants: Path, kind: Format) -
 
 
 def test_a_table_may_be_compacted_meanwhile(tmp_path: Path, two_plants: Path) -> None:
-    """delta-rs, or another program, merges files between two steps of the job: the job's commit succeeds, and every fact
-    is in the table once."""
+    """delta-rs, or another program, merges files between two steps of the job: the job's commit succeeds, and every
+    fact is in the table once."""
     target, batches = facts_table(tmp_path / "facts", "delta"), record_batches(two_plants)
     cut = [batch.slice(n, 3) for batch in batches for n in range(0, batch.num_rows, 3)]
     for number, part in enumerate(cut):

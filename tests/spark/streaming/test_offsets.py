@@ -1,4 +1,5 @@
-"""Offsets of a stream: every fact in exactly one batch, whatever retention, limits and new epochs do between batches."""
+"""Offsets of a stream: every fact in exactly one batch, whatever retention, limits and new epochs do between
+batches."""
 
 import json
 from dataclasses import replace

@@ -171,8 +171,8 @@ def test_a_consumer_belongs_to_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_query_waits_while_the_store_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A store out of reach is no end: the offset stays, Spark's progress says since when, the log has one line for going
-    and one for returning; `commit` raises nothing. A query that never reached it is refused."""
+    """A store out of reach is no end: the offset stays, Spark's progress says since when, the log has one line for
+    going and one for returning; `commit` raises nothing. A query that never reached it is refused."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, 1.0)] * 10])
     reader, ending = stream(tmp_path), stream(tmp_path)
@@ -221,8 +221,8 @@ def test_a_loss_ends_the_query_or_is_passed(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_restored_store_is_refused_or_read_again(tmp_path: Path) -> None:
-    """A new epoch ends the query; with onNewEpoch=reread one empty batch leads to its first fact, a batch planned before
-    is empty, and the rest is what the store has now."""
+    """A new epoch ends the query; with onNewEpoch=reread one empty batch leads to its first fact, a batch planned
+    before is empty, and the rest is what the store has now."""
     path = tmp_path / "facts.db"
     making.store(path, [[Sample(1, NOON_NS, float(n)) for n in range(10)]])
     reader = stream(tmp_path, onNewEpoch="reread")

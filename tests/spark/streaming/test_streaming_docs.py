@@ -28,7 +28,8 @@ def shown(name: str) -> str:
 
 
 def test_every_option_is_documented() -> None:
-    """The table has each option of readStream, with its spelling, and the text names what a batch read has in common."""
+    """The table has each option of readStream, with its spelling, and the text names what a batch read has in
+    common."""
     page = README.partition("## Streaming")[2]
     listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
     assert sorted(listed) == sorted(OURS.values())
@@ -47,8 +48,8 @@ def test_every_option_is_documented() -> None:
 def test_the_page_does_what_it_says(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed, and
-    the last line of the job is the JSON."""
+    """Both blocks, on a store of a running node: the readings and the table have the facts, the cursor has followed,
+    and the last line of the job is the JSON."""
     monkeypatch.setattr("pyspark_bsfg.session.session", lambda _: spark)
     monkeypatch.setattr(program, "session", lambda _: spark)
     monkeypatch.chdir(tmp_path)

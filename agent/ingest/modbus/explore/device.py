@@ -1,5 +1,5 @@
-"""Looking at a device over an open line: the words around a register, the units behind it, the registers of a table, the
-values of registers.
+"""Looking at a device over an open line: the words around a register, the units behind it, the registers of a table,
+the values of registers.
 
 A read that is refused is halved down to single values, each with its reason. Nothing is written.
 """

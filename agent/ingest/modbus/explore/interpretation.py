@@ -1,8 +1,8 @@
 """Everything that registers can mean, and which of it equals a value that a person has read off the device's panel.
 
-Plausible is not right. A float whose high word is that of the neighbour, read with the wrong word order, lies within half
-a percent of it (influxdata/telegraf#8151). So the registers around the given one are searched as well, and every reading
-that meets the value is reported, the most exact first. Core: takes words, returns readings.
+Plausible is not right. A float whose high word is that of the neighbour, read with the wrong word order, lies within
+half a percent of it (influxdata/telegraf#8151). So the registers around the given one are searched as well, and every
+reading that meets the value is reported, the most exact first. Core: takes words, returns readings.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ _DIGITS = {Table.COIL: "0", Table.DISCRETE: "1", Table.INPUT: "3", Table.HOLDING
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The registers that a command names: `count` entries of a table from wire address `address`, written as number `number`."""
+    """The registers that a command names: `count` entries of a table from wire address `address`, written as number
+    `number`."""
 
     table: Table
     address: int

@@ -74,8 +74,8 @@ async def _name(settings: ModbusSourceSettings) -> ProbeStep:
 
 
 def section(settings: ModbusSourceSettings) -> str:
-    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults. The pause between reads is
-    left out: it is that of looking."""
+    """The `[[modbus]]` section of these settings, for node.toml: what differs from the defaults. The pause between
+    reads is left out: it is that of looking."""
     known = [one for one in fields(settings) if one.name != "request_pause_ms"]
     values = [(one.name, getattr(settings, one.name), one.default) for one in known]
     lines = [f"{name} = {toml(value)}" for name, value, default in values if value is not None and value != default]

@@ -1,10 +1,10 @@
-"""Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is refused
-is cut into quarters, down to pairs and single registers.
+"""Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is
+refused is cut into quarters, down to pairs and single registers.
 
-A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads has a limit; what is left
-then is said to be unknown, never to be missing. Parts begin at even distances from the first register, because some
-devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length: from then
-on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
+A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads has a limit; what is
+left then is said to be unknown, never to be missing. Parts begin at even distances from the first register, because
+some devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length:
+from then on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
 """
 
 from __future__ import annotations

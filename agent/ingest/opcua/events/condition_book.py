@@ -1,9 +1,9 @@
 """Which conditions a server retains, and what a refresh says about them (OPC 10000-9, 4.5 and 5.5.7).
 
-A condition is *retained* while an operator has to look at it: active, or not yet acknowledged. A refresh sends the state
-of each retained condition again, between RefreshStart and RefreshEnd. A state that is known already is passed over; one
-that is not is taken, marked as refreshed. A condition that was retained and is not named by a complete refresh is
-*absent*: it ended while no session was open.
+A condition is *retained* while an operator has to look at it: active, or not yet acknowledged. A refresh sends the
+state of each retained condition again, between RefreshStart and RefreshEnd. A state that is known already is passed
+over; one that is not is taken, marked as refreshed. A condition that was retained and is not named by a complete
+refresh is *absent*: it ended while no session was open.
 
 Servers do not order the events of different monitored items. So a refresh counts from the moment it was asked for to
 the end of the *burst* that holds its RefreshEnd: publications that the server sends at once, each but the last with
@@ -110,8 +110,8 @@ class ConditionBook:
         self._rescued_ns = {}
 
     def take_rescued(self, events: Iterable[Event]) -> None:
-        """Take in events that a lost subscription held. A state that is older than one that has come already is not what
-        the condition is in."""
+        """Take in events that a lost subscription held. A state that is older than one that has come already is not
+        what the condition is in."""
         for event in events:
             if event.is_condition and event.time_ns >= (self._rescued_ns or {}).get(_key(event), 0):
                 self._note(event)

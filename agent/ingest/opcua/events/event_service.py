@@ -41,8 +41,8 @@ _UNREADABLE = (struct.error, ValueError, TypeError, KeyError, IndexError, Attrib
 @dataclass(frozen=True, slots=True)
 class EventItem:
     """The answer for one monitored item: a status; if it is good, the server's number of the item, the fields that it
-    sends in this order, and the size of its queue. `left_out` names the fields for which the server refused the item; one
-    that it takes and does not have comes as null."""
+    sends in this order, and the size of its queue. `left_out` names the fields for which the server refused the item;
+    one that it takes and does not have comes as null."""
 
     status: int
     item: int = 0

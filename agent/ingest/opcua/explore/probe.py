@@ -1,7 +1,7 @@
 """The way to a server, step by step: name, port, protocol, endpoints, both certificates, session, user, state, limits.
 
-Each step says what it found or exactly what is wrong and what to do; a step that fails ends the way. The steps use what a
-source uses, so what works here works there. At the end stand the settings that worked, to be pasted into node.toml.
+Each step says what it found or exactly what is wrong and what to do; a step that fails ends the way. The steps use what
+a source uses, so what works here works there. At the end stand the settings that worked, to be pasted into node.toml.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ class Services:
     async def read(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None
     ) -> list[ua.DataValue]:
-        """Attributes of nodes, one result each, in order. A node in a namespace that the server lacks is BadNodeIdUnknown.
-        Raises SourceLost."""
+        """Attributes of nodes, one result each, in order. A node in a namespace that the server lacks is
+        BadNodeIdUnknown. Raises SourceLost."""
 
         async def call(part: Sequence[Question]) -> list[ua.DataValue]:
             ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]

@@ -1,7 +1,7 @@
 """Variables as rows of a tag file: an address with the namespace by URI, a name made from the path, what is known.
 
-Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Two that become equal are
-told apart by a piece of the address's digest, so that the same variable has the same name next time. Core: takes
+Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Two that become equal
+are told apart by a piece of the address's digest, so that the same variable has the same name next time. Core: takes
 variables and what was read of them, returns text.
 """
 

@@ -1,4 +1,5 @@
-"""The tags of a source read once, over a session of its own, by the same decoder as the source's. Nothing is recorded."""
+"""The tags of a source read once, over a session of its own, by the same decoder as the source's. Nothing is
+recorded."""
 
 from __future__ import annotations
 

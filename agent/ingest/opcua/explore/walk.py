@@ -1,7 +1,7 @@
 """The walk through a server's address space: what to browse next, what was found, where it ends.
 
-Breadth first, each node once, so that loops end and a variable has its shortest path. Bounded by a depth and by a number
-of nodes. Core: takes the answers, returns the next questions.
+Breadth first, each node once, so that loops end and a variable has its shortest path. Bounded by a depth and by a
+number of nodes. Core: takes the answers, returns the next questions.
 """
 
 from __future__ import annotations

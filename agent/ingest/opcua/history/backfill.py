@@ -266,8 +266,8 @@ class HistoryBackfill:
         rescued: Collection[int] = (),
         values_rescued: int = 0,
     ) -> None:
-        """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here too: a clock that was set back brings the same times again,
-        live and in the history of an earlier gap."""
+        """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here
+        too: a clock that was set back brings the same times again, live and in the history of an earlier gap."""
         first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
         last_ns = max(one.before_ns for one in windows.values())
         tags = [tag for tag in windows if tag not in rescued]

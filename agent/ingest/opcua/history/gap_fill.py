@@ -132,8 +132,9 @@ class GapFill:
 
     def next_call(self) -> list[HistoryRange]:
         """What to read now, in one call. The same tags are read to their end before others begin, so that a server
-        holds few continuation points. A call has one start for all its nodes, so these lie close together in it; one with
-        continuation points has the times of the call that gave them, for some servers (open62541) count from there."""
+        holds few continuation points. A call has one start for all its nodes, so these lie close together in it; one
+        with continuation points has the times of the call that gave them, for some servers (open62541) count from
+        there."""
         if not self._open:
             return []
         first = next(iter(self._open.values()))

@@ -57,8 +57,8 @@ def history_request(
 
 
 def decode_history(data: bytes, reader: ValueReader, index_ranges: Sequence[str] = ()) -> list[HistoryPage]:
-    """The pages of a HistoryReadResponse, which is what follows its header. Of nodes with an index range only that part of
-    their arrays; it is cut here, because servers differ in whether their history takes one. Raises DecodeError."""
+    """The pages of a HistoryReadResponse, which is what follows its header. Of nodes with an index range only that part
+    of their arrays; it is cut here, because servers differ in whether their history takes one. Raises DecodeError."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         position, pages = 4, []

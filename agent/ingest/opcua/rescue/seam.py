@@ -17,8 +17,9 @@ from agent.columns import SampleColumns
 
 
 class Seam:
-    """The seam between the old subscriptions of one session and the new ones. `before` is the seam of the session before,
-    if it was not closed: what the subscriptions brought that were old then, those that are old now may still hold."""
+    """The seam between the old subscriptions of one session and the new ones. `before` is the seam of the session
+    before, if it was not closed: what the subscriptions brought that were old then, those that are old now may still
+    hold."""
 
     def __init__(self, before: Seam | None = None) -> None:
         self._before = {} if before is None else before._old  # noqa: SLF001 another seam

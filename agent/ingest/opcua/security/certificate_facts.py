@@ -1,7 +1,7 @@
 """What a certificate says: thumbprints, validity, names and uses, read once from its bytes.
 
-Core: takes bytes, returns values. Servers show the SHA-1 thumbprint of a certificate (OPC 10000-4, 7.2 "Thumbprint"), so
-every message names it; SHA-256 stands beside it and is what this program pins.
+Core: takes bytes, returns values. Servers show the SHA-1 thumbprint of a certificate (OPC 10000-4, 7.2 "Thumbprint"),
+so every message names it; SHA-256 stands beside it and is what this program pins.
 """
 
 from __future__ import annotations

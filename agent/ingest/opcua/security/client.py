@@ -2,8 +2,8 @@
 
 Three things the library gets wrong are corrected here. A server may answer OpenSecureChannel with a ServiceFault
 (node-opcua does so for a certificate it does not trust); the library takes it for the response, and ends in an
-AssertionError. What is not OPC UA at all (a web server) leaves it waiting for the rest of a message. And it compares the server's clock
-with ours when the channel is renewed.
+AssertionError. What is not OPC UA at all (a web server) leaves it waiting for the rest of a message. And it compares
+the server's clock with ours when the channel is renewed.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class NotOpcUa(UaError):
 
 
 class _Connection(SecureConnection):
-    """The library's secure channel, whose old token is not judged by two clocks. It compares the time at which the server
-    issued the token with ours: a server whose clock is half an hour behind, such as one that takes local time for UTC,
-    lost its connection at each renewal of the channel. The keys of an old token expire by the monotonic clock."""
+    """The library's secure channel, whose old token is not judged by two clocks. It compares the time at which the
+    server issued the token with ours: a server whose clock is half an hour behind, such as one that takes local time
+    for UTC, lost its connection at each renewal of the channel. The keys of an old token expire by the monotonic
+    clock."""
 
     def set_channel(
         self, params: ua.OpenSecureChannelResult, request_type: ua.SecurityTokenRequestType, client_nonce: bytes
@@ -133,8 +134,8 @@ class SteppedClient(Client):
     step = Step.TCP
 
     def __init__(self, settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> None:
-        """`watchdog_s`: how often the library asks for a sign of life, and for how long it waits for the answer; 0: as for
-        any request."""
+        """`watchdog_s`: how often the library asks for a sign of life, and for how long it waits for the answer; 0: as
+        for any request."""
         timeout_s = settings.request_timeout_ms / 1000
         watchdog_s = watchdog_s or timeout_s
         super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)

@@ -394,7 +394,8 @@ def _only(found: Any) -> Any:
 
 
 def _cut(found: Any, slices: Sequence[slice]) -> Any:
-    """A part of an array, a slice for each dimension; None if there is nothing there. Texts and bytes are arrays, too."""
+    """A part of an array, a slice for each dimension; None if there is nothing there. Texts and bytes are arrays,
+    too."""
     if not slices:
         return found
     part = found[slices[0]] if isinstance(found, list | str | bytes) else None

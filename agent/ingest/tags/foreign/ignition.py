@@ -1,8 +1,8 @@
 """Ignition's tag export: JSON of 8.x, CSV of 7.x.
 
 An OPC tag has an `opcItemPath`. For a device of its Modbus driver that is `[Device]HR1`, with the unit before the
-address (`[Device]3.HR1`), a type behind the table (`HRF`, `HRUI`), a bit (`HR1.0`) or a length of text (`HRS27:40`). For
-another OPC UA server it is a node id. Members of UDT instances are written out with their parameters. Core.
+address (`[Device]3.HR1`), a type behind the table (`HRF`, `HRUI`), a bit (`HR1.0`) or a length of text (`HRS27:40`).
+For another OPC UA server it is a node id. Members of UDT instances are written out with their parameters. Core.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Kepware's CSV export of a device (KEPServerEX, ThingWorx Kepware Server).
 
 Columns: Tag Name, Address, Data Type, Respect Data Type, Client Access, Scan Rate, Scaling, Raw Low, Raw High, Scaled
-Low, Scaled High, Scaled Data Type, Clamp Low, Clamp High, Eng. Units, Description, Negate Value. The addresses are those
-of its Modbus drivers: `40001` or `400001`, `H40001` in hexadecimal, `.5` a bit, `.20H` and `.20L` a text of so many
-bytes, `[10]` an array. For OPC UA the tags of any driver are read from Kepware's own server. Core.
+Low, Scaled High, Scaled Data Type, Clamp Low, Clamp High, Eng. Units, Description, Negate Value. The addresses are
+those of its Modbus drivers: `40001` or `400001`, `H40001` in hexadecimal, `.5` a bit, `.20H` and `.20L` a text of so
+many bytes, `[10]` an array. For OPC UA the tags of any driver are read from Kepware's own server. Core.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Neuron's tag list (EMQX Neuron), its Excel sheet saved as CSV.
 
 Columns: group, interval, name, address, attribute, type, description, decimal, precision. Modbus addresses are
-`SLAVE!ADDRESS[.BIT][#ENDIAN][.LEN[H][L][D][E]]`, such as `1!400001`, `1!400010.4`, `1!300004#BL`, `1!400001.10H`; OPC UA
-addresses are `NAMESPACE!NODEID`. Core.
+`SLAVE!ADDRESS[.BIT][#ENDIAN][.LEN[H][L][D][E]]`, such as `1!400001`, `1!400010.4`, `1!300004#BL`, `1!400001.10H`; OPC
+UA addresses are `NAMESPACE!NODEID`. Core.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def translate_rows(
     options: Options,
     translate: Callable[[Mapping[str, str], Options], tuple[Mapping[str, str], str]],
 ) -> Translation:
-    """The translation of rows (row, name, cells), each by a function that returns the cells of ours but for the tag, and
-    what they do not hold; it raises NotTranslated."""
+    """The translation of rows (row, name, cells), each by a function that returns the cells of ours but for the tag,
+    and what they do not hold; it raises NotTranslated."""
     found = Translation()
     for row, name, cells in rows:
         try:

@@ -1,5 +1,5 @@
-"""Functions of a loaded library replaced by ours: it calls its own exported functions through its table of symbols (ELF),
-so an entry of that table that is overwritten changes what it calls. Little-endian 64-bit machines only.
+"""Functions of a loaded library replaced by ours: it calls its own exported functions through its table of symbols
+(ELF), so an entry of that table that is overwritten changes what it calls. Little-endian 64-bit machines only.
 
 It is how trouble is made that the library has no function for: its clock set, its answers held back.
 """

@@ -1,4 +1,5 @@
-"""What registers can mean, and which meaning equals the panel: against words that are packed here, not by the product."""
+"""What registers can mean, and which meaning equals the panel: against words that are packed here, not by the
+product."""
 
 import random
 import struct
@@ -101,8 +102,8 @@ def test_one_off_with_the_wrong_word_order_is_recognised() -> None:
 
 
 def test_a_rare_type_does_not_come_first_by_chance() -> None:
-    """A word whose bytes, turned around, are decimal digits that show the very value stays behind a plain reading that is
-    within the tolerance."""
+    """A word whose bytes, turned around, are decimal digits that show the very value stays behind a plain reading that
+    is within the tolerance."""
     found = ranked(candidates(at(0, 2_339), Table.INPUT, 0, 1, parse_wanted("231", "3%")))
     assert [one.is_exact for one in found] == [False, True]
     assert [one.found.kind.name for one in found] == ["uint16", "bcd16"]

@@ -164,8 +164,8 @@ def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
 
 @in_loop
 async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
-    """The item has all fields; the refresh comes after it, with the number of the subscription. Bytes are decoded by the
-    fields that were asked for."""
+    """The item has all fields; the refresh comes after it, with the number of the subscription. Bytes are decoded by
+    the fields that were asked for."""
     run = Collecting()
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
@@ -270,8 +270,8 @@ async def test_what_a_lost_subscription_holds_is_recorded() -> None:
 
 @pytest.mark.parametrize("case", ["refused", "restarted", "overflow", "ended", "missing"])
 def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
-    """The server refuses the transfer, was started again, had no room in its queue, ended the old subscription, or lacks
-    a notification."""
+    """The server refuses the transfer, was started again, had no room in its queue, ended the old subscription, or
+    lacks a notification."""
 
     @in_loop
     async def story() -> None:

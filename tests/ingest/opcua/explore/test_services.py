@@ -155,8 +155,8 @@ async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other(
 
 @in_loop
 async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Times with picoseconds, which the library reads in another order than they come in (the server's time was shown as
-    the year 9999), and an array of Variants as JSON."""
+    """Times with picoseconds, which the library reads in another order than they come in (the server's time was shown
+    as the year 9999), and an array of Variants as JSON."""
     client = new_client(SETTINGS)
     ns = 1_700_000_000_123_456_700
     filetime = ns // 100 + FILETIME_EPOCH

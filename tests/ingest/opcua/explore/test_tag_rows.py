@@ -1,5 +1,5 @@
-"""Rows of a tag file from what a server shows: names are unique and plain, addresses come back as they were, and whatever
-the server's texts are, the file is one that `bsfg check` accepts."""
+"""Rows of a tag file from what a server shows: names are unique and plain, addresses come back as they were, and
+whatever the server's texts are, the file is one that `bsfg check` accepts."""
 
 from pathlib import Path
 from uuid import UUID

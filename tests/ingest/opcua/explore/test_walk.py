@@ -1,4 +1,5 @@
-"""The walk through an address space: it ends, finds each variable once by its shortest path, and says what it left out."""
+"""The walk through an address space: it ends, finds each variable once by its shortest path, and says what it left
+out."""
 
 from collections.abc import Mapping, Sequence
 

@@ -411,8 +411,8 @@ async def test_the_store_is_asked_when_live_values_are_committed(monkeypatch: py
 
 @in_loop
 async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings() -> None:
-    """The server's clock was set back into the gap: what it records now comes live as well, so the last seconds are left
-    out, and read when they are over and the store has what came live."""
+    """The server's clock was set back into the gap: what it records now comes live as well, so the last seconds are
+    left out, and read when they are over and the store has what came live."""
     store, stored = FakeStore(), FakeStored()
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, FakeHistory(), stored) as fill:

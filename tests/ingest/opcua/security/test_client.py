@@ -261,8 +261,8 @@ def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
 
 @in_loop
 async def test_a_server_of_another_time_has_its_channel_renewed(tmp_path: Path) -> None:
-    """Answers to requests that were made before the renewal come with the old token. The server issued it in 1970, by its
-    own clock; it is accepted all the same."""
+    """Answers to requests that were made before the renewal come with the old token. The server issued it in 1970, by
+    its own clock; it is accepted all the same."""
     connection = SteppedClient(opcua(4840, tmp_path)).uaclient._make_protocol()._connection
 
     def issued(token_id: int, kind: ua.SecurityTokenRequestType) -> None:
