@@ -25,6 +25,7 @@ from agent.cli.prepare.init import node_toml
 from agent.config import NodeSettings
 from agent.ingest.settings import toml
 from agent.node.reload_plan import Reach, reach_of
+from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 REACHES = {Reach.APPLY: "reload", Reach.RESTART: "restart", Reach.REFUSE: "refused"}
@@ -121,12 +122,12 @@ def sections() -> list[Section]:
 
 def configuration() -> str:
     """The page of the settings."""
-    return "\n".join([_CONFIGURATION, *(_section(one) for one in sections())])
+    return wrapped("\n".join([_CONFIGURATION, *(_section(one) for one in sections())]), is_python=False)
 
 
 def commands() -> str:
     """The page of the commands."""
-    return "\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))])
+    return wrapped("\n".join([_COMMANDS, *(_command(path, one) for path, one in walk(bsfg, "bsfg"))]), is_python=False)
 
 
 def walk(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
