@@ -976,6 +976,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (sql_lives_in_sql_files, "agent/x.py", 'def f():\n    """Delete from the log."""'),
     (nothing_names_this_machine, "agent/x.py", "ETC = '/etc/bsfg'"),
     (prose_fits_the_page, "agent/x.py", "x = '" + "word " * 30 + "'"),
+    (prose_fits_the_page, "agent/x.py", 'def f():\n    """Names.\n\n    name   ' + "word " * 25 + '"""'),
     (prose_fits_the_page, "x.md", "| " + "word " * 30 + "|\n\n```\n" + "word " * 30 + "\n```"),
     (prose_fits_the_page, "x.md", "[a link with words](" + "x" * 130 + ")"),
 ]

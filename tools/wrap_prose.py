@@ -1,8 +1,9 @@
 """Wraps prose that is wider than 120 columns: paragraphs of Markdown, docstrings and blocks of comments. `make format`
 runs it, and `tests/test_tidy.py` fails on what it would change.
 
-A paragraph is wrapped as a whole, and only if a line of it is too wide. Tables, headings, code, and lines that end in
-two spaces stay as they are; a link or a span of code is not broken.
+A paragraph is wrapped as a whole, and only if a line of it is too wide. Tables (also those of a docstring, which have
+two spaces between their columns), headings, code, and lines that end in two spaces stay as they are; a link or a span
+of code is not broken.
 
     python tools/wrap_prose.py FILE...
 """
@@ -20,6 +21,7 @@ from typing import NamedTuple
 COLUMNS = 120
 ITEM = re.compile(r"(?:[-*+]|\d+[.)]) +|> +")
 WHOLE = re.compile(r"\[[^\]]*\]\([^)]*\)|`[^`]+`")  # a link, a span of code
+COLUMN_GAP = re.compile(r"\S {2,}\S| {2}$")
 NO_PARAGRAPH = ("```", "|", "#", "<", '"""')
 
 
@@ -40,7 +42,7 @@ def wrapped(text: str, *, is_python: bool) -> str:
     found = python_paragraphs(text, lines) if is_python else markdown_paragraphs(lines)
     for one in sorted(found, reverse=True):
         old = lines[one.first : one.end]
-        if max(map(len, old)) > COLUMNS and not any(line.endswith("  ") for line in old):
+        if max(map(len, old)) > COLUMNS and not any(map(COLUMN_GAP.search, old)):
             words = [old[0][len(one.head) :], *(line[len(one.indent) :] for line in old[1:])]
             lines[one.first : one.end] = filled(" ".join(words), one.head, one.indent)
     return "\n".join(lines)

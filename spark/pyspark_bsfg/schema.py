@@ -3,18 +3,21 @@
 A reader may ask for some of the columns only (`.schema("tag string, ts timestamp, value double")`): then only those are
 made, because Spark does not tell a Python data source which columns a query needs. Core: no IO.
 
-    offset          position in the store's stream, dense, the order of arrival message_id      identity of the fact as
-    text; computed for a sample, the producer's own for a message stream zone epoch sequence      the fact's identity
-    for ever: where, and by which life of which store, it was recorded verified        yes: a signature of the origin
-    proves the fact; suspect: with a key that counts as compromised; or no tag             subject: `tag:<scope>/<id>`
-    for a sample, any `kind:id` for a message predicate       what the fact states about the subject ts
-    source time to the microsecond (for a message: when it was produced) source_time_ns  the same in full resolution, ns
-    since 1970 value           the number, as far as a double holds it: also of integers, and of booleans as 0 and 1
-    value_int       integers and booleans exactly; NULL above int64 value_text      text, JSON, bytes in base64, and
-    unsigned integers above int64 in decimal value_type      double int uint bool string bytes json none, or message;
-    `uint` only for what int64 cannot hold quality         OPC UA StatusCode, 0 is Good; a long because it is unsigned;
-    NULL for a message, which has none unit            of the tag's definition object_json     of a message: its object,
-    canonical JSON; NULL for a sample, whose columns say the same
+    offset          position in the store's stream, dense, the order of arrival
+    message_id      identity of the fact as text; computed for a sample, the producer's own for a message
+    stream zone epoch sequence      the fact's identity for ever: where, and by which life of which store, it was recorded
+    verified        yes: a signature of the origin proves the fact; suspect: with a key that counts as compromised; or no
+    tag             subject: `tag:<scope>/<id>` for a sample, any `kind:id` for a message
+    predicate       what the fact states about the subject
+    ts              source time to the microsecond (for a message: when it was produced)
+    source_time_ns  the same in full resolution, ns since 1970
+    value           the number, as far as a double holds it: also of integers, and of booleans as 0 and 1
+    value_int       integers and booleans exactly; NULL above int64
+    value_text      text, JSON, bytes in base64, and unsigned integers above int64 in decimal
+    value_type      double int uint bool string bytes json none, or message; `uint` only for what int64 cannot hold
+    quality         OPC UA StatusCode, 0 is Good; a long because it is unsigned; NULL for a message, which has none
+    unit            of the tag's definition
+    object_json     of a message: its object, canonical JSON; NULL for a sample, whose columns say the same
 
 TABLE has more columns, made only where they are asked for, and landed: the rest of a message's envelope, NULL for a
 sample (docs/reference/messages.md). `includeLabels` adds the first one to a read.

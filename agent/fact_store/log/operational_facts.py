@@ -5,17 +5,18 @@ An incident stays on the gateway; an operational fact is replicated with the oth
 it from the data. It is stored in the stream it is about, in the transaction that does what it reports. Its message id
 follows from what happened, so recording it twice stores it once.
 
-    predicate           subject                     recorded when ------------------  --------------------------
-    --------------------------------------------------------------- facts_expired       stream:<zone>/<stream>
-    facts that a consumer lacks expired (time to live, store full) facts_damaged       stream:<zone>/<stream>      a
-    batch is found damaged facts_repaired      stream:<zone>/<stream>      a damaged batch was repaired from a peer, at
-    its offsets facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
+    predicate           subject                     recorded when
+    ------------------  --------------------------  ---------------------------------------------------------------
+    facts_expired       stream:<zone>/<stream>      facts that a consumer lacks expired (time to live, store full)
+    facts_damaged       stream:<zone>/<stream>      a batch is found damaged
+    facts_repaired      stream:<zone>/<stream>      a damaged batch was repaired from a peer, at its offsets
+    facts_refused       stream:<zone>/<stream>      a peer has other facts under the same sequences
     facts_uncompared    stream:<zone>/<stream>      a peer may have other facts; those held here were released
-    facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are
-    unreadable heads_checkpointed  stream:<zone>/<stream>      once a day: how far each origin is held, with the digest
-    there store_quarantined   store:<zone>                a file that could not be used was quarantined store_missing
-    store:<zone>                the store's file was gone, and a new store began epoch_began         store:<zone>
-    this store began a new epoch
+    facts_declined      stream:<zone>/<stream>      facts of a peer that their origin did not prove, or that are unreadable
+    heads_checkpointed  stream:<zone>/<stream>      once a day: how far each origin is held, with the digest there
+    store_quarantined   store:<zone>                a file that could not be used was quarantined
+    store_missing       store:<zone>                the store's file was gone, and a new store began
+    epoch_began         store:<zone>                this store began a new epoch
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     all columns of the landed table, and
 
-    problem     NULL where nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact
-    breaks number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
+    problem     NULL where nothing is wrong; else bad, uncertain, nan, or the name of the first rule that the fact breaks
+    number      the value of a numeric fact without a problem; NULL otherwise, also for texts and messages
 
 No fact is dropped but a repetition: a row with the same stream, zone, epoch and sequence; the lower offset stays. There
 is no watermark: a late fact makes its date and zone be computed again.

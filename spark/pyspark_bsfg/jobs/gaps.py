@@ -7,8 +7,8 @@
                           stale     no fact without a problem for longer than expected, though facts came
                           silent    no fact since, until `as_of`; or none ever, of a tag that was expected by its name
     begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL where there is none
-    expected_s          how far apart the facts of this tag may be declared_by         the predicate and the reason of a
-    declaration that explains the gap, or NULL. A source's loss has
+    expected_s          how far apart the facts of this tag may be
+    declared_by         the predicate and the reason of a declaration that explains the gap, or NULL. A source's loss has
                         times, which must cover the gap but for `expected_s`. A node's loss (expired, damaged) has the
                         sequences of an origin, and what no task could read has offsets: these must lie between the
                         ends.

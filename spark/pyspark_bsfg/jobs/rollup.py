@@ -5,10 +5,9 @@ next fact of its tag, of any quality, or for `hold_s`; so a bad reading ends it,
 holds beyond midnight counts in the next date, if that has facts of the zone.
 
     date zone start tag predicate unit      the key; `start` of the window, UTC; a tag whose unit changes has two rows
-    count good_count bad_count              facts; those with Good and with Bad quality (the rest: Uncertain, or
-    messages) value_count min max mean first last     facts with a number, and their figures; by source time, then
-    offset covered_s time_mean good_share          seconds in which a number held, the mean weighted with them, their
-    share of
+    count good_count bad_count              facts; those with Good and with Bad quality (the rest: Uncertain, or messages)
+    value_count min max mean first last     facts with a number, and their figures; by source time, then offset
+    covered_s time_mean good_share          seconds in which a number held, the mean weighted with them, their share of
                                             the window
     increase increase_s rate                of counters: what the readings of the window have added, each compared with
                                             the reading before it, at most a day before; the seconds between them; per
