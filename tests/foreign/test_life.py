@@ -12,10 +12,10 @@ from agent.ingest.opcua import session
 from tests.foreign.account import account
 from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
-from tests.sim import scaled
+from tests.sim import IS_LONG, scaled
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
@@ -120,7 +120,18 @@ async def freeze(server: ForeignServer, run: Running) -> None:
 LOSING = (kill, kill_sessions)  # after the others the server still has the subscription, and what it queued
 
 
-@pytest.mark.parametrize("trouble", [hold, kill, lose_publish, kill_sessions, cut, freeze])
+@pytest.mark.parametrize(
+    "either_server, trouble",
+    [
+        pytest.param(stack.name, trouble, marks=pytest.mark.foreign(stack.name))
+        for stack, troubles in {
+            NODE_OPCUA: (hold, kill, lose_publish, kill_sessions, cut, freeze),
+            OPEN62541: (hold, kill, lose_publish, kill_sessions, cut, freeze) if IS_LONG else (lose_publish, cut),
+        }.items()
+        for trouble in troubles
+    ],
+    indirect=["either_server"],
+)
 def test_every_lost_value_is_declared(
     trouble: Callable[[ForeignServer, Running], Awaitable[None]], either_server: ForeignServer, tmp_path: Path
 ) -> None:

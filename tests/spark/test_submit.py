@@ -69,15 +69,15 @@ def settings(folder: Path, store: Path) -> Path:
 
 @pytest.mark.usefixtures("java")
 def test_spark_submit_runs_the_jobs_by_their_path(damaged: Path, tmp_path: Path) -> None:
-    """As documented for one host: by path; the summary is the last line also where facts are missing, good status. The
-    driver and its workers have no code of ours but that of --py-files."""
+    """As documented for one host: by path, here one job; the summary is the last line also where facts are missing, good
+    status. The driver and its workers have no code of ours but that of --py-files."""
     python = packed(tmp_path)
     zipped = ("--py-files", tmp_path / "bsfg.zip")
-    arguments = ("--master", "local[1]", *zipped, Path(program.__file__), settings(tmp_path, damaged))
+    arguments = ("--master", "local[1]", *zipped, Path(program.__file__), settings(tmp_path, damaged), "land")
     status, lines = submit(tmp_path, python, *arguments)
     assert status == 0, "\n".join(lines)
     made = json.loads(lines[-1])
-    assert (made["jobs"]["rollup 1d"]["facts"], made["master"]) == (900, "local[1]")
+    assert (made["jobs"]["land"]["facts_landed"], made["master"]) == (900, "local[1]")
     assert any("100 facts are missing" in line for line in lines)
 
 
