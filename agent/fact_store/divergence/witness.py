@@ -51,11 +51,7 @@ def read_witness(path: Path) -> Witness | None:
 
 
 def write_witness(path: Path, witness: Witness) -> None:
-    """Replace the witness of the store at `path`. What it says must be durable in the store already.
-
-    Where the disk has no room for it, a witness of another epoch is removed: it would begin a new epoch at each
-    opening.
-    """
+    """Replace the witness of the store at `path`. What it says must be durable in the store already."""
     if witness.reseals != _read_reseals(path):
         rows = [
             [value.hex() if isinstance(value, bytes) else value for value in one]
@@ -64,10 +60,6 @@ def write_witness(path: Path, witness: Witness) -> None:
         write_file(sidecar_path(path, RESEALS), json.dumps(rows).encode())
     ends = {DEFINITIONS: witness.definitions, **witness.ends}
     write_file(sidecar_path(path, ".witness"), b"".join(_line(name, end, witness.epoch) for name, end in ends.items()))
-    left = read_witness(path)
-    if left is not None and left.epoch != witness.epoch:
-        with suppress(OSError):
-            sidecar_path(path, ".witness").unlink()
 
 
 def _read_reseals(path: Path) -> tuple[Reseal, ...]:
