@@ -69,8 +69,8 @@ def settings(folder: Path, store: Path) -> Path:
 
 @pytest.mark.usefixtures("java")
 def test_spark_submit_runs_the_jobs_by_their_path(damaged: Path, tmp_path: Path) -> None:
-    """As documented for one host: by path, here one job; the summary is the last line also where facts are missing, good
-    status. The driver and its workers have no code of ours but that of --py-files."""
+    """As documented for one host: by path, here one job; the summary is the last line also where facts are missing,
+    good status. The driver and its workers have no code of ours but that of --py-files."""
     python = packed(tmp_path)
     zipped = ("--py-files", tmp_path / "bsfg.zip")
     arguments = ("--master", "local[1]", *zipped, Path(program.__file__), settings(tmp_path, damaged), "land")
