@@ -12,13 +12,15 @@ import click
 
 from agent import local_socket
 from agent.config import NodeSettings
-from agent.fact_store import Start
+from agent.fact_store import Start, StoreLocked
 from agent.query.scan import TimeUnreadable, parse_moment_ns
 
 _RequestT = TypeVar("_RequestT", bound=local_socket.Request)
 Alone = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
+LOCKED_S = 10.0
+LOCKED_STEP_S = 0.05
 
 
 def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
@@ -54,7 +56,9 @@ answer_s_option = click.option(
 
 
 async def answer_from_store(settings: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
-    """Answer a request while no node runs."""
+    """Answer a request while no node runs. Raises NoNode for one that only a node can answer."""
+    if isinstance(request, local_socket.NODE_REQUESTS):  # the store stays closed: a starting node needs it
+        raise local_socket.NoNode
     with local_socket.open_store(settings) as store:
         return await local_socket.RequestHandler(store).answer(request)
 
@@ -66,10 +70,24 @@ def ask(
 
     `waits_ms` is how long the store may wait for acknowledgements before it answers.
     """
-    try:
-        answer = asyncio.run(local_socket.ask(settings.node.state_dir, request, waits_ms))
-    except (FileNotFoundError, ConnectionRefusedError):
-        answer = asyncio.run(alone(settings, request))
+    answer = asyncio.run(_answer(settings, request, waits_ms, alone))
     if isinstance(answer, local_socket.Refused):
         raise local_socket.LocalError(answer.message, answer.hint)
     return answer
+
+
+async def _answer(
+    settings: NodeSettings, request: _RequestT, waits_ms: int, alone: Alone[_RequestT]
+) -> local_socket.Answer:
+    """Raises StoreLocked where another process holds the store for LOCKED_S without serving the socket."""
+    deadline = time.monotonic() + LOCKED_S
+    while True:
+        try:
+            return await local_socket.ask(settings.node.state_dir, request, waits_ms)
+        except (FileNotFoundError, ConnectionRefusedError):
+            try:
+                return await alone(settings, request)
+            except StoreLocked:  # by a node that starts or stops, or by another command
+                if time.monotonic() >= deadline:
+                    raise
+        await asyncio.sleep(LOCKED_STEP_S)

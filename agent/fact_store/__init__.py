@@ -36,6 +36,7 @@ from agent.fact_store.log import (
     StoreError,
     StoreForeign,
     StoreFull,
+    StoreLocked,
     StoreSettings,
     StoreTooNew,
     StreamIsLocal,

@@ -135,9 +135,9 @@ class FactStore:
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
         back from being released. With `signer` the facts recorded here are signed, also those recorded before in this
-        epoch. `unattended`, as nodes open it: a
-        file that cannot be used is set aside and a new store begins in its place, an old copy continues under a new
-        epoch, and everything stored is verified again in the background (opening.py, scrubber.py).
+        epoch. `unattended`, as nodes open it: a file that cannot be used is set aside and a new store begins in its
+        place, an old copy continues under a new epoch, and everything stored is verified again in the background
+        (opening.py, scrubber.py).
 
         Raises StoreUnusable: StoreMissing (folder), StoreLocked, StoreForeign, StoreTooNew, StoreDamaged.
         """

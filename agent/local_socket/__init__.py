@@ -5,8 +5,9 @@ the store.
 """
 
 from agent.local_socket.client import ask
-from agent.local_socket.handler import RequestHandler, open_store
+from agent.local_socket.handler import NoNode, RequestHandler, open_store
 from agent.local_socket.messages import (
+    NODE_REQUESTS,
     AcquireLease,
     Answer,
     Appended,

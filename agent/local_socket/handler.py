@@ -37,6 +37,14 @@ from agent.signing.files import load_identity, read_compromises
 
 log = logging.getLogger(__name__)
 
+
+class NoNode(LocalError):
+    """The request is for a running node, and none runs."""
+
+    def __init__(self) -> None:
+        super().__init__("no node runs here", "start it: bsfg run, or systemctl start bsfg@ZONE")
+
+
 Compare = Callable[[ComparePeer], Awaitable[Compared]]
 Reload = Callable[[], Awaitable[messages.Reloaded]]
 
@@ -180,11 +188,11 @@ class RequestHandler:
                 return await self._compare(request)
             case messages.Reload():
                 if self._reload is None:
-                    raise LocalError("no node runs here, so nothing is reloaded", "start it: bsfg run")
+                    raise NoNode
                 return await self._reload()
             case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
                 if self._sources is None:
-                    raise LocalError("no node runs here, so no source is read", "start it: bsfg run")
+                    raise NoNode
                 return await _of_sources(self._sources, request)
             case messages.ConfirmReceipt():
                 known = store.consumers.get(request.consumer_name)

@@ -303,6 +303,8 @@ Request = (
     | BackfillSource
     | ConfirmReceipt
 )
+NODE_REQUESTS = (Reload, RetrySource, ListSources, ReadSource, BackfillSource)
+"""Only a running node can answer these; the others are answered from the store too."""
 Answer = (
     Appended
     | LeaseAcquired

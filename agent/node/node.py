@@ -16,6 +16,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,7 @@ from typing import Any
 from agent import local_socket
 from agent.config import ConfigFile, NodeSettings
 from agent.errors import BsfgError
-from agent.fact_store import FactStore, StoreBusy, StoreFull
+from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
@@ -43,6 +44,9 @@ from agent.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 CHECKPOINT_TRY_S = 3600.0
+LOCK_WAIT_S = 10.0
+"""For a command that answered its request from the store while no node ran; a second node is refused after it."""
+LOCK_STEP_S = 0.05
 _SOURCE_RETRIES = (StoreBusy, StoreFull)  # a source waits and tries again; a store that has failed ends the node
 
 
@@ -57,11 +61,27 @@ async def run_node(file: ConfigFile) -> None:
     loop.add_signal_handler(signal.SIGHUP, reload_asked.set)  # before the store is opened: SIGHUP would end the process
     failed_assertion = _first_assertion(loop)
     tag_maps = load_tag_maps(settings.sources)
-    with local_socket.open_store(settings) as store:
+    with contextlib.ExitStack() as resources:
+        store = await _open_store(settings, resources)
         try:
             await Node(settings, store, tag_maps, file, reload_asked).run(stop, failed_assertion)
         except BaseExceptionGroup as group:
             raise _first_reason(group) from group
+
+
+async def _open_store(settings: NodeSettings, resources: contextlib.ExitStack) -> FactStore:
+    """The node's store, closed with `resources`. Raises StoreLocked when another process has it open for long."""
+    deadline, is_said = time.monotonic() + LOCK_WAIT_S, False
+    while True:
+        try:
+            return resources.enter_context(local_socket.open_store(settings))
+        except StoreLocked as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not is_said:
+                log.warning("store_locked", extra={"reason": error.why})
+                is_said = True
+        await asyncio.sleep(LOCK_STEP_S)
 
 
 class Node:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +53,15 @@ def growth(found: Mapping[str, Any]) -> dict[str, float]:
 
 
 async def measured_ingest(sources: tuple[SourceSettings, ...], options: Options) -> tuple[dict[str, Any], Ingest]:
-    """The product with these sources, into a real store in the folder `into`: what counts is what is committed."""
+    """The product with these sources, into a real store in the folder `into`: what counts is what is committed, from
+    when each tag has had a value. Making twenty thousand items takes seconds, and few values come meanwhile."""
     folder = Path(options["into"])
     with closing(FactStore.open(folder / "facts.db", SERVING, settings=StoreSettings(ballast_bytes=0))) as store:
         ingest = Ingest(SERVING, sources, load_tag_maps(sources), store.appends, (StoreBusy, StoreFull))
         async with asyncio.TaskGroup() as group:
             group.create_task(ingest.run(), name="ingest")
+            is_ready = partial(_has_all_tags, ingest)
+            await asyncio.wait_for(_until(is_ready), START_S)
             found = await measured(lambda: store.end_offset(STREAM), options)
             ingest.stop()
         facts = store.end_offset(STREAM)
@@ -90,7 +94,15 @@ async def measured(count: Callable[[], int], options: Options) -> dict[str, Any]
 async def _moved(count: Callable[[], int]) -> None:
     """Until the count moves: a commit, or values that a library's client received."""
     before = count()
-    while count() == before:  # noqa: ASYNC110 there is no event
+    await _until(lambda: count() != before)
+
+
+def _has_all_tags(ingest: Ingest) -> bool:
+    return not any(one.tags_silent for one in ingest.statistics())
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 there is no event
         await asyncio.sleep(EDGE_S)  # the store counts in another thread, and the library's clients in callbacks
 
 

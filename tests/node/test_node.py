@@ -3,15 +3,19 @@
 import asyncio
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent import local_socket
+from agent.cli.local_node import answer_from_store, ask
 from agent.config import HealthSettings, IdentitySettings, NodeSettings
+from agent.fact_store import FactStore
 from agent.local_socket.transport import socket_address
 from agent.node.node import Node, _first_assertion
-from tests.waiting import wait_until_async
+from tests.support import command
+from tests.waiting import wait_until, wait_until_async
 
 
 def settings_of(folder: Path) -> NodeSettings:
@@ -25,6 +29,44 @@ async def run(folder: Path, stop: asyncio.Event) -> None:
     failed_assertion = _first_assertion(asyncio.get_running_loop())
     with local_socket.open_store(settings) as store:
         await Node(settings, store, {}).run(stop, failed_assertion)
+
+
+def test_a_node_waits_for_a_command(tmp_path: Path) -> None:
+    """A node that starts while a command has the store open waits for it, and runs then."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n\n[health]\nlisten_port = 0\n')
+    state = tmp_path / "state"
+    state.mkdir()
+    log = tmp_path / "log"
+    with (
+        log.open("wb") as opened,
+        FactStore.open(state / "facts.db", "plant-a") as store,
+        subprocess.Popen(command.words("run"), cwd=tmp_path, stderr=opened) as node,
+    ):
+        wait_until(lambda: "store_locked" in log.read_text(), "the lock met")
+        store.close()
+        wait_until((state / local_socket.SOCKET).exists, "the node")
+        node.terminate()
+        assert node.wait() == 0
+
+
+def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
+    """While a node holds the store and does not serve its socket yet, a command waits, and is answered by the node."""
+    settings, tries = settings_of(tmp_path), list[local_socket.Request]()
+
+    async def alone(own: NodeSettings, request: local_socket.Request) -> local_socket.Answer:
+        tries.append(request)
+        return await answer_from_store(own, request)
+
+    async def scenario() -> None:
+        with local_socket.open_store(settings) as store:
+            request = local_socket.ListConsumers()
+            asked = asyncio.create_task(asyncio.to_thread(partial(ask, settings, request, alone=alone)))
+            await wait_until_async(lambda: tries, "the lock met")
+            serving = asyncio.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path))
+            assert isinstance(await asked, local_socket.Consumers)
+            serving.cancel()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
 def test_an_assertion_outside_of_any_task_ends_the_node(tmp_path: Path) -> None:

@@ -362,7 +362,8 @@ class Checkers:
 
     def check_skipped(self, node: Node, machines: Sequence[Node], offset: int, page: Offered) -> None:
         """A page is durable, and what it reports is noted: the log of the machine that served it has nothing before
-        this offset that the node does not have, and has not reported."""
+        this offset that the node does not have, and has not reported. A batch under sequences whose facts the node has
+        released cannot be compared: it is reported with the first sign of a second history, and demanded at the end."""
         if self.is_hostile or page.served not in {(one.name, one.life) for one in machines}:
             return  # the machine is gone, and its log
         log, held = self.logs[page.served[0]], self.logs[node.name].keys | self.gone
@@ -371,6 +372,8 @@ class Checkers:
                 break
             key = row.key
             if key in held or key.origin.zone == node.zone or self._has_reported(node.name, key):
+                continue
+            if any(row.last_offset <= node.released_offset for row in self._at_sequence(node.name, key)):
                 continue
             machine = next(one for one in machines if one.name == page.served[0])
             if key.first_sequence not in self._declined_sequences.get(
@@ -412,10 +415,13 @@ class Checkers:
         """Whether a node reported a batch as refused, or as uncompared with what it held under the same sequences."""
         if key in self.refused.get(node, ()) or self._is_unproven(node, key):
             return True
+        uncompared = any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ()))
+        return uncompared and bool(self._at_sequence(node, key))
+
+    def _at_sequence(self, node: str, key: Key) -> list[Row]:
+        """What a node holds or has released under the first sequence of a batch."""
         rows = [row for row in self.logs[node].rows if row.key.origin == key.origin]
-        return any(_touches(one, key, key.first_sequence) for one in self.uncompared.get(node, ())) and any(
-            row.key.first_sequence <= key.first_sequence <= row.last_sequence for row in rows
-        )
+        return [row for row in rows if row.key.first_sequence <= key.first_sequence <= row.last_sequence]
 
     def _is_unproven(self, node: str, key: Key) -> bool:
         """Whether a node declined a batch of an origin of which batches are damaged."""

@@ -30,6 +30,11 @@ FOUND = [
         "serving_twin",
         20002098,
     ),  # a zone pulled directly contradicts what a relay brought of its present epoch
+    (
+        "two_readers",
+        "restored_grown_full",
+        882002706,
+    ),  # a batch of a second history falls on released facts: reported with the first sign of that history
 ]
 """Schedules that once broke a promise, with what broke it. A change of the product may make another schedule of the
 seed, so each also has a test where it was mended."""
