@@ -4,6 +4,7 @@ meanwhile."""
 import asyncio
 import logging
 import os
+import re
 import sqlite3
 from concurrent.futures import Future
 from contextlib import closing
@@ -98,8 +99,7 @@ def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tm
             for _ in range(25):  # 3 MB that do not compress
                 noise = [Sample(1, number, os.urandom(1_200)) for number in range(100)]
                 await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, noise))
-            released = plant.store.streams()[0].first_offset - 1
-            assert released > 1_000
+            assert plant.store.streams()[0].first_offset > 1_001
             idmz = Node.open(broker, "idmz", tmp_path)
             again = idmz.pull("plant-a", receiver=IMPATIENT)
             async with idmz.running():
@@ -107,7 +107,9 @@ def test_a_pull_goes_on_across_what_its_peer_no_longer_has(broker: Mosquitto, tm
                 await wait_until_async(lambda: frontier(plant) >= end, "confirmation across the hole")
         assert again.statistics().facts_duplicate == 0
         (incident,) = [one for one in idmz.store.incidents() if one.kind == "peer_hole"]
-        assert f"1001 to {released}: expired" in incident.detail
+        told = re.search(r"1001 to (\d+): expired", incident.detail)
+        assert told, incident.detail
+        assert 1_000 < int(told[1]) < plant.store.streams()[0].first_offset  # more may be released before it is served
         assert [one.kind for one in plant.store.incidents()] == ["facts_expired"]
         assert set(sealed(plant.store)) < set(sealed(idmz.store))
         for node in (plant, idmz):
