@@ -42,8 +42,9 @@ help:
 demo: system
 	$(VENV)/bsfg demo $(if $(KEEP),--keep)
 
-# The last line is pytest's summary.
-test: style types pytest
+# Types are checked beside the tests, and end long before them: the last line is the summary of pytest.
+test: style
+	$(MAKE) -j2 types pytest
 
 style: venv
 	$(VENV)/ruff check --quiet
