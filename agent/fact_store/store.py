@@ -52,12 +52,13 @@ from agent.fact_store.log import (
     TailCache,
 )
 from agent.fact_store.read import StoreReader, StoreSpace
-from agent.fact_store.retention import Ballast, disk_free
+from agent.fact_store.retention import Ballast
 from agent.fact_store.sqlite import (
     OPENING_BYTES,
     Connect,
     close_and_keep_log,
     connect,
+    disk_free,
     file_bytes,
     lock,
     room_hint,

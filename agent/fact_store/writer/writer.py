@@ -402,7 +402,7 @@ class Writer:
         self._release([work for work, _ in outcomes])
         if outcomes:
             self._committed_ns = now_ns
-            self.meter.committed()
+            self.meter.commits += 1
         for work, outcome in outcomes:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):
