@@ -75,10 +75,8 @@ def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size:
 
     def send_to(ask: Callable[[local_socket.Request], Awaitable[local_socket.Answer]]) -> Send:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
-            answer = await ask(local_socket.PutObject(digest, size, offset, data))
-            if isinstance(answer, local_socket.Refused):
-                raise local_socket.LocalError(answer.message, answer.hint)
-            assert isinstance(answer, local_socket.ObjectPut)
+            request = local_socket.PutObject(digest, size, offset, data)
+            answer = local_socket.accepted(await ask(request), local_socket.ObjectPut)
             return answer.received, answer.is_complete
 
         return send
