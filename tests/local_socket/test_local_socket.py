@@ -425,7 +425,7 @@ def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) ->
     """A node starts without an operator: the file that is no store is kept under another name."""
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ruined = b"no database" * 1000
-    settings.store_file.write_bytes(ruined)
+    settings.node.store_file.write_bytes(ruined)
     with local_socket.open_store(settings) as store:
         assert [(one.name, one.end_offset) for one in store.streams()] == [("facts.operational", 1)], (
             "the incident's fact"

@@ -39,7 +39,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
     """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them
     again."""
     settings = load(config_file)
-    with contextlib.closing(StoreReader(settings.store_file)) as reader:
+    with contextlib.closing(StoreReader(settings.node.store_file)) as reader:
         unknown = _unknown_stream(reader, stream)
         register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
         registered = ask(settings, register, local_socket.Registered)
@@ -80,7 +80,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     """Print the last facts of a stream. No cursor moves."""
     settings = load(config_file)
     with (
-        contextlib.closing(StoreReader(settings.store_file)) as reader,
+        contextlib.closing(StoreReader(settings.node.store_file)) as reader,
         contextlib.suppress(KeyboardInterrupt, BrokenPipeError),
     ):
         if unknown := _unknown_stream(reader, stream):  # not refused: --follow may wait for its first fact

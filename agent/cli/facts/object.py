@@ -196,4 +196,4 @@ def verify(config_file: Path) -> None:
 
 
 def _files(settings: NodeSettings) -> ArtifactFiles:
-    return ArtifactFiles(settings.store_file.with_name(ARTIFACTS_FOLDER))
+    return ArtifactFiles(settings.node.store_file.with_name(ARTIFACTS_FOLDER))

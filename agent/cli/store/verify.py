@@ -36,7 +36,7 @@ WHAT_TO_DO = (
 @json_option
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Compare every batch with its digest, its predecessor and the tables."""
-    path = store_file or load(config_file).store_file
+    path = store_file or load(config_file).node.store_file
     line = Progress()
 
     def show(stream: str, offset: int, end_offset: int) -> None:
