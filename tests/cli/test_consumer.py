@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from agent.cli.consumer import _size
 from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact, Message
+from tests.support.page import shown
 from tests.waiting import wait_until_async
 
-ROOT = Path(__file__).resolve().parents[2]
 STREAM = "facts.operational"
 
 
@@ -36,14 +34,10 @@ def run(*arguments: str) -> Result:
 
 def test_documented_commands_work() -> None:
     """Each command of docs/operate/consumers.md succeeds, in its order, in an empty folder."""
-    page = (ROOT / "docs/operate/consumers.md").read_text("utf-8")
-    shown = re.search(r"<!-- test: consumers -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert shown
     outputs = []
-    for line in shown[1].strip().splitlines():
-        program, *arguments = shlex.split(line)
+    for arguments in shown("docs/operate/consumers.md", "consumers"):
         done = run(*arguments)
-        assert (program, done.exit_code) == ("bsfg", 0), (line, done.output, done.exception)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
         outputs.append(done.output)
     assert outputs[0] == "local.mes reads facts.operational from offset 1\n"
     assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["local.mes", "local.report"]

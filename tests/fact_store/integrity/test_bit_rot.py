@@ -1,5 +1,4 @@
-"""Single bits flipped in a store's file, hundreds of them: no changed fact is served, the damage is named, the rest can be
-read.
+"""Single bits flipped in a store's file: no changed fact is served, the damage is named, the rest can be read.
 
 SQLite has no checksums in its pages and does not notice. Half of the bits are inside batches; the other half between
 them, where one bit can move, hide or double a row.
