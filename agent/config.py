@@ -37,6 +37,7 @@ STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -jou
 
 HOLD_BYTES_MIN = 1024 * 1024  # a batch, with the batch after it, must fit
 
+_NO_ZONE = f"no zone is called {LOCAL_ZONE!r}: consumers of the node's own machine are {LOCAL_ZONE}.<name>"
 SettingsT = TypeVar("SettingsT")
 _WRONG: Any = object()  # stands for a value that was reported as a problem
 _TYPE_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", Path: "a path"}
@@ -90,10 +91,7 @@ class IdentitySettings:
         if not ZONE.fullmatch(self.zone):
             yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
         if self.zone == LOCAL_ZONE:
-            yield (
-                "zone",
-                f"no zone is called {LOCAL_ZONE!r}: consumers of the node's own machine are {LOCAL_ZONE}.<name>",
-            )
+            yield "zone", _NO_ZONE
         if len(os.fsencode(self.state_dir)) > STATE_DIR_BYTES_MAX:
             yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
 
@@ -181,10 +179,7 @@ class PeerSettings:
                 if not ZONE.fullmatch(zone):
                     yield name, f"{zone!r} is not a zone (1 to 32 of a-z, 0-9 and -)"
         if self.zone == LOCAL_ZONE:
-            yield (
-                "zone",
-                f"no zone is called {LOCAL_ZONE!r}: consumers of the node's own machine are {LOCAL_ZONE}.<name>",
-            )
+            yield "zone", _NO_ZONE
         for name, streams in (("exports", self.exports), ("pulls", self.pulls), ("appends", self.appends)):
             for stream in streams:
                 if not STREAM.fullmatch(stream):
@@ -283,11 +278,6 @@ class NodeSettings:
     def sources(self) -> tuple[SourceSettings, ...]:
         """The sources of all protocols."""
         return (*self.opcua, *self.modbus)
-
-    @property
-    def store_file(self) -> Path:
-        """The fact store of this node."""
-        return self.node.store_file
 
 
 @dataclass(frozen=True, slots=True)

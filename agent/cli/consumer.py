@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
 
 import click
 import msgspec
@@ -33,7 +32,7 @@ def consumer() -> None:
 @json_option
 def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
-    answer = cast(local_socket.Consumers, ask(load(config_file), local_socket.ListConsumers()))
+    answer = ask(load(config_file), local_socket.ListConsumers(), local_socket.Consumers)
     if as_json:
         click.echo(json.dumps([msgspec.to_builtins(one) for one in answer.consumers]))
     elif not answer.consumers:
@@ -60,7 +59,7 @@ def add(
 ) -> None:
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
     request = local_socket.RegisterConsumer(name, stream, start, zone)
-    answer = cast(local_socket.Registered, ask(load(config_file), request))
+    answer = ask(load(config_file), request, local_socket.Registered)
     if as_json:
         click.echo(json.dumps({"consumer": name, "stream": answer.stream, "frontier": answer.frontier}))
     else:
@@ -94,7 +93,7 @@ def remove(
             raise click.ClickException(f"{peer} has no consumer {name}")
         click.echo(json.dumps({"state": "deleted"}) if as_json else f"{name} is removed at {peer}")
         return
-    answer = cast(local_socket.Removed, ask(settings, local_socket.RemoveConsumer(name, force, now)))
+    answer = ask(settings, local_socket.RemoveConsumer(name, force, now), local_socket.Removed)
     was = answer.was
     if as_json:
         click.echo(json.dumps({"state": answer.state, "was": msgspec.to_builtins(was)}))

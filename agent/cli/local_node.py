@@ -16,6 +16,7 @@ from agent.fact_store import Start, StoreLocked
 from agent.query.scan import TimeUnreadable, parse_moment_ns
 
 _RequestT = TypeVar("_RequestT", bound=local_socket.Request)
+_AnswerT = TypeVar("_AnswerT", bound=local_socket.Answer)
 Alone = Callable[[NodeSettings, _RequestT], Coroutine[Any, Any, local_socket.Answer]]
 
 ANSWER_S = 10.0  # twice the default acks_timeout of a stream
@@ -64,16 +65,17 @@ async def answer_from_store(settings: NodeSettings, request: local_socket.Reques
 
 
 def ask(
-    settings: NodeSettings, request: _RequestT, waits_ms: int = 0, alone: Alone[_RequestT] = answer_from_store
-) -> local_socket.Answer:
+    settings: NodeSettings,
+    request: _RequestT,
+    kind: type[_AnswerT],
+    waits_ms: int = 0,
+    alone: Alone[_RequestT] = answer_from_store,
+) -> _AnswerT:
     """Send a request to the running node; without one, answer it with `alone`. Raises LocalError when it is refused.
 
-    `waits_ms` is how long the store may wait for acknowledgements before it answers.
+    `kind` is that of the answer, `waits_ms` how long the store may wait for acknowledgements before it answers.
     """
-    answer = asyncio.run(_answer(settings, request, waits_ms, alone))
-    if isinstance(answer, local_socket.Refused):
-        raise local_socket.LocalError(answer.message, answer.hint)
-    return answer
+    return local_socket.accepted(asyncio.run(_answer(settings, request, waits_ms, alone)), kind)
 
 
 async def _answer(

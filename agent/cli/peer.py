@@ -118,8 +118,7 @@ def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: boo
 
     settings = load(config_file)
     request = local_socket.ComparePeer(name, repair, scan)
-    answer = ask(settings, request, COMPARE_MS_MAX, compare_alone)
-    assert isinstance(answer, local_socket.Compared)
+    answer = ask(settings, request, local_socket.Compared, COMPARE_MS_MAX, compare_alone)
     for one in answer.streams:
         if as_json:
             click.echo(json.dumps(msgspec.to_builtins(one)))

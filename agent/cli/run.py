@@ -80,12 +80,10 @@ def reload(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click pass
     if node is None:
         raise ConfigError(config_file, sections.problems)
     try:
-        answer = asyncio.run(local_socket.ask(node.state_dir, local_socket.Reload(), RELOAD_WAITS_MS))
+        found = asyncio.run(local_socket.ask(node.state_dir, local_socket.Reload(), RELOAD_WAITS_MS))
     except (FileNotFoundError, ConnectionRefusedError) as error:
         raise local_socket.LocalError(f"no node runs on {node.state_dir}", "bsfg run, or systemctl start") from error
-    if isinstance(answer, local_socket.Refused):
-        raise local_socket.LocalError(answer.message, answer.hint)
-    assert isinstance(answer, local_socket.Reloaded)
+    answer = local_socket.accepted(found, local_socket.Reloaded)
     if as_json:
         click.echo(json.dumps({"applied": answer.applied, "needs_restart": answer.needs_restart}))
         return

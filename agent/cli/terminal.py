@@ -141,7 +141,7 @@ def _step_lines(step: ProbeStep) -> Iterator[str]:
 
 
 class Progress:
-    """How far long work is, on a terminal; silent in a pipe."""
+    """How far long work is, in one line of a terminal; silent in a pipe."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -149,10 +149,14 @@ class Progress:
         self._has_written = False
 
     def __call__(self, what: str, count: int) -> None:
+        self.show(f"{count:,} {what}")
+
+    def show(self, text: str) -> None:
+        """Show the text, unless the one before is too new."""
         if self._is_shown and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PROGRESS_S
             self._has_written = True
-            redraw(f"{count:,} {what}")
+            redraw(text)
 
     def end(self) -> None:
         """Remove the line."""

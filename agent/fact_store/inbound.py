@@ -132,6 +132,4 @@ class Inbound:
 
     def note(self, kind: str, stream: str, peer: str, why: str) -> Future[None]:
         """Record an incident about a peer's stream."""
-        return self._writer.submit(
-            kind, lambda transaction: transaction.add_incident(kind, f"{stream} from {peer}", why)
-        )
+        return self._writer.note(kind, f"{stream} from {peer}", why)

@@ -52,12 +52,13 @@ from agent.fact_store.log import (
     TailCache,
 )
 from agent.fact_store.read import StoreReader, StoreSpace
-from agent.fact_store.retention import Ballast, disk_free
+from agent.fact_store.retention import Ballast
 from agent.fact_store.sqlite import (
     OPENING_BYTES,
     Connect,
     close_and_keep_log,
     connect,
+    disk_free,
     file_bytes,
     lock,
     room_hint,
@@ -105,6 +106,8 @@ class FactStore:
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
         self.signers, self.head_at, self.next_head = reader.signers, reader.head_at, reader.next_head
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
+        self.note = writer.note
+        """Record an incident of this node that concerns no peer."""
         self.ended = writer.ended
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
         self._writer = writer
@@ -342,10 +345,6 @@ class FactStore:
             stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, self._signer.certificate
         )
 
-    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
-        """Record an incident of this node that concerns no peer."""
-        return self._writer.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
-
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. Appends,
         and the next look of retention, go by the new ones; an append that already waits keeps its terms."""
@@ -423,14 +422,14 @@ class FactStore:
         detail = f"it has read epoch {epoch} of this zone, which this store never had: state_dir was lost or replaced,"
         detail += " or the peer is wrong; facts that were confirmed to it are still there"
         with contextlib.suppress(StoreError):
-            self._writer.submit("epoch named", lambda now: now.add_incident("former_epoch", f"peer {peer}", detail))
+            self.note("former_epoch", f"peer {peer}", detail)
 
     def peer_is_ahead(self, peer: str, why: str) -> None:
         """A configured peer claims facts of this store's epoch that were never written here, and proves nothing: record
         an incident, and change nothing else (decision 0047). Returns at once; where the store cannot take it now, the
         peer's next claim is recorded."""
         with contextlib.suppress(StoreError):
-            self._writer.submit("ahead", lambda now: now.add_incident("ahead", f"peer {peer}", why))
+            self.note("ahead", f"peer {peer}", why)
 
     def begin_epoch(self, why: str) -> Future[Origin]:
         """Begin a new epoch while the store runs: on proof that this store is an old copy, or because an operator knows

@@ -8,7 +8,7 @@ the rest.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
 from typing import Any, get_type_hints
@@ -27,21 +27,18 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 def render(snapshot: NodeSnapshot) -> bytes:
     """The snapshot in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(lambda: snapshot))
+    registry.register(_Scrape(snapshot))
     return generate_latest(registry)
 
 
-class NodeCollector(Collector):
-    """For a program that has its own registry: each scrape takes a new snapshot."""
+class _Scrape(Collector):
+    """One snapshot, in the form in which the library takes metrics."""
 
-    def __init__(self, snapshot: Callable[[], NodeSnapshot]) -> None:
+    def __init__(self, snapshot: NodeSnapshot) -> None:
         self._snapshot = snapshot
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._snapshot())
-
-    def describe(self) -> Iterable[Metric]:
-        return ()  # unknown until a snapshot is taken
+        return families(self._snapshot)
 
 
 def families(snapshot: NodeSnapshot) -> Iterable[Metric]:

@@ -13,13 +13,12 @@ stays free of the protocol libraries, because reading a tag file needs none.
 The package drops no value without a fact that says so. It never writes to a device.
 """
 
-from agent.ingest.errors import IngestError, SourceError, StoredUnreadable, TagMapError
-from agent.ingest.gap import FILL_PREDICATE, OUTAGE_REASONS
-from agent.ingest.gap import PREDICATE as GAP_PREDICATE
+from agent.ingest.errors import SourceError, StoredUnreadable, TagMapError
+from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
 from agent.ingest.lifecycle import State
-from agent.ingest.ports import Newest, RemovedTag, StoredFacts
+from agent.ingest.ports import Newest, RemovedTag
 from agent.ingest.probe_result import ProbeStep, TagReading
-from agent.ingest.quality import BAD_OUT_OF_SERVICE as OUT_OF_SERVICE
+from agent.ingest.quality import BAD_OUT_OF_SERVICE
 from agent.ingest.settings import (
     APPLICATION_URI,
     DeviceProfile,
@@ -43,43 +42,3 @@ from agent.ingest.source_probe import (
 from agent.ingest.supervisor import Ingest, SourceStatistics
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import Tag, TagMap
-
-__all__ = [
-    "APPLICATION_URI",
-    "FILL_PREDICATE",
-    "GAP_PREDICATE",
-    "LEARNED",
-    "OUTAGE_REASONS",
-    "OUT_OF_SERVICE",
-    "DeviceProfile",
-    "Ingest",
-    "IngestError",
-    "ModbusSourceSettings",
-    "Newest",
-    "OpcuaSourceSettings",
-    "Parity",
-    "ProbeStep",
-    "RemovedTag",
-    "SecurityMode",
-    "SecurityPolicy",
-    "SourceError",
-    "SourceMemory",
-    "SourceSettings",
-    "SourceStatistics",
-    "State",
-    "StoredFacts",
-    "StoredUnreadable",
-    "Tag",
-    "TagMap",
-    "TagMapError",
-    "TagReading",
-    "Transport",
-    "is_read_by_node",
-    "judge_readings_of_node",
-    "load_tag_map",
-    "load_tag_maps",
-    "probe_source",
-    "read_source",
-    "readings_of_node",
-    "some_tags",
-]

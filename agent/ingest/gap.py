@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from agent.message import Envelope, Fact, Message, canonical_json, time_text
 
 TAGS_NAMED_MAX = 20  # a fact names the first tags affected; the count tells how many values were lost
-PREDICATE = "samples_lost"
+GAP_PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
 POLLS_MISSED = "polls_missed"  # polls that were not made because the ones before took too long
@@ -98,7 +98,7 @@ class GapLog:
             self.add(gap)
 
 
-def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = PREDICATE) -> Message:
+def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = GAP_PREDICATE) -> Message:
     """The fact that tells of a gap. Its id comes from what it tells, so that a repeated append is stored once."""
     content = {
         "count": gap.count,

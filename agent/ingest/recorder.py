@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
-from agent.ingest.gap import PREDICATE, STORE_REJECTED, Gap, GapLog, gap_message
+from agent.ingest.gap import GAP_PREDICATE, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.quality import is_bad
 from agent.message import Message, TagDefinition
@@ -61,7 +61,7 @@ class Recorder:
         store: StorePort,
         refusals: Refusals,
         operational_stream: str,
-        gap_predicate: str = PREDICATE,
+        gap_predicate: str = GAP_PREDICATE,
     ) -> None:
         self.source, self.zone = source, zone
         self._store, self._refusals = store, refusals
@@ -75,7 +75,7 @@ class Recorder:
         self.refused_total = 0
         self.last_value_unix_ms = 0
 
-    def beside(self, gap_predicate: str = PREDICATE) -> Recorder:
+    def beside(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
         """Another recorder of the same source, for a task that works beside the live values."""
         return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
 

@@ -4,7 +4,7 @@
 the store.
 """
 
-from agent.local_socket.client import ask
+from agent.local_socket.client import accepted, ask
 from agent.local_socket.handler import NoNode, RequestHandler, open_store
 from agent.local_socket.messages import (
     NODE_REQUESTS,

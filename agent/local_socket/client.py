@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
-from agent.local_socket.messages import Answer, Request
+from agent.local_socket.messages import Answer, Refused, Request
 from agent.local_socket.transport import (
     ANSWER_BYTES_MAX,
     LocalError,
@@ -20,6 +21,15 @@ from agent.message import MessageError, check_depth
 
 ANSWER_S_MAX = 30.0
 _ANSWER = msgspec.json.Decoder(Answer)
+_AnswerT = TypeVar("_AnswerT", bound=Answer)
+
+
+def accepted(answer: Answer, kind: type[_AnswerT]) -> _AnswerT:
+    """The answer to a request, of the kind that it has. Raises LocalError where the request was refused."""
+    if isinstance(answer, Refused):
+        raise LocalError(answer.message, answer.hint)
+    assert isinstance(answer, kind), answer
+    return answer
 
 
 async def ask(state_dir: Path, request: Request, waits_ms: int = 0) -> Answer:

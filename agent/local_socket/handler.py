@@ -102,7 +102,7 @@ def _opened(settings: NodeSettings) -> Iterator[FactStore]:
         problems.append(f"facts are not signed: {error}. {error.hint}")
     holds = {peer.zone: peer.hold_limit for peer in settings.peer}
     with FactStore.open(
-        *(settings.store_file, settings.node.zone),
+        *(settings.node.store_file, settings.node.zone),
         settings=settings.store,
         streams=settings.stream,
         holds=holds,

@@ -21,6 +21,7 @@ from agent.query.scan import Bounds, Dictionary, Facts, Scanner, parse_time_ns
 
 log = logging.getLogger(__name__)
 
+OPERATIONAL_STREAM = "facts.operational"
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 
@@ -28,12 +29,9 @@ OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
 class StoredSamples:
     """The samples of one origin in a store: those that this node has recorded in its present epoch."""
 
-    def __init__(
-        self, reader: StoreReader, origin: Callable[[], Origin], operational_stream: str = "facts.operational"
-    ) -> None:
+    def __init__(self, reader: StoreReader, origin: Callable[[], Origin]) -> None:
         """`origin`: the present one; a new epoch may begin while the node runs."""
         self._reader, self._origin = reader, origin
-        self._operational_stream = operational_stream
         self._dictionary = Dictionary(reader)
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
@@ -79,7 +77,7 @@ class StoredSamples:
         """First times of outages of a source that no later fact calls filled, newest first."""
         filled, found = set[str](), dict[str, int]()
         bounds = Bounds(
-            frozenset({self._operational_stream}),
+            frozenset({OPERATIONAL_STREAM}),
             kinds=frozenset({Kind.MESSAGES.value}),
             subject_tests=(f"source:{source}".__eq__,),
             predicates=frozenset({GAP_PREDICATE, FILL_PREDICATE}),
@@ -93,7 +91,7 @@ class StoredSamples:
                     if first_ns is not None:
                         found.setdefault(first, first_ns)
         except StoreError as error:
-            _log_unreadable(self._operational_stream, error)
+            _log_unreadable(OPERATIONAL_STREAM, error)
         return list(found.values())
 
     def _samples(self, bounds: Bounds, depth_facts: int | None = None) -> Iterator[Facts]:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -16,8 +15,9 @@ from agent.cli import bsfg
 from agent.config import load
 from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
+from tests.support.page import ROOT, shown
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/appending.md").read_text("utf-8")
+PAGE = "docs/operate/appending.md"
 
 
 def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,12 +25,8 @@ def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     1."""
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
-    shown = re.search(r"<!-- test: appending -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    assert shown
     said = list[tuple[int, str]]()
-    for line in shown[1].strip().splitlines():
-        program, *arguments = shlex.split(line)
-        assert program == "bsfg"
+    for arguments in shown(PAGE, "appending"):
         done = CliRunner().invoke(bsfg, arguments)
         said.append((done.exit_code, done.output))
     expected = [
@@ -44,16 +40,16 @@ def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_page_explains_every_outcome() -> None:
     """Every outcome the store knows stands in the table, and no other."""
-    assert sorted(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)) == sorted(get_args(Outcome))
+    assert sorted(re.findall(r"^\| `(\w+)` \|", (ROOT / PAGE).read_text("utf-8"), re.MULTILINE)) == sorted(
+        get_args(Outcome)
+    )
 
 
 def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The commands of the second part, as plant-a at the shared broker: outcomes are those of a local append, and a
     refused zone gets the reason and the setting to change."""
     monkeypatch.chdir(tmp_path)
-    shown = re.search(r"<!-- test: appending elsewhere -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    assert shown
-    commands = [shlex.split(line)[1:] for line in shown[1].strip().splitlines()]
+    commands = shown(PAGE, "appending elsewhere")
     commands.append(["append", "--to", "idmz", "--stream", "facts.audit", "a:b", "c", "1"])
     commands.append(["append", "--to", "idmz", "a:b", "c", json.dumps("x" * 70_000)])
     commands.append(["append", "--to", "plant-z", "a:b", "c", "1"])

@@ -4,8 +4,6 @@ import asyncio
 import hashlib
 import json
 import random
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,8 @@ from agent.cli import bsfg
 from agent.fact_store.log.errors import ArtifactMismatch
 from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
 from tests.support.mosquitto import Mosquitto
+from tests.support.page import shown
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/operate/artifacts.md").read_text("utf-8")
 REPORT = b"%PDF-1.7 report of batch B7.\n"
 
 
@@ -26,9 +24,7 @@ def test_documented_commands_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(bsfg, ["init", "--zone", "plant-a"]).exit_code == 0
     (tmp_path / "report.pdf").write_bytes(REPORT)
-    shown = re.search(r"<!-- test: artifacts -->\n(.*?)<!-- end -->", PAGE, re.DOTALL)
-    assert shown
-    done = [CliRunner().invoke(bsfg, shlex.split(line)[1:]) for line in shown[1].strip().splitlines()]
+    done = [CliRunner().invoke(bsfg, arguments) for arguments in shown("docs/operate/artifacts.md", "artifacts")]
     put, append, listed, verified, got, refused = done
     reference = json.loads(put.output)
     assert reference["size"] == len(REPORT)

@@ -4,27 +4,18 @@ import hashlib
 import json
 import os
 import socket
-from functools import partial
 from pathlib import Path
-
-import pytest
 
 from agent import local_socket
 from agent.config import load
 from agent.fact_store import FactStore
 from agent.health.server import note_port
-from tests.cli.test_commands import Bsfg
+from tests.cli.conftest import Bsfg
 from tests.support import command
 
 NODE = '[node]\nzone = "plant-a"\n[health]\nlisten_port = 0\n'
 SOURCE = '[[modbus]]\nname = "{0}"\nhost = "192.0.2.1"\ntags_file = "{0}.csv"\naddress_base = 0\n'
 HEADER = "tag,table,register,type\n"
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder."""
-    return partial(command.bsfg, tmp_path)
 
 
 def problems(bsfg: Bsfg) -> list[str]:

@@ -2,12 +2,8 @@
 
 import json
 import re
-import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,18 +12,11 @@ from click.testing import CliRunner
 from agent.cli.facts.fetch import tail
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample, TagDefinition
+from tests.cli.conftest import Bsfg
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done
 from tests.query.making import everything
 from tests.support import command
-
-ROOT = Path(__file__).resolve().parents[2]
-Bsfg = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder."""
-    return partial(command.bsfg, tmp_path)
+from tests.support.page import shown
 
 
 @pytest.fixture
@@ -389,11 +378,6 @@ def test_latest_marks_a_time_that_is_ahead(bsfg: Bsfg, tmp_path: Path) -> None:
 def test_documented_queries_work(node: Bsfg) -> None:
     """Each command of docs/operate/query.md succeeds on a node with a fact."""
     node("append", "batch:1", "done", "{}")
-    shown = re.search(
-        r"<!-- test: query -->\n(.*?)<!-- end -->", (ROOT / "docs/operate/query.md").read_text("utf-8"), re.DOTALL
-    )
-    assert shown
-    for line in shown[1].strip().splitlines():
-        program, *arguments = shlex.split(line)
+    for arguments in shown("docs/operate/query.md", "query"):
         done = node(*arguments)
-        assert (program, done.returncode) == ("bsfg", 0), done.stderr
+        assert done.returncode == 0, done.stderr

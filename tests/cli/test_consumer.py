@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,9 @@ from agent.cli.consumer import _size
 from agent.fact_store import FactStore
 from agent.lease import LeaseClaim
 from agent.message import Envelope, Fact, Message
-from tests.waiting import wait_until_async
+from tests.support.page import shown
+from tests.support.served_store import served_store
 
-ROOT = Path(__file__).resolve().parents[2]
 STREAM = "facts.operational"
 
 
@@ -36,14 +34,10 @@ def run(*arguments: str) -> Result:
 
 def test_documented_commands_work() -> None:
     """Each command of docs/operate/consumers.md succeeds, in its order, in an empty folder."""
-    page = (ROOT / "docs/operate/consumers.md").read_text("utf-8")
-    shown = re.search(r"<!-- test: consumers -->\n(.*?)<!-- end -->", page, re.DOTALL)
-    assert shown
     outputs = []
-    for line in shown[1].strip().splitlines():
-        program, *arguments = shlex.split(line)
+    for arguments in shown("docs/operate/consumers.md", "consumers"):
         done = run(*arguments)
-        assert (program, done.exit_code) == ("bsfg", 0), (line, done.output, done.exception)
+        assert done.exit_code == 0, (arguments, done.output, done.exception)
         outputs.append(done.output)
     assert outputs[0] == "local.mes reads facts.operational from offset 1\n"
     assert [line.split()[0] for line in outputs[3].splitlines()[-2:]] == ["local.mes", "local.report"]
@@ -118,27 +112,22 @@ def test_an_unknown_consumer() -> None:
 def test_with_a_running_node(folder: Path) -> None:
     """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does
     it."""
+    (folder / "state").mkdir()
 
     async def scenario() -> None:
-        state = folder / "state"
-        state.mkdir()
-        with FactStore.open(state / "facts.db", "plant-a") as store:
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(local_socket.serve(local_socket.RequestHandler(store), state))
-                await wait_until_async((state / local_socket.SOCKET).exists, "the socket")
-                message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
-                await asyncio.wrap_future(store.appends.append_message(STREAM, message))
-                await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
-                await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
-                (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
-                assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
-                assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
-                refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
-                assert "'idmz.ops' is online" in str(refused.exception)
-                forced = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops", "--force", "--json")
-                told = json.loads(forced.output)
-                assert (told["state"], told["was"]["state"]) == ("deletion started", "online")
-                serving.cancel()
+        async with served_store(folder / "state") as store:
+            message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
+            await asyncio.wrap_future(store.appends.append_message(STREAM, message))
+            await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
+            await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
+            (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
+            assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
+            assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
+            refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
+            assert "'idmz.ops' is online" in str(refused.exception)
+            forced = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops", "--force", "--json")
+            told = json.loads(forced.output)
+            assert (told["state"], told["was"]["state"]) == ("deletion started", "online")
 
     asyncio.run(scenario())
 

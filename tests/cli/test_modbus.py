@@ -7,35 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from agent.ingest import ModbusSourceSettings, load_tag_map
+from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
 from tests.ingest.modbus.test_transports import certificate
 from tests.ingest.modbus.test_transports import device as modbus_process
 from tests.support import command
+from tests.support.page import ROOT, console_commands, lacking_messages
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operate" / "modbus.md"
+PAGE = "docs/operate/modbus.md"
 pytestmark = pytest.mark.system
-Bsfg = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder."""
-    return partial(command.bsfg, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def meter() -> Iterator[Program]:
-    """The plant's device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 @pytest.fixture
@@ -47,11 +32,10 @@ def device(meter: Program) -> str:
 def test_the_commands_of_the_page(meter: Program, device: str, bsfg: Bsfg, tmp_path: Path) -> None:
     """Every command of the page works, in its order, in an empty folder, with the tag file and the section that the
     page shows; what the page says that they print is printed, figures apart."""
-    text = PAGE.read_text(encoding="utf-8")
+    text = (ROOT / PAGE).read_text("utf-8")
     (rows,) = re.findall(r"```csv\n(.*?)```", text, re.DOTALL)
     (section,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    commands = console_commands(PAGE)
     assert len(commands) >= 10
     assert bsfg("init", "--zone", "plant-a").returncode == 0
     (tmp_path / "tags.d").mkdir()
@@ -76,13 +60,7 @@ def test_the_commands_of_the_page(meter: Program, device: str, bsfg: Bsfg, tmp_p
 
 def test_what_the_page_says_of_messages_is_said() -> None:
     """Each message that the page explains stands in the product's text, so that a search for it leads there."""
-    rows = re.findall(r"^\| `(.+?)` \|", PAGE.read_text(encoding="utf-8").partition("## Messages")[2], re.MULTILINE)
-    assert len(rows) >= 6
-    folder = ROOT / "agent" / "ingest"
-    text = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
-    text = re.sub(r'"\s*\n\s*f?"', "", text)  # strings over several lines
-    for row in rows:
-        assert row in text, row
+    assert lacking_messages(PAGE, "agent/ingest") == []
 
 
 def test_probe_prints_the_row_that_a_source_reads(device: str, bsfg: Bsfg, tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from agent import local_socket
 from agent.cli import bsfg
 from agent.fact_store import FactStore
-from tests.waiting import wait_until_async
+from tests.support.served_store import served_store
 
 
 @pytest.fixture
@@ -45,19 +44,14 @@ def test_it_asks_first_and_records_why(folder: Path) -> None:
 
 def test_a_running_node_goes_on(folder: Path) -> None:
     """The node is asked at its socket, and its store goes on under the new epoch."""
+    (folder / "state").mkdir()
 
     async def scenario() -> None:
-        state = folder / "state"
-        state.mkdir()
-        with FactStore.open(state / "facts.db", "plant-a") as store:
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(local_socket.serve(local_socket.RequestHandler(store), state))
-                await wait_until_async((state / local_socket.SOCKET).exists, "the socket")
-                before = store.epoch.hex()
-                done = await asyncio.to_thread(run, "--yes", "--json")
-                assert json.loads(done.output) == {"epoch": store.epoch.hex(), "previous_epoch": before}
-                assert store.epoch.hex() != before
-                assert store.failure is None
-                serving.cancel()
+        async with served_store(folder / "state") as store:
+            before = store.epoch.hex()
+            done = await asyncio.to_thread(run, "--yes", "--json")
+            assert json.loads(done.output) == {"epoch": store.epoch.hex(), "previous_epoch": before}
+            assert store.epoch.hex() != before
+            assert store.failure is None
 
     asyncio.run(scenario())

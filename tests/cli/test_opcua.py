@@ -5,9 +5,8 @@ import json
 import re
 import shlex
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,20 +14,13 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from agent.ingest import OpcuaSourceSettings, load_tag_map
 from agent.ingest.opcua.security.certificate_facts import facts_of
+from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
 from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
-from tests.support import command
+from tests.support.page import console_commands, lacking_messages
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "operate" / "opcua.md"
+PAGE = "docs/operate/opcua.md"
 URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself
-Bsfg = Callable[..., "command.subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder."""
-    return partial(command.bsfg, tmp_path)
 
 
 @pytest.fixture(name="plc", scope="module")
@@ -55,8 +47,7 @@ def url(plc: Program) -> str:
 def test_the_commands_of_the_page(plc: Program, bsfg: Bsfg, tmp_path: Path) -> None:
     """Every command of the page works, in its order, in an empty folder; the first only finds that the server is not
     trusted. The section that is printed goes into node.toml, which `bsfg check` accepts."""
-    blocks = re.findall(r"```console\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    commands = [line[2:] for block in blocks for line in block.splitlines() if line.startswith("$ ")]
+    commands = console_commands(PAGE)
     assert len(commands) >= 9
     assert bsfg("init", "--zone", "plant-a").returncode == 0
     output: list[str] = []
@@ -86,14 +77,7 @@ def test_the_commands_of_the_page(plc: Program, bsfg: Bsfg, tmp_path: Path) -> N
 
 def test_messages_that_the_page_explains_exist_in_the_product() -> None:
     """Each message that the page explains stands in the product's text, so that a search for it leads there."""
-    rows = re.findall(r"^\| `(.+?)` \|", PAGE.read_text(encoding="utf-8").partition("## Messages")[2], re.MULTILINE)
-    assert len(rows) >= 9
-    folder = ROOT / "agent" / "ingest" / "opcua"
-    text = "".join(file.read_text(encoding="utf-8") for file in folder.rglob("*.py"))
-    text = re.sub(r'"\s*\n\s*f?"', "", text)  # strings over several lines
-    for row in rows:
-        for part in (part.strip() for part in row.split("...")):
-            assert part in text, row
+    assert lacking_messages(PAGE, "agent/ingest/opcua") == []
 
 
 @pytest.mark.system

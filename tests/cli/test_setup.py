@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,19 +15,12 @@ from click.testing import CliRunner
 from agent.cli.prepare import setup as command_module
 from agent.config import ConfigError
 from agent.replication import pki
-from tests.ingest.fakes import Program, running
+from tests.ingest.fakes import Program
 from tests.support import command
 from tests.support.mosquitto import free_port
 
 pytestmark = pytest.mark.system
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "setup.md"
-
-
-@pytest.fixture(scope="module")
-def meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 def answers(port: int, more: str = "") -> str:

@@ -5,29 +5,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
+from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
 from tests.support import command
 from tests.support.mosquitto import Mosquitto, free_port
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
-Bsfg = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture(scope="module")
-def meter() -> Iterator[Program]:
-    """The plant's Modbus device."""
-    with running("modbus_server") as program:
-        yield program
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +27,6 @@ def plc() -> Iterator[Program]:
     """The plant's OPC UA server, without security."""
     with running("opcua_server") as program:
         yield program
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in the folder of node.toml."""
-    return partial(command.bsfg, tmp_path)
 
 
 def write_node(folder: Path, meter_port: int, plc_port: int, more: str = "", **meter: Any) -> None:

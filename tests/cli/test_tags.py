@@ -3,7 +3,6 @@
 import json
 import re
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ from agent.cli.tags.options import made_up
 from agent.ingest.tags.example import json_schema
 from agent.ingest.tags.file import dialect_of, load_tag_map
 from agent.ingest.tags.tag_map import read_tag_map
-from tests.cli.test_commands import Bsfg
-from tests.support import command
+from tests.cli.conftest import Bsfg
 
 LISTS = Path(__file__).parents[1] / "vectors" / "tag_lists"
 NODE = '[node]\nzone = "a"\n[[modbus]]\nname = "m1"\nhost = "h"\ntags_file = "m1.csv"\naddress_base = 0\n'
@@ -24,12 +22,6 @@ DIALECTS = {
     "opcua": dialect_of(made_up("opcua", Path("t.csv"), None)),
     "modbus": dialect_of(made_up("modbus", Path("t.csv"), "0")),
 }
-
-
-@pytest.fixture
-def bsfg(tmp_path: Path) -> Bsfg:
-    """Run `bsfg` in an empty folder."""
-    return partial(command.bsfg, tmp_path)
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)

@@ -10,7 +10,7 @@ import pytest
 
 from agent.cli.prepare import unit
 from agent.config import load
-from tests.cli.test_commands import Bsfg
+from tests.cli.conftest import Bsfg
 from tests.support import command
 
 SYSTEMD = Path(__file__).resolve().parents[2] / "systemd"

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.health.metrics import NodeCollector, render
+from agent.health.metrics import render
 from agent.health.snapshot import NodeSnapshot
 
 # The names that the specification promises (section 8), as its readers will put them into a query.
@@ -100,18 +99,3 @@ def test_special_characters_in_names_are_escaped(healthy: NodeSnapshot) -> None:
     odd = 'a"b\\c\nd'
     found = samples(replace(healthy, sources=(replace(healthy.sources[0], name=odd),)))
     assert found["bsfg_source_up"] == {("opcua", odd): 1}
-
-
-def test_a_collector_takes_a_snapshot_per_scrape(healthy: NodeSnapshot) -> None:
-    """In the registry of another program each scrape takes a new snapshot."""
-    snapshots = iter([healthy, replace(healthy, store_fill_percent=99.0)])
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(lambda: next(snapshots)))
-    found = [
-        sample.value
-        for _ in range(2)
-        for family in registry.collect()
-        for sample in family.samples
-        if sample.name == "bsfg_store_buffer_fill_percent"
-    ]
-    assert found == [3.5, 99.0]

@@ -2,9 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact, Message
 from agent.signing.settings import SigningSettings
 from tests.signing.signers import make
+from tests.support.served_store import served_store
 from tests.waiting import wait_until, wait_until_async
 
 FACT = Fact("batch:B-1", "step_completed", b'{"step":"mash"}')
@@ -31,19 +31,6 @@ def request(message_id: str = "m1", fact: Fact = FACT, zone: str = "plant-a", **
     return local_socket.AppendFact(
         "facts.operational", Envelope(message_id, zone, "idmz", 1_700_000_000_000), fact, **asked
     )
-
-
-@asynccontextmanager
-async def serving(folder: Path) -> AsyncIterator[FactStore]:
-    """A store whose local socket is served. No client is disconnected for its silence."""
-    with FactStore.open(folder / "facts.db", "plant-a") as store:
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
-            await wait_until_async((folder / local_socket.SOCKET).exists, "the socket")
-            try:
-                yield store
-            finally:
-                task.cancel()
 
 
 async def raw(folder: Path, payload: bytes) -> local_socket.Answer:
@@ -66,7 +53,7 @@ def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) ->
     """Same id and content: the first offset again. Same id, other content: refused, and the log has not grown."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as store:
+        async with served_store(tmp_path) as store:
             assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "applied")
             assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "noop_already_applied")
             other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
@@ -81,7 +68,7 @@ def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
     that cannot be decided is refused by its field."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as store:
+        async with served_store(tmp_path) as store:
             acquire = local_socket.AcquireLease("facts.operational", "mes")
             assert [await local_socket.ask(tmp_path, acquire) for _ in "ab"] == [
                 local_socket.LeaseAcquired(1),
@@ -105,7 +92,7 @@ def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
     """Registering twice is once; a confirmation moves the frontier, one beyond the log is refused and moves nothing."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             await local_socket.ask(tmp_path, request())
             register = local_socket.RegisterConsumer("local.mes", "facts.operational")
             assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
@@ -124,7 +111,7 @@ def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
     """Confirming offset 2 alone leaves the frontier before the missing offset 1; confirming 1 then moves it to 2."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             for number in range(3):
                 await local_socket.ask(tmp_path, request(f"m{number}"))
             await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
@@ -140,7 +127,7 @@ def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
     neither."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             for name, is_fetching in (("local.mes", True), ("local.scada", False)):
                 asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=is_fetching)
                 await local_socket.ask(tmp_path, asked)
@@ -171,7 +158,7 @@ def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_so
     """The answer names the wrong field, nothing is stored, and the next request is served."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as store:
+        async with served_store(tmp_path) as store:
             refused = await local_socket.ask(tmp_path, wrong)
             assert isinstance(refused, local_socket.Refused)
             assert why in refused.message + refused.hint
@@ -196,7 +183,7 @@ def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -
     """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             assert isinstance(await raw(tmp_path, payload), local_socket.Refused)
             assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
 
@@ -215,7 +202,7 @@ def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) -> Non
     deep.mkdir()
 
     async def scenario() -> None:
-        async with serving(deep):
+        async with served_store(deep):
             assert isinstance(await local_socket.ask(deep, request()), local_socket.Appended)
 
     asyncio.run(scenario())
@@ -225,7 +212,7 @@ def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) 
     """The bytes after its length could be anything, so they are not read as another request."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
             writer.write(struct.pack("<I", 2**31) + bytes(1000))
@@ -241,7 +228,7 @@ def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path, caplog: pytest.
     """The server stops with clients connected; they see the end of the connection, and nothing is logged."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             with socket_address(tmp_path) as address:
                 reader, writer = await asyncio.open_unix_connection(address)
         assert await reader.read() == b""
@@ -255,7 +242,7 @@ def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None
     """Otherwise its facts would be released although that zone does not have them."""
 
     async def scenario() -> None:
-        async with serving(tmp_path) as store:
+        async with served_store(tmp_path) as store:
             await local_socket.ask(tmp_path, request())
             await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", "facts.operational", "oldest"))
             refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
@@ -278,22 +265,18 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
     gets the place of the oldest one at once."""
 
     async def scenario() -> None:
-        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path))
-                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
-                writers = []
-                for n in range(CONNECTIONS_MAX):
-                    with socket_address(tmp_path) as address:
-                        reader, writer = await asyncio.open_unix_connection(address)
-                    writer.write(struct.pack("<I", 100)[: n % 5])
-                    writers.append((reader, writer))
-                for n in range(3):
-                    assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
-                assert await writers[0][0].read() == b"", "the oldest has lost its place"
-                task.cancel()
-                for _, writer in writers:
-                    writer.close()
+        async with served_store(tmp_path):
+            writers = []
+            for n in range(CONNECTIONS_MAX):
+                with socket_address(tmp_path) as address:
+                    reader, writer = await asyncio.open_unix_connection(address)
+                writer.write(struct.pack("<I", 100)[: n % 5])
+                writers.append((reader, writer))
+            for n in range(3):
+                assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
+            assert await writers[0][0].read() == b"", "the oldest has lost its place"
+            for _, writer in writers:
+                writer.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -301,13 +284,13 @@ def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
 class SlowAnswers(local_socket.RequestHandler):
     """Answers `ListConsumers` when it is told to, everything else at once."""
 
-    def __init__(self, store: FactStore) -> None:
+    def __init__(self, store: FactStore, asked: list[local_socket.Request], go_on: asyncio.Event) -> None:
         super().__init__(store)
-        self.asked, self.go_on = 0, asyncio.Event()
+        self.asked, self.go_on = asked, go_on
 
     async def answer(self, request: local_socket.Request) -> local_socket.Answer:
         if isinstance(request, local_socket.ListConsumers):
-            self.asked += 1
+            self.asked.append(request)
             await self.go_on.wait()
         return await super().answer(request)
 
@@ -316,23 +299,20 @@ def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
     """Clients whose requests are being carried out are never disconnected for a new one, which waits for a place."""
 
     async def scenario() -> None:
-        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-            async with asyncio.TaskGroup() as group:
-                handler = SlowAnswers(store)
-                task = group.create_task(local_socket.serve(handler, tmp_path))
-                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
-                asking = [
-                    group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
-                    for _ in range(CONNECTIONS_MAX)
-                ]
-                await wait_until_async(lambda: handler.asked == CONNECTIONS_MAX, "all places to be taken")
-                next_one = group.create_task(local_socket.ask(tmp_path, request()))
-                await asyncio.wait([next_one], timeout=0.2)
-                assert not next_one.done()
-                handler.go_on.set()
-                assert isinstance(await next_one, local_socket.Appended)
-                assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
-                task.cancel()
+        asked, go_on = list[local_socket.Request](), asyncio.Event()
+        handler = partial(SlowAnswers, asked=asked, go_on=go_on)
+        async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
+            asking = [
+                group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
+                for _ in range(CONNECTIONS_MAX)
+            ]
+            await wait_until_async(lambda: len(asked) == CONNECTIONS_MAX, "all places to be taken")
+            next_one = group.create_task(local_socket.ask(tmp_path, request()))
+            await asyncio.wait([next_one], timeout=0.2)
+            assert not next_one.done()
+            go_on.set()
+            assert isinstance(await next_one, local_socket.Appended)
+            assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -350,22 +330,18 @@ def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
     At the end nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
 
     async def scenario() -> None:
-        with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-            async with asyncio.TaskGroup() as group:
-                task = group.create_task(local_socket.serve(LongAnswers(store), tmp_path))
-                await wait_until_async((tmp_path / local_socket.SOCKET).exists, "the socket")
-                clients = []
-                for _ in range(CONNECTIONS_MAX):
-                    with socket_address(tmp_path) as address:
-                        client = await asyncio.open_unix_connection(address, limit=1024)
-                    client[1].write(framed(b'{"operation":"ListConsumers"}'))
-                    clients.append(client)
-                answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
-                assert isinstance(answer, local_socket.Refused)
-                task.cancel()
-            for reader, writer in clients:
-                assert len(await reader.read()) < 1_000_000
-                writer.close()
+        async with served_store(tmp_path, LongAnswers):
+            clients = []
+            for _ in range(CONNECTIONS_MAX):
+                with socket_address(tmp_path) as address:
+                    client = await asyncio.open_unix_connection(address, limit=1024)
+                client[1].write(framed(b'{"operation":"ListConsumers"}'))
+                clients.append(client)
+            answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+            assert isinstance(answer, local_socket.Refused)
+        for reader, writer in clients:
+            assert len(await reader.read()) < 1_000_000
+            writer.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
 
@@ -374,7 +350,7 @@ def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
     """What happened and what to do are two fields without a common text."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("nobody", 1))
             assert refused == local_socket.Refused("no consumer 'nobody'", UnknownConsumer.hint)
 
@@ -415,7 +391,7 @@ def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
     """A program that can open the socket may append facts, so its mode is 0600."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             await wait_until_async(lambda: (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600, "the mode")
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
@@ -425,7 +401,7 @@ def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) ->
     """A node starts without an operator: the file that is no store is kept under another name."""
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ruined = b"no database" * 1000
-    settings.store_file.write_bytes(ruined)
+    settings.node.store_file.write_bytes(ruined)
     with local_socket.open_store(settings) as store:
         assert [(one.name, one.end_offset) for one in store.streams()] == [("facts.operational", 1)], (
             "the incident's fact"
@@ -437,7 +413,7 @@ def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
     """What lies before the range that a consumer confirms stays unconfirmed."""
 
     async def scenario() -> None:
-        async with serving(tmp_path):
+        async with served_store(tmp_path):
             for number in range(3):
                 await local_socket.ask(tmp_path, request(message_id=f"m{number}"))
             await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))

@@ -59,11 +59,11 @@ def test_a_command_waits_for_a_node_that_starts(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         with local_socket.open_store(settings) as store:
-            request = local_socket.ListConsumers()
-            asked = asyncio.create_task(asyncio.to_thread(partial(ask, settings, request, alone=alone)))
+            asking = partial(ask, settings, local_socket.ListConsumers(), local_socket.Consumers, alone=alone)
+            asked = asyncio.create_task(asyncio.to_thread(asking))
             await wait_until_async(lambda: tries, "the lock met")
             serving = asyncio.create_task(local_socket.serve(local_socket.RequestHandler(store), tmp_path))
-            assert isinstance(await asked, local_socket.Consumers)
+            assert (await asked).consumers == []
             serving.cancel()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

@@ -12,7 +12,7 @@ import pytest
 from agent import local_socket
 from agent.config import HealthSettings, IdentitySettings, NodeSettings
 from agent.fact_store import FactStore, StoreReader
-from agent.ingest import OUT_OF_SERVICE, RemovedTag
+from agent.ingest import BAD_OUT_OF_SERVICE, RemovedTag
 from agent.message import Sample, TagDefinition
 from agent.node.node import Node
 from agent.node.removed_tags import find_removed_tags
@@ -39,7 +39,7 @@ def test_tags_that_no_file_names_and_that_are_in_service(tmp_path: Path) -> None
         (foreign,) = store.appends.define([TagDefinition("tag:l/foreign")]).result()
         for stream, rows in (
             (STREAM, [Sample(n, 10 * S, 1.0) for n in (kept, gone, retired, moved, foreign)]),
-            (STREAM, [Sample(retired, 20 * S, None, OUT_OF_SERVICE), Sample(late, 5 * S, 0.5)]),
+            (STREAM, [Sample(retired, 20 * S, None, BAD_OUT_OF_SERVICE), Sample(late, 5 * S, 0.5)]),
             (OTHER, [Sample(renumbered, 30 * S, 2.0)]),
         ):
             store.appends.append_samples(stream, rows).result()
@@ -83,8 +83,8 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
     asyncio.run(asyncio.wait_for(scenario(), 20))
     (line,) = lines()
     assert (line.count, line.tags) == (30, [f"l/t{n:02}" for n in range(20)])  # type: ignore[attr-defined]
-    with closing(StoreReader(settings.store_file)) as reader:
+    with closing(StoreReader(settings.node.store_file)) as reader:
         rows = find_latest(Scanner(reader), ahead_ns)
-        assert {row.latest.quality for row in rows if row.latest is not None} == {OUT_OF_SERVICE}
+        assert {row.latest.quality for row in rows if row.latest is not None} == {BAD_OUT_OF_SERVICE}
         assert reader.end_offset(STREAM) == 60
         assert find_removed_tags(reader, reader.origin, ()) == []

@@ -13,6 +13,7 @@ from agent.ingest.ports import Newest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json, time_text
 from agent.node import stored_samples
 from agent.node.stored_samples import StoredSamples
+from tests.fact_store.making import AT_ONCE
 
 S = 1_000_000_000
 BAD = 0x8005_0000
@@ -42,7 +43,7 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
     for a walk through the whole store."""
     monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 20)
     monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 5)
-    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(3)]).result()
         for t in range(40):
             number = 2 if t in (5, 30) else 1

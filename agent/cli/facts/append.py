@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import cast, get_args
+from typing import get_args
 
 import click
 
@@ -122,7 +122,7 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
     """Take and print a new lease epoch for PRODUCER. From now on, appends with a lower epoch are refused."""
     settings = load(config_file)
     if peer is None:
-        epoch = cast(local_socket.LeaseAcquired, ask(settings, local_socket.AcquireLease(stream, producer))).lease_epoch
+        epoch = ask(settings, local_socket.AcquireLease(stream, producer), local_socket.LeaseAcquired).lease_epoch
     else:
         from agent.cli.facts.peer_requests import acquire_lease  # MQTT is slow to import
 
@@ -132,7 +132,7 @@ def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, pro
 
 def _append_here(settings: NodeSettings, request: local_socket.AppendFact) -> AppendedEntry:
     named = [one for one in settings.stream if one.name == request.stream] or [StreamSettings(request.stream)]
-    return cast(local_socket.Appended, ask(settings, request, waits_ms=named[0].acks_timeout_ms))
+    return ask(settings, request, local_socket.Appended, waits_ms=named[0].acks_timeout_ms)
 
 
 def _content_id(subject: str, predicate: str, content: bytes) -> str:

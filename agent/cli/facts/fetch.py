@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import click
 
@@ -39,10 +39,10 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
     """Print the facts after the consumer's frontier, oldest first. Until they are confirmed, the next fetch prints them
     again."""
     settings = load(config_file)
-    with contextlib.closing(StoreReader(settings.store_file)) as reader:
+    with contextlib.closing(StoreReader(settings.node.store_file)) as reader:
         unknown = _unknown_stream(reader, stream)
         register = local_socket.RegisterConsumer(consumer, stream, start, is_fetching=True)
-        registered = cast(local_socket.Registered, ask(settings, register))
+        registered = ask(settings, register, local_socket.Registered)
         if unknown:  # not refused: a consumer may exist before the first fact
             undo = f"bsfg consumer remove {consumer} --force --now"
             click.echo(
@@ -64,7 +64,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
 def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Confirm that the consumer has stored everything up to OFFSET. The frontier never moves back."""
     settings = load(config_file)
-    answer = cast(local_socket.Confirmed, ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset)))
+    answer = ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset), local_socket.Confirmed)
     advanced = answer.cursor_advanced_to
     click.echo(json.dumps({"cursor_advanced_to": advanced}) if as_json else f"cursor advanced to {advanced}")
 
@@ -80,7 +80,7 @@ def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # n
     """Print the last facts of a stream. No cursor moves."""
     settings = load(config_file)
     with (
-        contextlib.closing(StoreReader(settings.store_file)) as reader,
+        contextlib.closing(StoreReader(settings.node.store_file)) as reader,
         contextlib.suppress(KeyboardInterrupt, BrokenPipeError),
     ):
         if unknown := _unknown_stream(reader, stream):  # not refused: --follow may wait for its first fact

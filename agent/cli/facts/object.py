@@ -75,10 +75,8 @@ def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size:
 
     def send_to(ask: Callable[[local_socket.Request], Awaitable[local_socket.Answer]]) -> Send:
         async def send(offset: int, data: bytes) -> tuple[int, bool]:
-            answer = await ask(local_socket.PutObject(digest, size, offset, data))
-            if isinstance(answer, local_socket.Refused):
-                raise local_socket.LocalError(answer.message, answer.hint)
-            assert isinstance(answer, local_socket.ObjectPut)
+            request = local_socket.PutObject(digest, size, offset, data)
+            answer = local_socket.accepted(await ask(request), local_socket.ObjectPut)
             return answer.received, answer.is_complete
 
         return send
@@ -198,4 +196,4 @@ def verify(config_file: Path) -> None:
 
 
 def _files(settings: NodeSettings) -> ArtifactFiles:
-    return ArtifactFiles(settings.store_file.with_name(ARTIFACTS_FOLDER))
+    return ArtifactFiles(settings.node.store_file.with_name(ARTIFACTS_FOLDER))

@@ -19,7 +19,7 @@ from agent.cli.table import lines
 from agent.config import load
 from agent.foreign_text import printable
 from agent.ingest import LEARNED, ModbusSourceSettings, SourceMemory, load_tag_map
-from agent.ingest.modbus.explore.place import register_text
+from agent.ingest.modbus.explore.place import register_text, span_text
 from agent.ingest.modbus.explore.request_plan import PlannedRead, RequestPlan, request_plan
 
 COLUMNS = ("unit", "registers", "count", "used", "tags", "ends because")
@@ -78,12 +78,9 @@ def _settings(
 
 
 def _row(settings: ModbusSourceSettings, one: PlannedRead) -> Sequence[object]:
-    first, last = (
-        register_text(one.read.table, address, settings.address_base)
-        for address in (one.read.address, one.read.end - 1)
-    )
-    span = f"{one.read.table.value} {first}" + ("" if first == last else f"-{last}")
-    return one.read.unit_id, span, one.read.count, one.used, len(one.read.registers), one.why
+    read = one.read
+    span = f"{read.table.value} {span_text(read.table, read.address, read.end, settings.address_base)}"
+    return read.unit_id, span, read.count, one.used, len(read.registers), one.why
 
 
 def _summary(found: RequestPlan) -> Iterator[str]:

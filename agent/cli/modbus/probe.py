@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
-import io
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -18,11 +16,11 @@ from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import Progress, value_text
 from agent.errors import BsfgError
-from agent.foreign_text import csv_cell, printable
+from agent.foreign_text import printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
-from agent.ingest.modbus.explore.place import Place, base_hint, parse_places, register_text
+from agent.ingest.modbus.explore.place import Place, base_hint, parse_places, register_text, span_text
 from agent.ingest.modbus.explore.probe import section
 from agent.message import json_value
 
@@ -151,8 +149,8 @@ def _lines(
         for address in range(look.place.address, look.place.address + look.place.count):
             yield from _readings(look, address, base, marks)
         for refusal in look.refusals:
-            first, last = (register_text(look.place.table, one, base) for one in (refusal.first, refusal.end - 1))
-            yield f"not given: {look.place.table.value} {first}{'' if first == last else f' to {last}'}: {refusal.why}"
+            span = span_text(look.place.table, refusal.first, refusal.end, base)
+            yield f"not given: {look.place.table.value} {span}: {refusal.why}"
     if wanted is None:
         yield "mark what equals the device's panel: --value 231.4"
         return
@@ -230,18 +228,11 @@ def _to_paste(target: Target, best: Candidate) -> Iterator[str]:
     row = interpretation.tag_row(best.found, settings.unit_id, settings.address_base, settings.name)
     yield ""
     yield f"# row for the tag file (address_base = {settings.address_base})"
-    yield _csv(list(row))
-    yield _csv(list(row.values()))
+    yield from lines(list(row), [list(row.values())], "csv")
     if not target.is_source:
         yield ""
         yield "# for node.toml"
         yield from section(settings).splitlines()
-
-
-def _csv(cells: Sequence[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow(map(csv_cell, cells))
-    return text.getvalue()
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------

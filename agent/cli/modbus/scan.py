@@ -16,8 +16,8 @@ from agent.cli.terminal import Progress
 from agent.foreign_text import printable
 from agent.ingest import SourceError
 from agent.ingest.modbus.explore.device import FoundUnit, find_units, open_device, scan_registers
-from agent.ingest.modbus.explore.place import Place, parse_places, register_text
-from agent.ingest.modbus.explore.register_scan import RegisterScan, Span
+from agent.ingest.modbus.explore.place import Place, parse_places, span_text
+from agent.ingest.modbus.explore.register_scan import RegisterScan
 
 UNITS = "1-16,255"
 BITS_PER_READ = 1_000  # far below what the standard allows, which many devices do not
@@ -133,7 +133,7 @@ def _lines(target: Target, place: Place, done: RegisterScan) -> Iterator[str]:
     table = place.table.value
     base = target.settings.address_base
     for span in done.found:
-        yield f"{table} {_span_text(place, span, base)} ({span[1] - span[0]:,})"
+        yield f"{table} {span_text(place.table, *span, base)} ({span[1] - span[0]:,})"
     total = sum(end - first for first, end in done.found)
     yield f"{total:,} of {place.count:,} {table} registers of unit {target.settings.unit_id} exist, {done.reads_total:,} reads"
     for why, count in done.refusals.most_common():
@@ -144,14 +144,9 @@ def _lines(target: Target, place: Place, done: RegisterScan) -> Iterator[str]:
             f"registers_per_read_max = {done.count_max}, or as much as the manual allows"
         )
     if done.unknown:
-        spans = ", ".join(_span_text(place, span, base) for span in done.unknown)
+        spans = ", ".join(span_text(place.table, *span, base) for span in done.unknown)
         todo = done.why_cut or "--reads-max is reached; raise it, or scan a part"
         yield f"not looked at: {spans}; {todo}"
-
-
-def _span_text(place: Place, span: Span, base: int) -> str:
-    first, last = (register_text(place.table, address, base) for address in (span[0], span[1] - 1))
-    return first if first == last else f"{first}-{last}"
 
 
 def _facts(target: Target, place: Place, done: RegisterScan) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
-from typing import cast
 
 import click
 
@@ -38,7 +37,7 @@ def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool)
     if first_ns >= last_ns:
         raise click.BadParameter(f"{first} is not before {last}", param_hint="--from")
     request = local_socket.BackfillSource(name, first_ns, last_ns)
-    answer = cast(local_socket.BackfillQueued, ask(load(config_file), request))
+    answer = ask(load(config_file), request, local_socket.BackfillQueued)
     if as_json:
         times = {"first_time": time_text(first_ns), "last_time": time_text(last_ns)}
         click.echo(json.dumps({"source": name, **times, "gaps_open": answer.gaps_open}))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+import msgspec
 
 from agent import local_socket
 from agent.cli import config_option, json_option
@@ -47,10 +48,7 @@ async def _entries(settings: NodeSettings) -> dict[str, local_socket.SourceEntry
         answer = await local_socket.ask(settings.node.state_dir, local_socket.ListSources())
     except (FileNotFoundError, ConnectionRefusedError):
         return None
-    if isinstance(answer, local_socket.Refused):
-        raise local_socket.LocalError(answer.message, answer.hint)
-    assert isinstance(answer, local_socket.SourceEntries)
-    return {one.name: one for one in answer.sources}
+    return {one.name: one for one in local_socket.accepted(answer, local_socket.SourceEntries).sources}
 
 
 def _rows(
@@ -94,15 +92,5 @@ def _facts(source: SourceSettings, entries: dict[str, local_socket.SourceEntry] 
     if one is None:
         count, problem = _tags(source)
         return {**facts, "state": None, "tags": count or None, "tags_problem": problem}
-    return {
-        **facts,
-        "state": one.state,
-        "tags": one.tags,
-        "tags_good": one.tags - one.tags_bad - one.tags_silent,
-        "tags_bad": one.tags_bad,
-        "tags_silent": one.tags_silent,
-        "values_total": one.values_total,
-        "last_value_unix_ms": one.last_value_unix_ms,
-        "trouble": one.trouble,
-        "tags_problem": one.tags_problem,
-    }
+    known = {name: value for name, value in msgspec.structs.asdict(one).items() if name != "kind"}
+    return {**facts, **known, "tags_good": one.tags - one.tags_bad - one.tags_silent}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 import click
 
@@ -26,7 +25,7 @@ def retry(config_file: Path, name: str, as_json: bool) -> None:  # noqa: FBT001 
 
     At an OPC UA source that is connected, the tags that its server refuses are tried at once.
     """
-    answer = cast(local_socket.SourceRetried, ask(load(config_file), local_socket.RetrySource(name)))
+    answer = ask(load(config_file), local_socket.RetrySource(name), local_socket.SourceRetried)
     if as_json:
         click.echo(json.dumps({"source": name, "was": answer.state}))
     elif answer.state == "waiting":

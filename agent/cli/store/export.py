@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option
-from agent.cli.store.store_file import ProgressLine, file_option, open_reader, report_holes
+from agent.cli.store.store_file import file_option, open_reader, report_holes
+from agent.cli.terminal import Progress
 from agent.message import INT64_MIN
 from agent.query.export import STDOUT, FormatName
 from agent.query.export import export as write
@@ -58,17 +59,17 @@ def export(
             time_max_ns=parse_moment_ns(until, now_ns) - 1 if until else INT64_MAX,
             subject_tests=(lambda subject: matches_glob(subject, tags),) if tags else (),
         )
-        line = ProgressLine()
+        line = Progress()
         try:
             done = write(scanner, bounds, target, form, force=force, progress=_progress(scanner, line))
         finally:
-            line.clear()
+            line.end()
         size = f" ({done.bytes / 1e6:,.1f} MB)" if target != STDOUT else ""
         click.echo(f"{done.facts:,} facts to {target}{size}", err=target == STDOUT)
         sys.exit(report_holes(scanner.counters))
 
 
-def _progress(scanner: Scanner, line: ProgressLine) -> Callable[[int, str, int], None]:
+def _progress(scanner: Scanner, line: Progress) -> Callable[[int, str, int], None]:
     """Shows facts written, and the share of the store that was read."""
     before: dict[str, int] = {}
     total = 0

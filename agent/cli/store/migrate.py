@@ -21,7 +21,7 @@ from agent.fact_store import FILES, check_known, connect_reader, migrate_store
 @file_option
 def migrate(config_file: Path, store_file: Path | None) -> None:
     """Migrate a store to the schema of this program."""
-    path = store_file or load(config_file).store_file
+    path = store_file or load(config_file).node.store_file
     with closing(connect_reader(path)) as connection:
         before = check_known(connection)
     migrate_store(path)

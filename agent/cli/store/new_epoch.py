@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import cast
 
 import click
 
@@ -29,7 +28,7 @@ def new_epoch(config_file: Path, because: str, yes: bool, as_json: bool) -> None
     settings = load(config_file)
     if not yes:
         click.confirm("Every peer will read this store from its beginning. Begin a new epoch?", abort=True, err=True)
-    answer = cast(local_socket.EpochBegan, ask(settings, local_socket.BeginEpoch(because)))
+    answer = ask(settings, local_socket.BeginEpoch(because), local_socket.EpochBegan)
     if as_json:
         click.echo(json.dumps({"epoch": answer.epoch, "previous_epoch": answer.previous_epoch}))
     else:

@@ -1,22 +1,16 @@
-"""The option that names a store file, a reader of it, the progress of long work, and the report of offsets that cannot
-be read."""
+"""The option that names a store file, a reader of it, and the report of offsets that cannot be read."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from agent.cli.terminal import redraw
 from agent.config import load
 from agent.fact_store import StoreReader
 from agent.query.scan import ScanCounters
-
-PROGRESS_S = 0.2
 
 file_option = click.option(
     "--file",
@@ -26,29 +20,10 @@ file_option = click.option(
 )
 
 
-class ProgressLine:
-    """A line on standard error, overwritten a few times a second; on a terminal only."""
-
-    def __init__(self) -> None:
-        self._is_shown = sys.stderr.isatty()
-        self._last_s = 0.0
-
-    def show(self, text: str) -> None:
-        """Show the text, unless the one before is too new."""
-        if self._is_shown and (now_s := time.monotonic()) - self._last_s >= PROGRESS_S:
-            self._last_s = now_s
-            redraw(text)
-
-    def clear(self) -> None:
-        """Clear the line."""
-        if self._is_shown:
-            redraw("")
-
-
 @contextlib.contextmanager
 def open_reader(config_file: Path, store_file: Path | None) -> Iterator[StoreReader]:
     """A reader of `store_file`, or of the node's store where that is None."""
-    with contextlib.closing(StoreReader(store_file or load(config_file).store_file)) as reader:
+    with contextlib.closing(StoreReader(store_file or load(config_file).node.store_file)) as reader:
         yield reader
 
 

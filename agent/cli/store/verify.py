@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.store.store_file import ProgressLine, file_option
+from agent.cli.store.store_file import file_option
+from agent.cli.terminal import Progress
 from agent.config import load
 from agent.fact_store import Damage, VerifyCounts, verify_store
 
@@ -34,8 +36,8 @@ WHAT_TO_DO = (
 @json_option
 def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
     """Compare every batch with its digest, its predecessor and the tables."""
-    path = store_file or load(config_file).store_file
-    line = ProgressLine()
+    path = store_file or load(config_file).node.store_file
+    line = Progress()
 
     def show(stream: str, offset: int, end_offset: int) -> None:
         line.show(f"{stream} {offset / max(end_offset, 1):4.0%}")
@@ -47,7 +49,8 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
             click.echo(f"damaged: {damage}")
     took_s = time.monotonic() - began_s
     if as_json:
-        click.echo(json.dumps(_figures(path, done, damages, took_s)))
+        found = {"seconds": round(took_s, 3), "damages": [one._asdict() for one in damages]}
+        click.echo(json.dumps({"file": str(path), **asdict(done), **found}))
     else:
         if len(damages) > SHOWN_MAX:
             click.echo(f"and {len(damages) - SHOWN_MAX} more; --json prints all")
@@ -60,18 +63,3 @@ def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: boo
         if damages:
             click.echo(WHAT_TO_DO)
     sys.exit(1 if damages else 0)
-
-
-def _figures(path: Path, done: VerifyCounts, damages: list[Damage], took_s: float) -> dict[str, object]:
-    return {
-        "file": str(path),
-        "batches": done.batches,
-        "facts": done.facts,
-        "bytes": done.bytes,
-        "streams": done.streams,
-        "definitions": done.definitions,
-        "heads": done.heads,
-        "checkpoints": done.checkpoints,
-        "seconds": round(took_s, 3),
-        "damages": [one._asdict() for one in damages],
-    }

@@ -41,8 +41,7 @@ from agent.fact_store.log import (
     decide_chunk,
     quota_charge,
 )
-from agent.fact_store.retention import disk_free
-from agent.fact_store.sqlite import sync_folder
+from agent.fact_store.sqlite import disk_free, sync_folder
 from agent.pages import ArtifactProgress, ArtifactReference
 
 PARTIAL = "partial"

@@ -7,13 +7,10 @@ and reference are both there or neither. Files are removed only by `sweep`, afte
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 
 from agent.batch import Batch
-from agent.fact_store.append import Call
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
 from agent.fact_store.log import ArtifactLimits, StoreSettings, checked_references, messages_in, references_in
 from agent.fact_store.read import StoreReader
@@ -65,19 +62,12 @@ class Artifacts:
 
     def unavailable(self, peer: str, digest: str, why: str) -> None:
         """Record the incident that an artifact of a peer's fact will not come. Raises StoreUnavailable."""
-        run = partial(_record_unavailable, peer=peer, digest=digest, why=why)
-        self._writer.call(Call("artifact", 0, time.monotonic_ns(), run))
+        self._writer.note("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")
 
     def sweep(self) -> int:
         """Remove artifacts that no held fact refers to and that are older than `artifact_orphan_hours`, or
         `artifact_released_hours` where a fact once did; returns how many. Raises StoreError."""
         if not self._files.folder.exists():
             return 0
-        forgetting = Call("artifacts", 0, time.monotonic_ns(), Transaction.forget_artifacts)
-        self._writer.call(forgetting)
-        forgetting.future.result()
+        self._writer.submit("artifacts", Transaction.forget_artifacts).result()
         return self._files.sweep(self._orphan_after_s, self._released_after_s)
-
-
-def _record_unavailable(transaction: Transaction, *, peer: str, digest: str, why: str) -> None:
-    transaction.add_incident("artifact_missing", digest, f"a fact from {peer} refers to it: {why}")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from agent.batch import Origin
-from agent.fact_store.append import Call, append_notice
+from agent.fact_store.append import append_notice
 from agent.fact_store.log import StoreError
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
@@ -72,12 +71,12 @@ class DamageRegistry:
             },
         )
         run = partial(_record_damage, stream=stream, hole=hole, why=why, origins=origins)
-        call = Call(f"damage in {stream}", len(why), time.monotonic_ns(), run)
-        call.future.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
         try:
-            writer.call(call)
+            recording = writer.submit(f"damage in {stream}", run, size=len(why))
         except StoreError:
             self._forget(place)
+        else:
+            recording.add_done_callback(lambda done: self._forget(place) if done.exception() else None)
 
     def remove_repaired(self, stream: str, first_offset: int, last_offset: int) -> None:
         """Remove the places between these offsets; if they are found damaged again, they are reported again."""

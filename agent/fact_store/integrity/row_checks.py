@@ -55,24 +55,17 @@ class BatchRow(NamedTuple):
     body: Any
 
 
-def definitions_damage(
-    origin: Origin, rows: Sequence[tuple[Any, Any, Any]], before: Definitions
-) -> tuple[list[Damage], Definitions]:
-    """Check an origin's definitions (number, digest, body) after those `before`: numbered without gaps, each as the
-    running digest says.
-
-    Returns the damage, and the state after the last row.
-    """
-    damages, running = list[Damage](), before
+def definitions_damage(origin: Origin, rows: Sequence[tuple[Any, Any, Any]]) -> Iterator[Damage]:
+    """Check an origin's definitions (number, digest, body): numbered without gaps, each as the running digest says."""
+    running = Definitions()
     for number, digest, body in rows:
         expected = running.extended(body) if isinstance(body, bytes) else running
         if (number, digest) != (expected.count, expected.digest):
             what = f"tag definition {running.count + 1} is damaged or missing"
-            damages.append(Damage("", 0, 0, str(origin), running.count + 1, what))
+            yield Damage("", 0, 0, str(origin), running.count + 1, what)
             if not (isinstance(number, int) and isinstance(digest, bytes) and len(digest) == DIGEST_BYTES):
-                return damages, running
+                return
         running = Definitions(number, digest)
-    return damages, running
 
 
 @dataclass(slots=True)

@@ -97,7 +97,7 @@ class _Walk:
             if number in origins and all(isinstance(one, int) for one in ends[:2]):
                 held.setdefault(stream, {}).setdefault(origins[number], []).append(HeldRange(*ends))
         ends_found = dict[str, int]()
-        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_verify_streams"):
+        for number, name, released_offset, released_bytes in self._rows("the table stream", "select_stream_rows"):
             self._done.streams += 1
             check = StreamCheck(
                 name, origins, definitions, released_offset, released_bytes, self._heads.problem, self._is_opened
@@ -119,8 +119,7 @@ class _Walk:
         rows = self._rows(
             f"the tag definitions of {origin}", "select_definitions", {"origin": number, "after": 0, "until": 2**62}
         )
-        damages, _ = definitions_damage(origin, rows, Definitions())
-        yield from damages
+        yield from definitions_damage(origin, rows)
         running = Definitions()
         for _, _, body in rows:
             if isinstance(body, bytes):
@@ -177,7 +176,7 @@ class _Walk:
             f"the index of {stream} after offset {after}", "select_verify_offsets", (number, after, ROWS_AT_ONCE)
         ):
             what = f"the batch at offset {offset} of {stream}"
-            for row in self._rows(what, "select_verify_row", (number, offset)):
+            for row in self._rows(what, "select_verify_page", (number, offset - 1, 1)):
                 yield BatchRow._make(row)
                 break
             else:

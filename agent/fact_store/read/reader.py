@@ -293,8 +293,8 @@ class StoreReader:
                 rows = connection.execute(QUERIES["select_streams"]).fetchall()
                 return {name: (released_offset + 1, end_offset) for _, name, released_offset, _, end_offset, *_ in rows}
             except sqlite3.DatabaseError:
-                rows = connection.execute(QUERIES["select_stream_names"]).fetchall()
-            return {name: (released + 1, self._end_by_rows(connection, number)) for number, name, released in rows}
+                rows = connection.execute(QUERIES["select_stream_rows"]).fetchall()
+            return {name: (released + 1, self._end_by_rows(connection, number)) for number, name, released, _ in rows}
 
     def _end_by_rows(self, connection: sqlite3.Connection, stream: int) -> int:
         """The end of a stream without its index, which is damaged."""
@@ -309,7 +309,7 @@ class StoreReader:
         index is damaged."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["select_row_summaries"], (after_row, limit)).fetchall()
-            names = {number: name for number, name, _ in connection.execute(QUERIES["select_stream_names"]).fetchall()}
+            names = {number: name for number, name, *_ in connection.execute(QUERIES["select_stream_rows"]).fetchall()}
             origins = {row[4]: self._origin(connection, row[4]) for row in rows}
         return [(row[0], names[row[1]], BatchSummary(row[2], row[3], origins[row[4]], *row[5:])) for row in rows]
 

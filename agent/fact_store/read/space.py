@@ -6,7 +6,6 @@ each stream, all by an index. It reads only the tables and the disk's free space
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from agent.fact_store.read.forecast import (
     forecast,
     inflow_of,
 )
-from agent.fact_store.sqlite import QUERIES
+from agent.fact_store.sqlite import QUERIES, disk_free
 
 MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
 """Marks in an hour: one a minute, and one more where backlog begins or ends."""
@@ -56,12 +55,8 @@ def _room(connection: sqlite3.Connection, folder: Path, settings: StoreSettings)
     rooms = []
     if settings.bytes_max:
         rooms.append(settings.bytes_max - used)
-    try:
-        disk = os.statvfs(folder)
-    except OSError:
-        pass  # free space unknown: no limit by the disk
-    else:
-        rooms.append(free * page + max(0, disk.f_bavail * disk.f_frsize - settings.disk_free_bytes_min))
+    if (left := disk_free(folder)) is not None:
+        rooms.append(free * page + max(0, left - settings.disk_free_bytes_min))
     return used, min(rooms, default=None)
 
 
@@ -107,10 +102,10 @@ def _age_of(connection: sqlite3.Connection, stream: StreamState, offset: int, ag
 
 
 def _inflow(connection: sqlite3.Connection, stream: StreamState, age_ms: int) -> Inflow:
-    first = connection.execute(QUERIES["select_mark_first"], (stream.id,)).fetchone()
+    first = connection.execute(QUERIES["select_marks"], (stream.id, 1)).fetchone()
     if first is None:
         return Inflow(0, 0)
     asked = {"stream": stream.id, "since_ms": age_ms - INFLOW_MS, "limit": MARKS_MAX}
     rows = connection.execute(QUERIES["select_marks_since"], asked).fetchall()
     marks = [Mark(at_ms, bytes_total, bool(is_backlog)) for at_ms, bytes_total, is_backlog in rows]
-    return inflow_of(marks, first[0], stream.bytes_total, age_ms)
+    return inflow_of(marks, first[1], stream.bytes_total, age_ms)

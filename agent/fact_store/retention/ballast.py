@@ -9,7 +9,6 @@ room. Its bytes are allocated; a sparse file would not help.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from agent.fact_store.sqlite import OPENING_BYTES
@@ -57,11 +56,3 @@ class Ballast:
         finally:
             os.close(descriptor)
         return True
-
-
-def disk_free(folder: Path) -> int | None:
-    """Free bytes of a folder's disk for this user; None where they cannot be read."""
-    with suppress(OSError):
-        found = os.statvfs(folder)
-        return found.f_bavail * found.f_frsize
-    return None

@@ -30,12 +30,12 @@ from agent.fact_store.log import (
     last_offset_before,
 )
 from agent.fact_store.read import bytes_up_to
-from agent.fact_store.retention.ballast import Ballast, disk_free
+from agent.fact_store.retention.ballast import Ballast
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
-from agent.fact_store.sqlite import QUERIES, Transaction
+from agent.fact_store.sqlite import QUERIES, Transaction, disk_free
 
 log = logging.getLogger(__name__)
 

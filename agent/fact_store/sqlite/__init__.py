@@ -12,6 +12,7 @@ from agent.fact_store.sqlite.connection import (
     connect,
     connect_reader,
     connect_writer,
+    disk_free,
     file_bytes,
     is_damage,
     lock,

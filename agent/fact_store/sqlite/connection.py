@@ -184,6 +184,14 @@ def file_bytes(path: Path) -> int:
         return 0
 
 
+def disk_free(folder: Path) -> int | None:
+    """Free bytes of a folder's disk for this user; None where they cannot be read."""
+    with suppress(OSError):
+        found = os.statvfs(folder)
+        return found.f_bavail * found.f_frsize
+    return None
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

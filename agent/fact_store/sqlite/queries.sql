@@ -163,8 +163,8 @@ LEFT JOIN batch AS last ON last.id = (
 )
 ORDER BY stream.id;
 
--- select_stream_names: every stream, from its own table only
-SELECT id, name, released_offset FROM stream ORDER BY id;
+-- select_stream_rows: every stream, from its own table only
+SELECT id, name, released_offset, released_bytes FROM stream ORDER BY id;
 
 -- select_last_row: the end of a stream, by the order of rows, without an index
 SELECT last_offset FROM batch NOT INDEXED WHERE stream = ? ORDER BY id DESC LIMIT 1;
@@ -294,17 +294,8 @@ SELECT
     bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
 FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
 
--- select_verify_row: the same of one batch
-SELECT
-    first_offset, last_offset, origin, first_sequence, count, time_min_ns, time_max_ns, kind, codec, definition_count,
-    bytes_total, CAST(digest AS BLOB), CAST(previous_digest AS BLOB), CAST(head AS BLOB), CAST(body AS BLOB)
-FROM batch WHERE stream = ? AND first_offset = ?;
-
 -- select_verify_offsets: first offsets of batches after an offset, from the index alone
 SELECT first_offset FROM batch WHERE stream = ? AND first_offset > ? ORDER BY first_offset LIMIT ?;
-
--- select_verify_streams: streams, with what retention has released
-SELECT id, name, released_offset, released_bytes FROM stream ORDER BY id;
 
 -- select_batch_streams: how many batches belong to no stream
 SELECT count(*) FROM batch WHERE NOT EXISTS (SELECT 1 FROM stream WHERE stream.id = batch.stream);
@@ -622,9 +613,6 @@ ORDER BY first_offset DESC LIMIT 1;
 
 -- select_mark_at: the store's age at the last mark at or before an offset
 SELECT age_ms FROM mark WHERE stream = ? AND first_offset <= ? ORDER BY first_offset DESC LIMIT 1;
-
--- select_mark_first: the store's age at the oldest mark that is left
-SELECT age_ms FROM mark WHERE stream = ? ORDER BY first_offset LIMIT 1;
 
 -- select_marks_since: the marks since an age, of the newest `limit`, oldest first
 SELECT age_ms, bytes_total, is_backlog FROM (

@@ -29,10 +29,6 @@ class Meter:
         self._counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
-    def committed(self) -> None:
-        """One commit returned."""
-        self.commits += 1
-
     def done(self, work: Work, outcome: Any, now_ns: int) -> None:
         """One piece of work was answered with a result or an error."""
         match work:

@@ -180,15 +180,15 @@ class Writer:
         `size` is the memory in bytes that its arguments take; the others as `Call` has them.
         """
         call = Call(name, size, time.monotonic_ns(), run, is_early, stream, is_deferred)
-        self.call(call)
-        return call.future
-
-    def call(self, call: Call) -> None:
-        """Queue a call; raises as `append_samples`."""
         with self._changed:
             self._reserve(call)
             self._queue.put_call(call)
             self._changed.notify()
+        return call.future
+
+    def note(self, kind: str, subject: str, detail: str) -> Future[None]:
+        """Record an incident; raises as `append_samples`."""
+        return self.submit(kind, lambda transaction: transaction.add_incident(kind, subject, detail))
 
     def hasten(self) -> None:
         """A caller waits for a deferred call: commit at once."""
@@ -402,7 +402,7 @@ class Writer:
         self._release([work for work, _ in outcomes])
         if outcomes:
             self._committed_ns = now_ns
-            self.meter.committed()
+            self.meter.commits += 1
         for work, outcome in outcomes:
             self.meter.done(work, outcome, now_ns)
             if isinstance(outcome, StoreError):

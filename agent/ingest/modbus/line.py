@@ -20,8 +20,7 @@ import asyncio
 import logging
 import ssl
 import struct
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -77,14 +76,6 @@ def quiet_library() -> None:
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL + 1)
 
 
-@asynccontextmanager
-async def open_line(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """A connection to the device or gateway of a source, for the length of a block. Raises SourceLost and
-    SourceRefused."""
-    async with Line(settings) as line:
-        yield line
-
-
 class _Answer(ModbusPDU):
     """The answer to a read, as the bytes that came."""
 
@@ -108,7 +99,8 @@ _ANSWERS = [
 
 
 class Line:
-    """An open connection. Use as `async with Line(...) as line`; entering connects, leaving hangs up."""
+    """A connection to the device or gateway of a source, open for the length of `async with Line(...) as line`. Raises
+    SourceLost and SourceRefused."""
 
     def __init__(self, settings: ModbusSourceSettings) -> None:
         self._settings, self._where = settings, settings.where

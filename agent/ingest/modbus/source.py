@@ -29,7 +29,7 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterBook, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.lessons import lessons_document, read_lessons
-from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled, open_line
+from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled
 from agent.ingest.modbus.pace import MS, Missed, Pace
 from agent.ingest.modbus.plan import Limits, Span
 from agent.ingest.modbus.refusal import quality_of, reason
@@ -85,7 +85,7 @@ class ModbusSource:
         self._silence.clear()
         self._is_missing_told = self._takes_one_line = False
         settings = self._settings
-        async with open_line(settings) as line:
+        async with Line(settings) as line:
             # Before the grid begins there is time: what a device refuses is mostly found here, before values flow.
             await self._poll_all(line, self._intervals(), time.monotonic_ns() + FIRST_POLL_NS)
             if all(unit.is_silent for unit in self._units):
@@ -343,7 +343,7 @@ class ModbusSource:
         """A second connection if the device allows one, else the first."""
         if self._settings.has_second_connection and not self._takes_one_line:
             try:
-                return await stack.enter_async_context(open_line(self._settings))
+                return await stack.enter_async_context(Line(self._settings))
             except SourceLost:
                 pass  # the device takes one connection only: ask on that one
         return main

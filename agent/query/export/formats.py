@@ -39,7 +39,9 @@ class SqliteForm:
         self._connection.execute("BEGIN")
 
     def write(self, facts: Facts) -> None:
-        self._connection.executemany(_SQL["insert_fact"], flat_rows(facts, COLUMNS))
+        self._connection.executemany(
+            _SQL["insert_fact"], zip(*(flat_column(facts, name) for name in COLUMNS), strict=True)
+        )
 
     def finish(self) -> None:
         self._connection.execute("COMMIT")
@@ -153,11 +155,6 @@ def flat_column(facts: Facts, name: str) -> Sequence[Any]:
     if name == "message_id" and facts.samples is not None:
         return [None] * len(facts.places)
     return facts.column(name)
-
-
-def flat_rows(facts: Facts, names: Sequence[str]) -> Any:
-    """The rows of a batch."""
-    return zip(*(flat_column(facts, name) for name in names), strict=True)
 
 
 def _text_rows(facts: Facts, of_value: Callable[[Value], Any]) -> Any:

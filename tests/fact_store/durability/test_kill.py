@@ -26,7 +26,7 @@ from tests.fact_store.making import AT_ONCE, OPERATIONAL, chain_is_whole, done, 
 from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[3]
-ROUNDS = scaled(16, 500)
+ROUNDS = scaled(11, 500)
 AT_START_EVERY = 5  # so many rounds are killed while they open or create the store
 FRESH_EVERY = 50  # so many rounds begin a new store: checking takes longer the more it holds
 

@@ -38,9 +38,9 @@ from tests.fact_store.making import (
 )
 from tests.sim import first_seed, patient, scaled
 
-KILLS = scaled(4, 40)
-IMAGES_OF_A_KILL = scaled(75, 500)
-POWER_CUTS = scaled(150, 5_000)
+KILLS = scaled(3, 40)
+IMAGES_OF_A_KILL = scaled(56, 500)
+POWER_CUTS = scaled(100, 5_000)
 PARTS = ("", "-wal", ".witness")
 
 

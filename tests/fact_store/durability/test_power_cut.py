@@ -25,7 +25,7 @@ from tests.fact_store.making import IN_MEMORY
 from tests.sim import first_seed, patient, scaled
 
 ROOT = Path(__file__).parents[3]
-STATES = scaled(600, 100_000)
+STATES = scaled(400, 100_000)
 TURNS = 60
 STATES_OF_A_RECORDING = 10_000
 

@@ -1,5 +1,4 @@
-"""Two thousand single bits flipped in a store's file: no changed fact is served, the damage is named, the rest can be
-read.
+"""Single bits flipped in a store's file: no changed fact is served, the damage is named, the rest can be read.
 
 SQLite has no checksums in its pages and does not notice. Half of the bits are inside batches; the other half between
 them, where one bit can move, hide or double a row.
@@ -37,10 +36,10 @@ from tests.fact_store.making import (
 )
 from tests.sim import first_seed, patient, scaled
 
-FLIPS = scaled(600, 100_000)
+FLIPS = scaled(400, 100_000)
 PIECE = 16
 STREAMS = (TELEMETRY, OPERATIONAL, NORTH)
-PAGE_BYTES = 8_192
+PAGE_BYTES = 32_768
 Door = FactStore | StoreReader
 
 

@@ -21,7 +21,7 @@ from tests.sim import first_seed, scaled
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
-ROUNDS = scaled(15, 200)
+ROUNDS = scaled(8, 200)
 FLOOR = 10_000_000
 
 

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
-from agent.ingest.modbus.line import ReadRefused, UnitSilent, open_line
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
 from agent.ingest.settings import ModbusSourceSettings
 from tests.ingest.fakes import in_loop
@@ -57,7 +57,7 @@ def settings(transport: str, **given: object) -> ModbusSourceSettings:
 
 async def check(given: ModbusSourceSettings) -> None:
     """Values, a refusal, a unit that is silent, and values again, over one connection."""
-    async with open_line(given) as line:
+    async with Line(given) as line:
         assert list(await line.read(FIVE)) == [10, 11, 12, 13, 14]
         with pytest.raises(ReadRefused, match=r"illegal data address \(2\)"):
             await line.read(BEYOND)
@@ -106,7 +106,7 @@ async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
     """RTU has no transaction number: the answer to a request that was given up must not become the values of the next
     request of the same length."""
     with device("rtu", "0") as port:
-        async with open_line(settings("rtu_over_tcp", host="127.0.0.1", port=port)) as line:
+        async with Line(settings("rtu_over_tcp", host="127.0.0.1", port=port)) as line:
             with pytest.raises(UnitSilent):
                 await line.read(Read(3, Table.HOLDING, 10, 5, ()))
             assert list(await line.read(Read(3, Table.HOLDING, 20, 5, ()))) == [20, 21, 22, 23, 24]
@@ -120,7 +120,7 @@ async def test_a_port_that_does_not_exist_is_told_with_its_reason() -> None:
         settings("tcp", host="127.0.0.1", port=1),
     ):
         with pytest.raises(SourceLost, match=r"could not open port|refused|Connect call failed"):
-            async with open_line(given):
+            async with Line(given):
                 pass
 
 
@@ -161,12 +161,12 @@ async def test_tls_verifies_the_device_and_shows_our_certificate(tmp_path: Path)
     good = {"host": "127.0.0.1", "ca_file": ca_file, "server_name": "meter.example", "timeout_ms": 2_000}
     with device("tls", "0", str(file), str(key), str(ca_file)) as port:
         shown = {**good, "port": port, "cert_file": own, "key_file": own_key}
-        async with open_line(settings("tls", **shown)) as line:
+        async with Line(settings("tls", **shown)) as line:
             assert list(await line.read(FIVE)) == [10, 11, 12, 13, 14]
         for wrong in ({"ca_file": other_file}, {"server_name": "pump.example"}):
             with pytest.raises(SourceLost, match="certificate"):
-                async with open_line(settings("tls", **{**shown, **wrong})):
+                async with Line(settings("tls", **{**shown, **wrong})):
                     pass
         with pytest.raises(SourceRefused, match=r"missing.pem"):
-            async with open_line(settings("tls", **{**shown, "ca_file": tmp_path / "missing.pem"})):
+            async with Line(settings("tls", **{**shown, "ca_file": tmp_path / "missing.pem"})):
                 pass

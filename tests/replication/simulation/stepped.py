@@ -22,7 +22,6 @@ import pytest
 
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
-from agent.fact_store.integrity import damage_registry
 from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.retention import housekeeping
 from agent.fact_store.sqlite import recovery
@@ -161,7 +160,7 @@ class Disks:
 def stepped(clock: Clock, chance: random.Random, disks: Disks) -> Iterator[pytest.MonkeyPatch]:
     """Stores opened here are stepped, see this clock, these disks, and no chance but this."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (store_module, appends, consumer_registry, writer, damage_registry):
+        for module in (store_module, appends, consumer_registry, writer):
             patch.setattr(module, "time", clock)
         patch.setattr(store_module, "Writer", SteppedWriter)
         patch.setattr(store_module, "Scrubber", Scrubber)

@@ -258,4 +258,4 @@ def test_every_declared_loss_becomes_an_incident() -> None:
     text = operational_facts.__doc__ or ""
     lines = [line.split() for line in text.splitlines() if "stream:<zone>" in line or "store:<zone>" in line]
     of_store = {words[0] for words in lines} - {"heads_checkpointed"}
-    assert of_store | {gap.PREDICATE, gap.FILL_PREDICATE} == DECLARING
+    assert of_store | {gap.GAP_PREDICATE, gap.FILL_PREDICATE} == DECLARING

@@ -19,7 +19,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.explore.interpretation import ranges_to_try
 from agent.ingest.modbus.explore.register_scan import RegisterScan
-from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, open_line, quiet_library
+from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, quiet_library
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
 from agent.ingest.settings import ModbusSourceSettings
@@ -72,7 +72,7 @@ async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
     quiet_library()
     async with AsyncExitStack() as stack:
         try:
-            line = await stack.enter_async_context(open_line(settings))
+            line = await stack.enter_async_context(Line(settings))
         except SourceLost as error:
             error.hint = SERIAL_HINT if settings.transport == "rtu" else NETWORK_HINT
             raise

@@ -62,6 +62,12 @@ def register_text(table: Table, address: int, base: int) -> str:
     return f"{_DIGITS[table]}{address + 1:0{4 if address < 9_999 else 5}d}"
 
 
+def span_text(table: Table, first: int, end: int, base: int) -> str:
+    """The same of the wire addresses from `first` to `end`, the end not included."""
+    texts = dict.fromkeys(register_text(table, address, base) for address in (first, end - 1))
+    return "-".join(texts)
+
+
 def base_hint(number: int, base: int, address: int) -> str:
     """Which way of counting would make register `number` of a source with this base the one at another wire address;
     empty where none does."""
