@@ -140,14 +140,15 @@ def settle(file: Path, record: Record) -> tuple[int, int]:
     """Compare the stored values with the device's record: how many values there are, and how many answers of a block
     came too late to be used.
 
-    The first register of a block counts how often it was read, so the stored values are the numbers of the answers: none
-    may be there twice, and after one that is missing the tag was bad. The other registers of the block came with it.
+    The first register of a block counts how often it was read, so its stored values are the numbers of the answers:
+    none may be there twice, and where one is missing the tag was bad. The other registers of the block came with it.
     Only a read in parts, in which the node searches for what was not answered, reads a register twice for one value.
     """
     telemetry = "from facts where stream = 'facts.telemetry' and kind = 'sample'"
     firsts = ",".join(f"'tag:a/t{first}'" for first in range(0, TAGS, BLOCK))
     last, late, unmarked, is_bad = Counter[int](), Counter[int](), Counter[int](), set[int]()
-    for subject, value, quality in rows(file, f"select subject, value, quality {telemetry} and subject in ({firsts})"):
+    counted = f"select subject, value, quality {telemetry} and subject in ({firsts})"
+    for subject, value, quality in rows(file, counted):
         first = number_of(subject)
         if int(quality):
             is_bad.add(first)
