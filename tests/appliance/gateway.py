@@ -96,11 +96,14 @@ class Gateway:
         assert done.status == 0, f"{command}\n{done.text}"
         return done.text
 
-    def kill_when(self, command: str, condition: str) -> None:
-        """Kill a command and all it started once the shell condition holds in the root, seen from outside; it must
+    def kill_when(self, command: str, condition: str, *, is_power_cut: bool = False) -> None:
+        """Kill a command and all it started once the shell condition holds in its root, or the whole machine; it must
         still be at work then."""
         process = self.process(command)
-        holds = ["sh", "-c", condition]
+        if self._leader:  # in its namespaces, for /run is in memory
+            holds = ["nsenter", "--target", str(self._leader), "--all", "sh", "-c", f"cd / && {condition}"]
+        else:
+            holds = ["sh", "-c", condition]
         try:
             wait_until(
                 lambda: process.poll() is not None or subprocess.run(holds, cwd=self.root, check=False).returncode == 0,
@@ -108,10 +111,16 @@ class Gateway:
                 COMMAND_S,
             )
             assert process.poll() is None, process.stdout.read() if process.stdout else ""
+            if is_power_cut:
+                self.cut_power()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+    def cut_power(self) -> None:
+        """End a booted system at once, with all that it holds in memory."""
+        os.kill(self._leader, signal.SIGKILL)
 
     def copy_in(self, file: Path, to: str = "/root") -> str:
         """Put a file of the test onto the gateway, as a stick would; its path there."""
@@ -147,6 +156,8 @@ class Gateway:
             wait_until(lambda: process.poll() is not None or self._is_up(process.pid), "a boot", BOOT_S)
             assert process.poll() is None, console.read_text(errors="replace")
             yield
+            if not Path(f"/proc/{self._leader}/stat").exists():
+                return
             self.try_("systemctl poweroff")
             process.wait(BOOT_S)
         finally:

@@ -2,15 +2,19 @@
 the environment that is unpacked, and the scripts around it."""
 
 import fnmatch
+import grp
 import importlib.metadata
 import json
+import os
 import re
+import stat
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from agent.replication.pki.renewal import IdentityFiles
 from appliance.build import ROOT
 from appliance.installer import OMITTED, UNIT_FOLDERS, Refused, unpack
 from appliance.packages import (
@@ -145,6 +149,24 @@ def test_the_scripts_of_the_package_are_shell(script: Path) -> None:
     assert text.startswith("#!/bin/sh\n")
     assert "\nset -e\n" in text
     assert script.stat().st_mode & 0o111
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to a group")
+def test_a_key_is_readable_by_the_group_to_which_root_opened_its_folder(tmp_path: Path) -> None:
+    """The package opens /etc/bsfg/pki/zones to the node's group, which reads the keys that root puts there; a key in
+    any other folder is its owner's alone."""
+    group = grp.getgrnam("nogroup").gr_gid
+    opened, own = (IdentityFiles(tmp_path / name, "plant-a") for name in ("opened", "own"))
+    for files in (opened, own):
+        files.folder.mkdir(0o700)
+    opened.folder.chmod(0o750)
+    os.chown(opened.folder, 0, group)
+    for files in (opened, own, opened):  # the second time, as in a rotation
+        files.replace(b"certificate", b"key")
+    found = opened.key_file.stat()
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o640, group)
+    assert stat.S_IMODE(own.key_file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(opened.in_subfolder("previous").key_file.stat().st_mode) == 0o600
 
 
 def test_the_page_has_every_block_that_the_tests_type() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from agent.hardware.udev import SerialPort, render_udev
 from appliance.packages import Target
 from tests.appliance.gateway import Gateway
 from tests.appliance.page import commands
@@ -209,29 +210,6 @@ def test_a_killed_installation_is_finished_by_the_second_try(gateway: Gateway, d
     assert gateway.run("dpkg --audit") == ""
 
 
-@ONE
-def test_a_killed_upgrade_keeps_facts_and_is_finished_by_the_second_try(
-    gateway: Gateway, deb: Path, tmp_path: Path
-) -> None:
-    """dpkg killed in the midst of an upgrade: settings and facts are as they were, and the second try ends with the new
-    version and its files alone."""
-    put_on_stick(gateway, deb)
-    do(gateway, "deb")
-    record_a_message(gateway)
-    before = gateway.run("find /var/lib/bsfg /etc/bsfg -type f -exec sha256sum {} + | sort")
-    later = next_version(deb, tmp_path)
-    put_on_stick(gateway, later)
-    gateway.kill_when(
-        f"dpkg -i {STICK}/{later.name}",
-        "ls opt/bsfg/lib/python3*/site-packages/*/*.dpkg-new 2>/dev/null | grep -q .",
-    )
-    assert gateway.try_("bsfg --version").status != 0
-    do(gateway, "interrupted")
-    assert "0.2.0" in gateway.run("bsfg --version")
-    assert gateway.run("find /var/lib/bsfg /etc/bsfg -type f -exec sha256sum {} + | sort") == before
-    assert gateway.run("find /opt/bsfg -name '*.dpkg-*'") == ""
-
-
 def record_a_message(gateway: Gateway) -> None:
     """A store with one message, made by hand."""
     gateway.run(f"bsfg append {CONFIG} batch:B-1042 step_completed '{{}}'")
@@ -262,6 +240,46 @@ def test_a_full_disk_takes_nothing_and_the_second_try_works(gateway: Gateway, de
     do(gateway, "interrupted")
     assert "0.2.0" in gateway.run("bsfg --version")
     assert "B-1042" in gateway.run(f"bsfg tail {CONFIG} --stream facts.operational --limit 1")
+
+
+@ONE
+def test_the_node_can_read_what_root_imports(gateway: Gateway, deb: Path) -> None:
+    """The commands of docs/how-to by which root gets and rotates a certificate: `check` is content at once, and the
+    node's user reads the new key; nobody else does."""
+    put_on_stick(gateway, deb)
+    gateway.run(f"dpkg -i {STICK}/{deb.name}")
+    gateway.run(f"bsfg init --zone plant-a {CONFIG} && cd /root && bsfg pki ca --no-passphrase")
+    files = "ca_file = 'pki/ca.pem'\ncert_file = 'pki/zones/plant-a.pem'\nkey_file = 'pki/zones/plant-a.key'\n"
+    section = f"[[broker]]\nname = 'idmz'\nhost = 'localhost'\noptional = true\n{files}"
+    gateway.run(f"cat >>/etc/bsfg/plant-a.toml <<'END'\n{section}END")
+    for force in ("", "--force"):
+        gateway.run("bsfg pki request plant-a --pki /etc/bsfg/pki")
+        request = "/etc/bsfg/pki/zones/requested/plant-a.csr"
+        gateway.run(f"cd /root && bsfg pki sign plant-a --request {request}")
+        carried = "--cert /root/pki/zones/plant-a.pem --ca /root/pki/ca.pem"
+        gateway.run(f"bsfg pki import plant-a {carried} --pki /etc/bsfg/pki {force}")
+        gateway.run(f"bsfg check {CONFIG} && runuser -u bsfg -- cat /etc/bsfg/pki/zones/plant-a.key")
+    gateway.run(f"bsfg pki renew plant-a --rollback --pki /etc/bsfg/pki && bsfg check {CONFIG}")
+    assert gateway.try_("runuser -u nobody -- cat /etc/bsfg/pki/zones/plant-a.key").status != 0
+
+
+@pytest.mark.parametrize("target", ["debian13-amd64"], indirect=True)
+def test_udev_accepts_the_names_of_serial_ports(gateway: Gateway, deb: Path) -> None:
+    """`udevadm verify`, which Debian has from 13 on, finds nothing to say about the rules that we generate, for ports
+    of every kind and the group that the package makes; and it would."""
+    put_on_stick(gateway, deb)
+    gateway.run(f"dpkg -i {STICK}/{deb.name}")
+    ports = [
+        ("meter", SerialPort("ttyUSB0", "0403", "6001", 'A"B*[1]\\ü', "00", "1-1.2")),
+        ("drive", SerialPort("ttyUSB1", "1a86", "7523", "", "00", "1-1.3:1.0")),
+        ("board", SerialPort("ttyS0")),
+    ]
+    rules = render_udev(ports, "bsfg")
+    for text, is_good in ((rules, True), (rules.replace('MODE="', 'MODE=="'), False)):
+        (gateway.root / "root" / "70-bsfg.rules").write_text(text)
+        done = gateway.try_("udevadm verify /root/70-bsfg.rules")
+        assert (done.status == 0) == is_good, done.text
+        assert re.search(rf"{'Success' if is_good else 'Fail'}: +1\b", done.text), done.text
 
 
 @pytest.mark.parametrize("target", ["debian12-arm64"], indirect=True)

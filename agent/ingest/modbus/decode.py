@@ -18,7 +18,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from agent.ingest import quality
@@ -26,6 +26,7 @@ from agent.message import Value
 
 TYPE = re.compile(r"(bool|bit(?:1[0-5]|[0-9])|u?int(?:16|32|64)|float(?:16|32|64)|bcd(?:16|32)|string[1-9][0-9]{0,2})")
 STRING_BYTES_MAX = 250  # what one read can carry
+SHARED_MAX = 1_024  # different types of a site; beyond it a type is made twice
 
 _FORMATS = {
     "int16": ">h",
@@ -98,6 +99,7 @@ class ValueType:
         return _FORMATS[self.name][1:] if is_number else _UNSIGNED[self.registers]
 
 
+@lru_cache(SHARED_MAX, typed=True)  # one object for the tags that have the same type
 def value_type(
     name: str,
     order: str,

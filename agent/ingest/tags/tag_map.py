@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from agent.ingest.errors import Problem, TagMapError, is_toml, place
@@ -39,6 +41,7 @@ __all__ = ["CellError", "Cells", "Dialect", "Tag", "TagMap", "read_rows", "read_
 
 INTERVAL_MS_MAX = 86_400_000  # a day: a slower heartbeat proves nothing
 DEFAULT_STREAM = "facts.telemetry"
+SHARED_MAX = 1_024  # different rules of a site; beyond it a rule is made twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +71,13 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class TagMap:
-    """All tags of one source. `notes` are not errors but worth a look: how the file was read when that took a
-    decision."""
+    """All tags of one source. `notes` are not errors but worth a look: how the file was read when that took a decision.
+    `digest` is that of the file's bytes."""
 
     file: str
     tags: tuple[Tag, ...]
     notes: tuple[str, ...] = ()
+    digest: bytes = b""
 
     def place(self, tag: Tag) -> str:
         """Where a tag stands, for a message."""
@@ -167,7 +171,12 @@ def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMa
         problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
     if problems:
         raise TagMapError(sorted(problems, key=lambda problem: problem.row))
-    return TagMap(file, tuple(reader.tags), sheet.notes)
+    return TagMap(file, tuple(reader.tags), sheet.notes, digest_of(data))
+
+
+def digest_of(data: bytes) -> bytes:
+    """What tells whether a file has changed."""
+    return hashlib.blake2b(data, digest_size=16).digest()
 
 
 def read_rows(file: str, data: bytes, dialect: Dialect) -> Sheet:
@@ -311,4 +320,10 @@ def _rule(cells: Cells) -> SamplingRule:
     high_ms = cells.integer("max_interval_ms", 0, INTERVAL_MS_MAX, 0)
     if high_ms and high_ms < low_ms:
         raise CellError("max_interval_ms", "is less than min_interval_ms")
-    return SamplingRule(deadband, percent, low_ms * 1_000_000, high_ms * 1_000_000)
+    return _shared_rule(deadband, percent, low_ms * 1_000_000, high_ms * 1_000_000)
+
+
+@lru_cache(SHARED_MAX, typed=True)
+def _shared_rule(deadband: float | None, is_percent: bool, min_ns: int, max_ns: int) -> SamplingRule:  # noqa: FBT001
+    """One object for the tags that have the same rule."""
+    return SamplingRule(deadband, is_percent, min_ns, max_ns)

@@ -8,7 +8,6 @@ moment is no problem.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,7 @@ from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
 from agent.ingest.settings import SourceSettings
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
-from agent.ingest.tags.tag_map import TagMap
+from agent.ingest.tags.tag_map import TagMap, digest_of
 
 __all__ = ["PATIENT", "TagWatch", "WatchTimes"]
 
@@ -51,7 +50,8 @@ class TagWatch:
     ) -> None:
         self._sources = sources
         self._maps = {source.name: maps[source.name] for source in sources}
-        self._looks = {source.name: _Look() for source in sources}
+        # A file that is as it was when the map was read needs no second copy of its tags.
+        self._looks = {name: _Look(found.digest, found) for name, found in self._maps.items()}
         self._told: dict[str, tuple[Problem, ...]] = {}
         self._take, self._tell, self._times = take, tell, times
         self._is_deaf = False  # logged that the file system gives no hints
@@ -127,7 +127,7 @@ class TagWatch:
                     look.digest, look.found, look.problems = b"", None, error.problems
                 continue
             look.missing_since_s = None
-            digest = hashlib.blake2b(data).digest()
+            digest = digest_of(data)
             if digest != look.digest:
                 look.digest, look.found, look.problems = digest, None, ()
                 try:

@@ -32,7 +32,7 @@ from agent.replication.broker.session import (
     reason_text,
 )
 from agent.replication.protocol.codec import encode_request
-from agent.replication.protocol.errors import NotAuthorized, PeerAbsent, TransportError
+from agent.replication.protocol.errors import ConnectionLost, NotAuthorized, PeerAbsent, TransportError
 from agent.replication.protocol.messages import ListStreams
 from agent.replication.protocol.topics import request_topic, response_topic
 
@@ -58,7 +58,7 @@ def check_broker(access: BrokerTarget, links: Iterable[PeerLink]) -> Iterator[Di
         mine = sorted({link for link in links if access.zone in (link.serving, link.asking)})
         for link in mine:
             yield from _check_link(session, access.zone, link)
-        yield from _check_forbidden(session, access.zone, mine)
+        yield from _check_forbidden(access, mine)
     finally:
         session.close()
 
@@ -128,9 +128,11 @@ def _check_link(session: Session, zone: str, link: PeerLink) -> Iterator[Diagnos
         yield good(f"{zone} may not read requests made to {link.serving}")
 
 
-def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iterator[Diagnostic]:
-    """Rights that no generated access list grants: another zone's name, a zone without a link, $SYS."""
+def _check_forbidden(access: BrokerTarget, links: list[PeerLink]) -> Iterator[Diagnostic]:
+    """Rights that no generated access list grants: another zone's name, a zone without a link, $SYS. Each is tried on a
+    connection of its own, because a broker may refuse by ending it (MQTT 5, 4.13.2; RabbitMQ does)."""
     hint = "install the access list of bsfg broker config, and reload the broker"
+    zone = access.zone
     peers = sorted({link.serving for link in links if link.asking == zone}) or [UNLINKED_ZONE]
     for topic, what in (
         (request_topic(peers[0], UNLINKED_ZONE), "send requests in another zone's name"),
@@ -138,8 +140,15 @@ def _check_forbidden(session: Session, zone: str, links: list[PeerLink]) -> Iter
         (response_topic(UNLINKED_ZONE, zone, "check"), "send answers in another zone's name"),
         ("$SYS/broker/bsfg", "publish below $SYS"),
     ):
-        refused = session.publish(topic, b"", None, b"")
-        if isinstance(refused, NotAuthorized):
+        session = Session(access)
+        try:
+            failed = list(session.connect())
+            refused = None if failed else session.publish(topic, b"", None, b"")
+        finally:
+            session.close()
+        if failed:
+            yield from failed
+        elif isinstance(refused, NotAuthorized | ConnectionLost):
             yield good(f"{zone} may not {what}")
         else:
             yield bad(f"{zone} may {what} ({reason_text(refused)})", hint)

@@ -142,6 +142,14 @@ def write_file(path: Path, data: bytes, mode: int, group: int = -1) -> None:
     sync_folder(path.parent)
 
 
+def key_rights(folder: Path) -> tuple[int, int]:
+    """Mode and group of a key in `folder`: where root has opened the folder to a group, as the package does with the
+    node's in /etc/bsfg/pki, the group reads the key, too. Raises OSError."""
+    found = folder.stat()
+    is_opened = found.st_uid == 0 and found.st_gid != 0 and found.st_mode & 0o050 == 0o050
+    return (0o640, found.st_gid) if is_opened and os.geteuid() == 0 else (KEY_MODE, -1)
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable. Raises OSError."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

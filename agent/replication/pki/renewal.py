@@ -25,9 +25,9 @@ from agent.replication.pki.certificates import common_name_of_broker, describe, 
 from agent.replication.pki.checks import check_broker_identity, check_identity
 from agent.replication.pki.crl import check_crl, check_not_revoked
 from agent.replication.pki.files import (
-    KEY_MODE,
     PUBLIC_MODE,
     disk_errors,
+    key_rights,
     load_certificates,
     load_key,
     make_folder,
@@ -65,11 +65,11 @@ class IdentityFiles:
         make_folder(following.folder)
         make_folder(previous.folder)
         if key is not None:
-            write_file(following.key_file, key, KEY_MODE)
+            write_file(following.key_file, key, *key_rights(self.folder))
         write_file(following.cert_file, certificate, PUBLIC_MODE)
         if self.cert_file.exists():
             if self.key_file.exists():
-                write_file(previous.key_file, read_file(self.key_file), KEY_MODE)
+                write_file(previous.key_file, read_file(self.key_file), *key_rights(previous.folder))
             write_file(previous.cert_file, read_file(self.cert_file), PUBLIC_MODE)
         # The certificate last: while next/ contains one, the renewal is not complete.
         if key is not None:

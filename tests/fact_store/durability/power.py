@@ -281,12 +281,15 @@ def walk(calls: list[Call], store: Path) -> Iterator[Disk]:
             yield disk
 
 
-def crashes(log: Path, store: Path, states: int, rng: random.Random) -> Iterator[Crash]:
-    """At most `states` different disks, spread evenly over all moments of a recorded program and over the kinds."""
+def crashes(log: Path, store: Path, states: int, rng: random.Random, since: bytes = b"") -> Iterator[Crash]:
+    """At most `states` different disks, spread evenly over all moments of a recorded program after it has said `since`,
+    and over the kinds."""
     calls = parse(log)
-    share = states / sum(1 for _ in walk(calls, store))
+    share = states / sum(since in disk.said for disk in walk(calls, store))
     seen, due = set[object](), 0.0
     for moment, disk in enumerate(walk(calls, store)):
+        if since not in disk.said:
+            continue
         due += share
         for _ in range(4 * int(due)):
             kind = rng.choice(KINDS)
