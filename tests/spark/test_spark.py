@@ -9,8 +9,6 @@ from pyspark.sql import SparkSession
 
 from agent.fact_store import FactStore
 from agent.message import Sample
-from bench.common.testbed import open_testbed
-from bench.spark import spark as benchmark
 from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
@@ -119,18 +117,6 @@ def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_pat
         reading.option("startingOffsets", 3).load(str(both)).count()
     with pytest.raises(PySparkException, match=r"nowhere/\*.db matches no file"):
         reading.load(str(tmp_path / "nowhere" / "*.db")).count()
-
-
-def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
-    """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are
-    quotients."""
-    with open_testbed(tmp_path) as testbed:
-        found = benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
-    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
-        assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
-        assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
-        assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
-    assert found["limit"]["what"]
 
 
 def test_labels_and_envelopes_are_columns(spark: SparkSession, tmp_path: Path) -> None:
