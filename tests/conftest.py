@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.memory import memory_folder
 
@@ -32,6 +34,27 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing "))
+
+
+SHARE_SPARK = (
+    "tests/spark/test_spark.py",
+    "tests/spark/jobs/test_jobs.py",
+    "tests/spark/jobs/test_analyse.py",
+    "tests/spark/streaming/test_land_job.py",
+    "tests/spark/streaming/test_streaming_docs.py",
+)
+
+
+class SharedSpark(LoadFileScheduling):
+    """Each file to one process, and all that need Spark in this process to the same: its JVM costs 16 s of a core."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith(SHARE_SPARK) else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SharedSpark | None:
+    """For `--dist loadfile`; another wish of the command line holds."""
+    return SharedSpark(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/")

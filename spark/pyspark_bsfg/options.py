@@ -1,7 +1,8 @@
 """Options of the data source, parsed from Spark's texts into a frozen record. Core: no IO.
 
-Spark passes keys in lower case and every value as text. An unknown key is refused: a misspelt `endOfset` that was
-ignored would read more than asked for. Options are paths and numbers; secrets do not belong here, since Spark prints
+Spark passes keys in lower case and every value as text. An unknown key is refused: a misspelt `endingOfsets` that was
+ignored would read more than asked for. Where to begin and to end has Kafka's names and meaning: the start is included,
+the end is not. Options are paths and numbers; secrets do not belong here, since Spark prints
 options in its plans.
 """
 
@@ -11,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal, get_args
 from urllib.parse import unquote, urlsplit
 
@@ -24,6 +26,7 @@ WhenReleased = Literal["skip", "fail"]  # facts that retention releases between 
 # A task holds one page at a time, so this bounds what a lost task repeats, not memory.
 PARTITION_FACTS_MAX = 2_000_000
 OFFSET_MAX = 2**63 - 2
+UNIX_MS_MAX = 2**43 - 1
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 PARTITIONS_MAX = 10_000  # what a Spark driver schedules without trouble
 # Each task has a connection, and a broker lets a zone have six (agent/replication/broker/limits.py).
@@ -53,13 +56,15 @@ class NodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends; None means
-    as far as the store goes."""
+    """What to read: files, whose `paths` may hold patterns, or a `node`. Offsets are included at both ends, and of the
+    facts recorded since one time and before another; None means as far as the store goes."""
 
     paths: tuple[str, ...]
     stream: str = TELEMETRY
     start_offset: int | None = None
     end_offset: int | None = None
+    since_unix_ms: int | None = None
+    before_unix_ms: int | None = None
     partitions: int | None = None
     partition_facts_max: int = PARTITION_FACTS_MAX
     when_released: WhenReleased = "skip"
@@ -70,9 +75,8 @@ class Options:
     def of(cls, given: Mapping[str, str]) -> Options:
         """From what Spark hands over. Raises OptionError naming the option as it is written in the documentation."""
         texts = {key.lower(): value for key, value in given.items()}
-        if strangers := texts.keys() - NAMES.keys():
-            known = ", ".join(sorted(NAMES.values()))
-            raise OptionError(f"unknown option {', '.join(sorted(strangers))}", f"known are {known}")
+        for stranger in sorted(texts.keys() - NAMES.keys()):
+            raise unknown(stranger, NAMES)
         if (transport := texts.get("transport", "file")) not in TRANSPORTS:
             raise OptionError(f"transport {transport!r}", f"known are {', '.join(TRANSPORTS)}")
         if misplaced := [name for name in texts if name in (_OF_NODE if transport == "file" else _OF_FILE)]:
@@ -90,17 +94,17 @@ class Options:
         options = cls(
             paths=_paths(texts) if transport == "file" else (),
             stream=texts.get("stream", TELEMETRY),
-            start_offset=_number(texts, "startoffset", OFFSET_MAX),
-            end_offset=_number(texts, "endoffset", OFFSET_MAX),
+            start_offset=_offset(texts, "startingoffsets", "earliest", "latest"),
+            end_offset=None if (end := _offset(texts, "endingoffsets", "latest", "earliest")) is None else end - 1,
+            since_unix_ms=_number(texts, "startingtimestamp", UNIX_MS_MAX),
+            before_unix_ms=_number(texts, "endingtimestamp", UNIX_MS_MAX),
             partitions=_number(texts, "numpartitions", PARTITIONS_MAX),
             partition_facts_max=_number(texts, "maxfactsperpartition", OFFSET_MAX) or PARTITION_FACTS_MAX,
             when_released="fail" if when_released == "fail" else "skip",
             push_filters=push_filters == "true",
             node=_node(texts) if transport == "mqtt" else None,
         )
-        start, end = options.start_offset, options.end_offset
-        if start is not None and end is not None and end < start - 1:
-            raise OptionError(f"endOffset {end} lies before startOffset {start}", "both are included in what is read")
+        _check_ends(texts, options)
         return options
 
 
@@ -128,8 +132,10 @@ NAMES = (
         for name in (
             "transport",
             "stream",
-            "startOffset",
-            "endOffset",
+            "startingOffsets",
+            "endingOffsets",
+            "startingTimestamp",
+            "endingTimestamp",
             "numPartitions",
             "maxFactsPerPartition",
             "whenReleased",
@@ -183,11 +189,43 @@ def _local(path: str) -> str:
     return unquote(parts.path)
 
 
-def _number(texts: Mapping[str, str], key: str, most: int) -> int | None:
+def unknown(key: str, known: Mapping[str, str]) -> OptionError:
+    """The error for an option that is not known, with the nearest one."""
+    near = get_close_matches(key, known, 1, 0.5)
+    hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(sorted(known.values()))}"
+    return OptionError(f"unknown option {key}", hint)
+
+
+def _check_ends(texts: Mapping[str, str], options: Options) -> None:
+    """Raises OptionError for ends that contradict each other, or that the transport does not know."""
+    start, end = options.start_offset, options.end_offset
+    if start is not None and end is not None and end < start - 1:
+        raise OptionError(f"endingOffsets {end + 1} lies before startingOffsets {start}", "read from low to high")
+    since, before = options.since_unix_ms, options.before_unix_ms
+    if since is not None and before is not None and before < since:
+        raise OptionError(f"endingTimestamp {before} lies before startingTimestamp {since}", "read from old to new")
+    for which in ("starting", "ending"):
+        if f"{which}timestamp" not in texts:
+            continue
+        if f"{which}offsets" in texts:
+            raise OptionError(f"{which}Timestamp and {which}Offsets", "give one of them")
+        if options.node is not None:
+            # The protocol does not say when facts were recorded.
+            raise OptionError(f"{which}Timestamp of transport mqtt", f"give {which}Offsets, or filter on ts")
+
+
+def _offset(texts: Mapping[str, str], key: str, default: str, refused: str) -> int | None:
+    """An offset; None for the default, which is the end of the store at that side."""
+    text = texts.get(key, default).strip().lower()
+    if text == refused:  # as Kafka's source does: there would be nothing to read
+        raise OptionError(f"{NAMES[key]} {text} of a batch read", f"it is {default}, or an offset")
+    return None if text == default else _number(texts, key, OFFSET_MAX, f"{default}, or ")
+
+
+def _number(texts: Mapping[str, str], key: str, most: int, otherwise: str = "") -> int | None:
     if key not in texts:
         return None
-    least = 0 if key == "endoffset" else 1  # an end of 0 is the honest "nothing yet" of an empty stream
     text = texts[key].strip()
-    if not (text.isascii() and text.isdigit() and len(text) <= 19 and least <= int(text) <= most):
-        raise OptionError(f"{NAMES[key]} {texts[key]!r}", f"a whole number from {least} to {most}")
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and 1 <= int(text) <= most):
+        raise OptionError(f"{NAMES[key]} {texts[key]!r}", f"{otherwise}a whole number from 1 to {most}")
     return int(text)

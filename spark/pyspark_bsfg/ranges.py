@@ -34,15 +34,33 @@ def resolve(held: OffsetRange, start_offset: int | None, end_offset: int | None)
     held."""
     if start_offset is not None and start_offset < held.first:
         raise FactsGone(
-            f"startOffset {start_offset}: the facts before {held.first} were released by retention",
-            f"start at {held.first}, or leave startOffset out",
+            f"startingOffsets {start_offset}: the facts before {held.first} were released by retention",
+            f"start at {held.first}, or leave startingOffsets out",
         )
     if end_offset is not None and end_offset > held.last:
         raise FactsGone(
-            f"endOffset {end_offset}: the stream ends at {held.last}", "leave endOffset out to read what is there"
+            f"endingOffsets {end_offset + 1}: the stream ends at {held.last}",
+            "leave endingOffsets out to read what is there",
         )
     first = held.first if start_offset is None else start_offset
     last = held.last if end_offset is None else end_offset
+    return OffsetRange(first, last)
+
+
+def recorded(
+    held: OffsetRange, marks: Sequence[tuple[int, int]], since_unix_ms: int | None, before_unix_ms: int | None
+) -> OffsetRange:
+    """What of a range was recorded since one time and before another. `marks` are first offsets with the time at which
+    these were recorded, in order of offsets. Between two marks no time is known, so the range has all facts of both
+    times, and those up to the mark before and behind them. After a clock was set back it is longer, never shorter."""
+    first, last = held
+    if since_unix_ms is not None:
+        later = min((offset for offset, at in marks if at > since_unix_ms), default=None)
+        earlier = [offset for offset, _ in marks if later is None or offset < later]
+        first = max(first, max(earlier, default=held.first))
+    if before_unix_ms is not None:
+        inside = max((offset for offset, at in marks if at < before_unix_ms), default=0)
+        last = min(last, min((offset for offset, _ in marks if offset > inside), default=last + 1) - 1)
     return OffsetRange(first, last)
 
 

@@ -19,7 +19,7 @@ from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import OptionError
 from pyspark_bsfg.options import NODE_PARTITIONS, Options
 from pyspark_bsfg.pruning import Pruning
-from pyspark_bsfg.ranges import OffsetRange, resolve, split, task_count
+from pyspark_bsfg.ranges import OffsetRange, recorded, resolve, split, task_count
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, Place, places, record_batches
 
@@ -48,7 +48,9 @@ class BsfgReader(DataSourceReader):
         options = self.options
         stores = places(options)
         if len(stores) > 1 and (options.start_offset, options.end_offset) != (None, None):
-            raise OptionError(f"startOffset or endOffset for {len(stores)} stores", "each has its own; read one")
+            raise OptionError(
+                f"startingOffsets or endingOffsets for {len(stores)} stores", "each has its own; read one"
+            )
         parts = [self._parts(place) for place in stores]
         facts = [sum(span.facts for span in found) for _, found in parts]
         total = sum(facts)
@@ -79,6 +81,8 @@ class BsfgReader(DataSourceReader):
         with place.opened() as source:
             held = source.bounds(options.stream)
             whole = resolve(held.offsets, options.start_offset, options.end_offset)
+            if (options.since_unix_ms, options.before_unix_ms) != (None, None):
+                whole = recorded(whole, source.marks(options.stream), options.since_unix_ms, options.before_unix_ms)
             asked = Asked(options.stream, whole, held.epoch)
             return held.epoch, list(source.matching(asked, self.pruning, Dictionary(self.pruning.wants)))
 

@@ -135,8 +135,10 @@ def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> C
     (folder / "job.py").write_text(JOB.replace("TASKS", str(TASKS)))
     mine = enterprise.broker.identity(READER)
     files = {"caFile": mine.ca_file, "certFile": mine.cert_file, "keyFile": mine.key_file}
-    options = enterprise.options(endOffset=FACTS) | {name: f"spark-files:{file.name}" for name, file in files.items()}
-    source = "".join(f"{name} = '{value}'\n" for name, value in options.items() if name != "endOffset")
+    options = enterprise.options(endingOffsets=FACTS + 1) | {
+        name: f"spark-files:{file.name}" for name, file in files.items()
+    }
+    source = "".join(f"{name} = '{value}'\n" for name, value in options.items() if name != "endingOffsets")
     (folder / "jobs.toml").write_text(
         f"[source]\n{source}"
         f"[land]\ntable = '{folder}/facts'\ncheckpoint = '{folder}/checkpoint'\nformat = 'parquet'\n"

@@ -93,10 +93,10 @@ def enterprise(tmp_path_factory: pytest.TempPathFactory, signer: ZoneSigner) -> 
 @pytest.mark.parametrize("tasks", [1, 3])
 def test_a_node_gives_what_its_file_holds(enterprise: Served, caplog: pytest.LogCaptureFixture, tasks: int) -> None:
     """Row by row, also where tasks begin and end inside batches; the damaged facts are named."""
-    options = enterprise.options(endOffset=HELD, numPartitions=tasks)
+    options = enterprise.options(endingOffsets=HELD + 1, numPartitions=tasks)
     found = read_node(options)
     said = [one.getMessage() for one in caplog.records if "are missing" in one.getMessage()]
-    expected = read(enterprise.store, endOffset=HELD)
+    expected = read(enterprise.store, endingOffsets=HELD + 1)
     unproven = [row | {"verified": "no"} for row in expected]
     making.same(found, unproven)
     assert len(found) == HELD - 1000
@@ -110,9 +110,11 @@ def test_a_filter_skips_what_it_excludes(enterprise: Served, monkeypatch: pytest
     monkeypatch.setattr(columns, "open_packed", lambda one: opened.append(one.header.count) or unwatched(one))
     since, tag = LAST_HOUR - timedelta(hours=2), making.DEFINITIONS[1].subject
     filters = [GreaterThanOrEqual(("ts",), since), EqualTo(("tag",), tag)]
-    rows = read_node(enterprise.options(endOffset=HELD, pushFilters="true"), FACTS, *filters)
+    rows = read_node(enterprise.options(endingOffsets=HELD + 1, pushFilters="true"), FACTS, *filters)
     assert len(opened) == 3
-    expected = [row for row in read(enterprise.store, endOffset=HELD) if row["tag"] == tag and row["ts"] >= since]
+    expected = [
+        row for row in read(enterprise.store, endingOffsets=HELD + 1) if row["tag"] == tag and row["ts"] >= since
+    ]
     making.same([row | {"verified": "yes"} for row in rows], expected)
     assert len(rows) == 2000
 
@@ -128,7 +130,7 @@ def test_signatures_are_verified_where_an_authority_is_trusted(
     other.write_bytes(signers.make("facts", is_ca=True).pem)
     compromised = tmp_path / "compromised.toml"
     compromised.write_text(f'[[compromised]]\nkey_id = "{signer.key_id.hex()}"\nsince = 2026-01-01T00:00:00Z\n')
-    options = enterprise.options(startOffset=40, endOffset=HELD - 300, numPartitions=tasks)
+    options = enterprise.options(startingOffsets=40, endingOffsets=HELD - 299, numPartitions=tasks)
     intact = [one for one in range(40, HELD - 299) if not DAMAGED <= one < DAMAGED + 1000]
 
     def verified(**more: object) -> set[str]:
@@ -188,7 +190,7 @@ def test_a_process_keeps_one_connection(enterprise: Served) -> None:
     def connections() -> int:
         return enterprise.broker.log_text().count("u'analytics'")
 
-    options, before = enterprise.options(endOffset=2000, numPartitions=3, requestTimeout=9), connections()
+    options, before = enterprise.options(endingOffsets=2001, numPartitions=3, requestTimeout=9), connections()
     for _ in range(3):
         assert len(read_node(options, NARROW)) == 2000
     assert connections() == before + 1
@@ -199,7 +201,7 @@ def test_a_key_that_spark_has_brought_is_closed_to_others(enterprise: Served, tm
     key = tmp_path / "brought.key"
     key.write_bytes(enterprise.broker.identity("analytics").key_file.read_bytes())
     key.chmod(0o711)
-    assert offsets(read_node(enterprise.options(keyFile=key, endOffset=3), NARROW)) == [1, 2, 3]
+    assert offsets(read_node(enterprise.options(keyFile=key, endingOffsets=4), NARROW)) == [1, 2, 3]
     assert key.stat().st_mode & 0o777 == 0o600
 
 
@@ -207,7 +209,7 @@ def test_a_read_outlives_a_node_that_is_killed(enterprise: Served, monkeypatch: 
     """The node is killed between two pages: who asks once is told so, a task that asks again goes on when the node is
     back, and each fact came once."""
     monkeypatch.setattr(range_pages, "PAGE_BYTES", 10_000)
-    options = enterprise.options(endOffset=HELD, numPartitions=1, attempts=100)
+    options = enterprise.options(endingOffsets=HELD + 1, numPartitions=1, attempts=100)
     reader = BsfgDataSource(options).reader(NARROW)
     [part] = reader.partitions()
     rows = reader.read(part)

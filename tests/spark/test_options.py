@@ -15,10 +15,13 @@ NODE = {"transport": "mqtt", "host": "h", "peer": "p", "cafile": "a", "certfile"
 
 def test_options_are_read_in_any_case() -> None:
     """Spark lowers keys; what is not given has its documented default."""
-    found = Options.of({"PATH": "/x/facts.db", "startoffset": " 7 ", "endOffset": "9", "numPartitions": "3"})
+    found = Options.of({"PATH": "/x/facts.db", "startingoffsets": " 7 ", "endingOffsets": "10", "numPartitions": "3"})
     assert found == Options(("/x/facts.db",), start_offset=7, end_offset=9, partitions=3)
     assert Options.of({"path": "a"}) == Options(("a",))
-    assert Options.of({"path": "a", "endoffset": "0"}).end_offset == 0
+    assert Options.of({"path": "a", "startingOffsets": "Earliest", "endingOffsets": "latest"}) == Options(("a",))
+    assert Options.of({"path": "a", "endingoffsets": "1"}).end_offset == 0
+    since = {"path": "a", "startingTimestamp": "5", "endingTimestamp": "9"}
+    assert Options.of(since) == Options(("a",), since_unix_ms=5, before_unix_ms=9)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +44,20 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
     [
         ({}, "path is missing"),
         ({"path": ""}, "path is missing"),
-        ({"path": "a", "endofset": "5"}, "unknown option endofset.*endOffset"),
+        ({"path": "a", "endingofset": "5"}, "unknown option endingofset; did you mean endingOffsets"),
         ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*file"),
         ({"path": "a", "stream": "Facts!"}, "stream 'Facts!'"),
-        ({"path": "a", "startoffset": "0"}, "startOffset '0'.*from 1"),
-        ({"path": "a", "startoffset": "-1"}, "startOffset '-1'"),
-        ({"path": "a", "startoffset": "1e3"}, "startOffset '1e3'"),
-        ({"path": "a", "startoffset": "٣"}, "startOffset"),
-        ({"path": "a", "startoffset": "9" * 400}, "startOffset"),
-        ({"path": "a", "startoffset": "9", "endoffset": "3"}, "endOffset 3 lies before startOffset 9"),
+        ({"path": "a", "startingoffsets": "0"}, "startingOffsets '0'; earliest, or a whole number from 1"),
+        ({"path": "a", "startingoffsets": "-1"}, "startingOffsets '-1'"),
+        ({"path": "a", "startingoffsets": "1e3"}, "startingOffsets '1e3'"),
+        ({"path": "a", "startingoffsets": "٣"}, "startingOffsets"),
+        ({"path": "a", "startingoffsets": "9" * 400}, "startingOffsets"),
+        ({"path": "a", "startingoffsets": "9", "endingoffsets": "3"}, "endingOffsets 3 lies before startingOffsets 9"),
+        ({"path": "a", "startingoffsets": "latest"}, "startingOffsets latest of a batch read; it is earliest"),
+        ({"path": "a", "endingoffsets": "earliest"}, "endingOffsets earliest of a batch read; it is latest"),
+        ({"path": "a", "startingtimestamp": "9", "endingtimestamp": "3"}, "endingTimestamp 3 lies before"),
+        ({"path": "a", "endingoffsets": "9", "endingtimestamp": "3"}, "endingTimestamp and endingOffsets; give one"),
+        (NODE | {"endingtimestamp": "3"}, "endingTimestamp of transport mqtt; give endingOffsets"),
         ({"path": "a", "numpartitions": "0"}, "numPartitions '0'"),
         ({"path": "a", "numpartitions": "10001"}, "numPartitions '10001'.*10000"),
         ({"path": "a", "maxfactsperpartition": "0"}, "maxFactsPerPartition '0'"),

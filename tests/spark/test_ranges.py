@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_bsfg.errors import FactsGone
-from pyspark_bsfg.ranges import FACTS_MIN_PER_TASK, OffsetRange, joined, resolve, split, task_count
+from pyspark_bsfg.ranges import FACTS_MIN_PER_TASK, OffsetRange, joined, recorded, resolve, split, task_count
 
 FIRSTS = st.integers(1, 2**62)
 
@@ -83,3 +83,29 @@ def test_a_range_beyond_the_store_is_refused(start: int | None, end: int | None,
     """A range that reaches beyond the store is no shorter range, it is an error that says where the store ends."""
     with pytest.raises(FactsGone, match=names):
         resolve(OffsetRange(11, 100), start, end)
+
+
+@pytest.mark.parametrize(
+    "since, before, span",
+    [
+        (None, None, (11, 100)),
+        (60, 120, (20, 39)),  # marks at exactly these times
+        (61, 121, (20, 69)),  # a minute more at each side, nothing less
+        (150, 160, (40, 69)),
+        (0, 5, (11, 10)),  # before the first mark
+        (500, None, (70, 100)),
+        (None, 500, (11, 100)),
+        (60, 60, (20, 19)),
+    ],
+)
+def test_times_are_widened_to_marks(since: int | None, before: int | None, span: tuple[int, int]) -> None:
+    """Everything recorded since one time and before another is in the range, and at most a mark more at each end."""
+    marks = [(11, 10), (20, 60), (40, 120), (70, 180)]
+    assert recorded(OffsetRange(11, 100), marks, since, before) == OffsetRange(*span)
+    assert recorded(OffsetRange(11, 100), [], since, before) == OffsetRange(11, 100)
+
+
+def test_a_clock_that_was_set_back_hides_nothing() -> None:
+    """Each fact that a mark of the time stands before is in the range."""
+    marks = [(1, 100), (10, 200), (20, 150), (30, 250)]
+    assert recorded(OffsetRange(1, 40), marks, 180, 190) == OffsetRange(1, 29)

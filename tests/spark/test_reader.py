@@ -5,6 +5,7 @@ import os
 import pickle
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
 from agent.batch import Origin
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreDamaged
 from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
@@ -80,22 +81,36 @@ def test_the_reader_says_what_a_signature_proves(tmp_path: Path) -> None:
         asked = StructType([FACTS["offset"], FACTS["verified"]])
         assert [row["verified"] for row in read(file, asked)] == ["yes"] * 9
         signing.set_compromised({signer.key_id: 0}).result()
-        assert [row["verified"] for row in read(file, asked, startOffset=3)] == ["suspect"] * 7
+        assert [row["verified"] for row in read(file, asked, startingOffsets=3)] == ["suspect"] * 7
 
 
 def test_offsets_at_both_ends_are_included(path: Path) -> None:
-    """startOffset and endOffset are what they say, also inside a batch, and a range may be empty."""
+    """startingOffsets is included and endingOffsets is not, also inside a batch, and a range may be empty."""
     asked = StructType([FACTS["offset"]])
-    assert [row["offset"] for row in read(path, asked, startOffset=4, endOffset=7)] == [4, 5, 6, 7]
-    assert read(path, asked, startOffset=4, endOffset=3) == []
+    assert [row["offset"] for row in read(path, asked, startingOffsets=4, endingOffsets=8)] == [4, 5, 6, 7]
+    assert read(path, asked, startingOffsets=4, endingOffsets=4) == []
     end = len(RUN) + 500
-    assert [row["offset"] for row in read(path, asked, startOffset=end)] == [end]
-    assert read(path, asked, startOffset=end + 1) == []
+    assert [row["offset"] for row in read(path, asked, startingOffsets=end)] == [end]
+    assert read(path, asked, startingOffsets=end + 1) == []
+
+
+def test_a_read_ends_at_the_time_at_which_facts_were_recorded(path: Path) -> None:
+    """startingTimestamp and endingTimestamp go by the node's clock, whatever source times the facts have."""
+    asked, hour_ms = StructType([FACTS["offset"]]), 3_600_000
+    with closing(StoreReader(path)) as reader:
+        [(first, now_ms)] = reader.clock_marks(making.TELEMETRY)
+    whole = read(path, asked)
+    assert first == 1
+    assert read(path, asked, startingTimestamp=now_ms, endingTimestamp=now_ms + hour_ms) == whole
+    assert (
+        read(path, asked, startingTimestamp=now_ms + hour_ms) == whole
+    )  # facts after a mark have no time of their own
+    assert read(path, asked, endingTimestamp=now_ms) == []
 
 
 def test_only_the_columns_asked_for_are_made(path: Path) -> None:
     """A schema given by the reader is the projection, in its order."""
-    found = read(path, StructType([FACTS["value"], FACTS["tag"]]), endOffset=1)
+    found = read(path, StructType([FACTS["value"], FACTS["tag"]]), endingOffsets=2)
     assert found == [{"value": VALUES[0], "tag": "tag:line-1/pressure"}]
 
 
@@ -267,8 +282,8 @@ def test_an_unreadable_store_has_a_clear_error(tmp_path: Path, path: Path) -> No
         read(other)
     with pytest.raises(StreamUnknown, match=r"no stream 'facts.recipes'; it holds: facts.telemetry"):
         read(path, stream="facts.recipes")
-    with pytest.raises(FactsGone, match=rf"endOffset 99999: the stream ends at {len(RUN) + 500}"):
-        read(path, endOffset=99_999)
+    with pytest.raises(FactsGone, match=rf"endingOffsets 99999: the stream ends at {len(RUN) + 500}"):
+        read(path, endingOffsets=99_999)
     with pytest.raises(OptionError, match=r"unknown option limit"):
         read(path, limit=5)
     with pytest.raises(OptionError, match=r"whenReleased 'ignore'; known are skip, fail"):
@@ -300,7 +315,9 @@ def test_tasks_are_offset_ranges(path: Path) -> None:
     parts = reader.partitions()
     assert len(parts) == -(-(len(RUN) + 500) // 100)
     assert all(left.last + 1 == right.first for left, right in pairwise(parts))
-    [nothing] = BsfgDataSource({"path": str(path), "startoffset": "3", "endoffset": "2"}).reader(FACTS).partitions()
+    [nothing] = (
+        BsfgDataSource({"path": str(path), "startingoffsets": "3", "endingoffsets": "3"}).reader(FACTS).partitions()
+    )
     assert list(reader.read(nothing)) == []
 
 

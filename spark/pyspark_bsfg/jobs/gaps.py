@@ -8,12 +8,10 @@
                           silent    no fact since, until `as_of`; or none ever, of a tag that was expected by its name
     begin end seconds   the last fact (or fact without a problem) before, and the next one; NULL where there is none
     expected_s          how far apart the facts of this tag may be
-    declared_by         the predicate and the reason of a declaration that explains the gap, or NULL. A source's loss has
-                        times, which must cover the gap but for `expected_s`. A node's loss (expired, damaged) has the
-                        sequences of an origin, and what no task could read has offsets: these must lie between the
-                        ends.
-
-A gap is compared with each declaration alone: two that cover it only together leave it undeclared.
+    declared_by         predicate and reason of each declaration that explains the gap, or NULL. Losses of sources have
+                        times: together they must leave no stretch of the gap longer than `expected_s`. A node's loss
+                        (expired, damaged) has the sequences of an origin, and what no task could read has offsets:
+                        one of these between the ends explains the gap.
 """
 
 from __future__ import annotations
@@ -145,7 +143,7 @@ def _never(within: DataFrame, named: Sequence[str]) -> DataFrame:
 
 
 def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
-    """Each gap with the declaration that explains it, if there is one."""
+    """Each gap with the declarations that explain it, if there are any."""
     detail = {name: F.get_json_object("detail", f"$.{name}") for name in ("first_time", "last_time", "reason")}
     origins = F.from_json(
         F.get_json_object("detail", "$.origins"),
@@ -162,17 +160,38 @@ def _declared(gaps: DataFrame, incidents: DataFrame) -> DataFrame:
         F.from_json(F.get_json_object("detail", "$.tags"), "array<string>").alias("tags"),
         F.explode_outer(origins).alias("origin"),
     )
-    explains = (_covers() & _names()) | _was_between() | _is_of_origin()
-    by = F.when(F.col("what").isNotNull(), F.concat_ws(" ", "what", "reason"))
-    return gaps.join(told, explains, "left").groupBy(*gaps.columns).agg(F.min(by).alias("declared_by"))
+    is_of_source = (F.col("what") == SAMPLES_LOST) & (F.col("of_zone") == F.col("zone")) & _names() & _is_within()
+    found = gaps.join(told, is_of_source | _was_between() | _is_of_origin(), "left")
+    by, is_loss = F.concat_ws(" ", "what", "reason"), F.col("what") == SAMPLES_LOST
+    each = found.groupBy(*gaps.columns).agg(
+        F.sort_array(F.collect_list(F.when(is_loss, F.struct("first_ns", "last_ns")))).alias("losses"),
+        F.collect_set(F.when(is_loss, by)).alias("by_losses"),
+        F.collect_set(F.when(~is_loss, by)).alias("by_others"),
+    )
+    is_covered = _uncovered_ns("losses") <= F.col("expected_s") * _SECOND_NS
+    names = F.array_union("by_others", F.when(is_covered, F.col("by_losses")).otherwise(F.array()))
+    declared_by = F.when(F.size(names) > 0, F.array_join(F.sort_array(names), ", "))
+    return each.select(*gaps.columns, declared_by.alias("declared_by"))
 
 
-def _covers() -> Column:
-    """Whether the loss of a source covers a gap in time, but for one expected interval."""
-    overlap_ns = F.least("end.ns", "last_ns") - F.greatest("begin.ns", "first_ns")
-    uncovered_ns = F.col("end.ns") - F.col("begin.ns") - overlap_ns
-    is_enough = (overlap_ns >= 0) & (uncovered_ns <= F.col("expected_s") * _SECOND_NS)
-    return (F.col("what") == SAMPLES_LOST) & (F.col("of_zone") == F.col("zone")) & is_enough
+def _is_within() -> Column:
+    """Whether the loss of a source has a part of a gap, or touches it."""
+    return (F.col("last_ns") >= F.col("begin.ns")) & (F.col("first_ns") <= F.col("end.ns"))
+
+
+def _uncovered_ns(losses: str) -> Column:
+    """The longest stretch of a gap that no loss covers; `losses` are in order."""
+    nothing = F.struct(F.col("begin.ns").alias("reached_ns"), F.lit(0).cast("long").alias("longest_ns"))
+
+    def with_loss(found: Column, loss: Column) -> Column:
+        longest = F.greatest(found["longest_ns"], loss["first_ns"] - found["reached_ns"])
+        return F.struct(
+            F.greatest(found["reached_ns"], loss["last_ns"]).alias("reached_ns"), longest.alias("longest_ns")
+        )
+
+    return F.aggregate(
+        losses, nothing, with_loss, lambda found: F.greatest(found["longest_ns"], F.col("end.ns") - found["reached_ns"])
+    )
 
 
 def _names() -> Column:

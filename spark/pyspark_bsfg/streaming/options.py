@@ -8,21 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import get_args
 
 from agent.message import CONSUMER
 from pyspark_bsfg.errors import OptionError
-from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, Options
+from pyspark_bsfg.options import NAMES, OFFSET_MAX, PARTITIONS_MAX, UNIX_MS_MAX, Options, unknown
 from pyspark_bsfg.streaming.offsets import OnNewEpoch, Start
 
 # A micro-batch costs some 0.8 s whatever its size, a fact a microsecond; more would only be more to repeat.
 OFFSETS_PER_TRIGGER = 1_000_000
-UNIX_MS_MAX = 2**43 - 1
 # Of a batch read; what a stream has instead.
 INSTEAD = {
-    "startoffset": "startingOffsets",
-    "endoffset": "trigger(availableNow=True), which ends at what is there",
     "endingoffsets": "trigger(availableNow=True), which ends at what is there",
     "endingtimestamp": "trigger(availableNow=True), which ends at what is there",
     "numpartitions": "minPartitions",
@@ -97,11 +93,10 @@ def _refuse_strangers(texts: Mapping[str, str]) -> None:
     known = OURS | {key: name for key, name in NAMES.items() if key not in INSTEAD}
     for key in sorted(texts):
         if key in INSTEAD:
-            raise OptionError(f"option {NAMES.get(key, key)} of readStream", f"use {INSTEAD[key]}")
+            # Kafka's source refuses the ends too: "not valid in streaming queries".
+            raise OptionError(f"option {NAMES[key]} of readStream", f"use {INSTEAD[key]}")
         if key not in known:
-            near = get_close_matches(key, known, 1, 0.5)
-            hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(sorted(known.values()))}"
-            raise OptionError(f"unknown option {key}", hint)
+            raise unknown(key, known)
 
 
 def _start(texts: Mapping[str, str]) -> Start:

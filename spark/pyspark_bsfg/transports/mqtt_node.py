@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -118,6 +118,9 @@ class MqttNodeSource:
         answer = self._ask(GetBounds(stream=stream)).answer
         assert isinstance(answer, BoundsAnswer), answer
         return Bounds(answer.epoch, answer.first_offset, answer.end_offset, self._at.peer)
+
+    def marks(self, stream: str) -> Sequence[tuple[int, int]]:  # noqa: ARG002
+        raise AssertionError("the options refuse what asks for it: the protocol does not say it")
 
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:  # noqa: ARG002
         """By offset only: the protocol has no summaries. What a filter excludes is skipped unopened when it is here."""

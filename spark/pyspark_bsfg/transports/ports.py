@@ -86,6 +86,10 @@ class FactSource(Protocol):
         """What is held now. Raises StreamUnknown."""
         ...
 
+    def marks(self, stream: str) -> Sequence[tuple[int, int]]:
+        """First offsets with the time (ms since 1970) at which these were recorded, about one a minute, in order."""
+        ...
+
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
         """The parts of a range whose batches may hold facts that match, in order; the whole range where the store has
         no way to find out without sending them."""

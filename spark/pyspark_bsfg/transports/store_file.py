@@ -81,6 +81,9 @@ class StoreFileSource:
         origin = self.reader.origin
         return Bounds(origin.epoch.hex(), found.first_offset, found.end_offset, origin.zone)
 
+    def marks(self, stream: str) -> Sequence[tuple[int, int]]:
+        return self.reader.clock_marks(stream)
+
     def matching(self, asked: Asked, pruning: Pruning, dictionary: Dictionary) -> Iterator[OffsetRange]:
         """By the summaries of batches; no batch is read. Spans that touch are one."""
         first, last = max(asked.offsets.first, pruning.offsets[0]), min(asked.offsets.last, pruning.offsets[1])

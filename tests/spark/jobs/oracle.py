@@ -19,15 +19,16 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Told:
-    """A fact of a zone."""
+    """A fact of a zone; `named` has its subject, predicate and unit where it is not of DEFINITIONS."""
 
     zone: str
     offset: int
     sample: Sample
+    named: Any = None
 
     @property
     def definition(self) -> Any:
-        return DEFINITIONS[self.sample.tag - 1]
+        return self.named or DEFINITIONS[self.sample.tag - 1]
 
     @property
     def series(self) -> Key:

@@ -36,6 +36,7 @@ PAGE = (Path(__file__).resolve().parents[3] / "docs" / "how-to" / "jobs.md").rea
 [SHOWN] = re.findall(r"<!-- test: views -->\n```python\n(.*?)```\n<!-- end -->", PAGE, re.DOTALL)
 LIMITS = {PRESSURE: (-5.0, 95.0)}
 HOLD_S, MODULUS = 120, 1000
+TABLES = ("land", "clean", "rollup")
 
 
 def toml(folder: Path, more: str = "") -> str:
@@ -43,7 +44,7 @@ def toml(folder: Path, more: str = "") -> str:
     return f"""
 [source]
 path = "{folder}/facts.db"
-maxOffsetsPerTrigger = 400
+maxOffsetsPerTrigger = 2000
 
 [land]
 table = "{folder}/lake/facts"
@@ -125,16 +126,16 @@ def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> Non
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
     told = filled(tmp_path / "facts.db", random.Random(seed))
-    found = jobs(spark, tmp_path)
+    found = jobs(spark, tmp_path, *TABLES)
     assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == len(told)
     equal(tmp_path, told)
     late = Sample(1, NOON_NS + 12 * HOUR_NS - 30 * SECOND_NS, 60.0)
     with FactStore.open(tmp_path / "facts.db", "enterprise") as opened:
         making.put(opened, making.foreign(Origin("plant-a", b"later".ljust(16)), [[late]]), 13)
     told.append(Told("plant-a", len(told) + 1, late))
-    found = jobs(spark, tmp_path)
-    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h", "rollup 1d", "gaps")} == {
-        "clean": 1, "rollup 1m": 2, "rollup 1h": 2, "rollup 1d": 2, "gaps": 1,
+    found = jobs(spark, tmp_path, *TABLES)
+    assert {name: found[name]["computed"] for name in ("clean", "rollup 1m", "rollup 1h", "rollup 1d")} == {
+        "clean": 1, "rollup 1m": 2, "rollup 1h": 2, "rollup 1d": 2,
     }  # fmt: skip
     equal(tmp_path, told)
     again = jobs(spark, tmp_path, "clean", "rollup")
@@ -155,6 +156,17 @@ def instant(second: int) -> Sample:
     return Sample(1, NOON_NS + second * SECOND_NS, 5.0)
 
 
+def samples_lost(number: int, first: str, last: str, reason: str) -> Message:
+    """A loss of the pressure that its source has declared, of January 2026."""
+    lost = {
+        "count": 20, "count_exact": True, "first_time": f"2026-01-{first}Z", "last_time": f"2026-01-{last}Z",
+        "reason": reason, "tags": [PRESSURE],
+    }  # fmt: skip
+    labels = {"shift": "early", "line": "1"} if number == 0 else {}
+    envelope = Envelope(f"gap-{number}", "enterprise", "*", NOON_NS // 1_000_000, labels=labels)
+    return Message(envelope, Fact("source:press", "samples_lost", canonical_json(lost)))
+
+
 @pytest.fixture(scope="module")
 def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store whose tags are missing, stale and silent, some of it declared, some damaged."""
@@ -169,29 +181,32 @@ def holed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [instant(second) for second in (*range(0, 630, 30), *range(1200, 1830, 30), 2400)],
         [*bad, instant(3000), instant(next_day), instant(next_day + 30)],
         [Sample(2, NOON_NS, 1)],  # takes the sequence that the node says it has lost
-        [instant(next_day + 600)],
+        [instant(next_day + 600), instant(next_day + 1200)],
     ]
     origin = making.store(folder / "facts.db", runs)
-    gone = sum(map(len, runs)) - 1
+    gone = sum(map(len, runs)) - 2
     about = {"zone": origin.zone, "epoch": origin.epoch.hex(), "first_sequence": gone, "last_sequence": gone}
     expired = operational_fact(
         origin, making.TELEMETRY, "facts_expired", {"reason": "ttl", "origins": [about]}, "1", NOON_NS // 1_000_000
     )
-    lost = {
-        "count": 20, "count_exact": True, "first_time": "2026-01-01T12:10:00Z", "last_time": "2026-01-01T12:20:00Z",
-        "reason": "source_lost", "tags": [PRESSURE],
-    }  # fmt: skip
-    envelope = Envelope("gap", "enterprise", "*", NOON_NS // 1_000_000, labels={"shift": "early", "line": "1"})
-    declared = Message(envelope, Fact("source:press", "samples_lost", canonical_json(lost)))
+    losses = (
+        ("01T12:10:00", "01T12:20:00", "source_lost"),
+        ("01T12:34:00", "01T12:40:00", "queue_full"),  # two that touch within an expected interval, later one first
+        ("01T12:30:30", "01T12:33:00", "source_lost"),
+        ("02T12:10:30", "02T12:14:00", "source_lost"),  # two that leave more than an expected interval
+        ("02T12:15:30", "02T12:20:00", "source_lost"),
+    )
     with FactStore.open(folder / "facts.db", "enterprise") as opened:
-        opened.appends.append_messages(making.TELEMETRY, [declared, expired]).result()
+        declared = [samples_lost(number, *one) for number, one in enumerate(losses)]
+        opened.appends.append_messages(making.TELEMETRY, [*declared, expired]).result()
     making.damage(folder / "facts.db", 5)
     return folder
 
 
 def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, holed: Path) -> None:
     """Missing, stale and silent tags, also over midnight and of a tag without any fact; a loss that the source declared
-    and facts that the disk has damaged are told from what nobody has declared. The views name the same facts."""
+    at once or in two parts, and facts that the disk has damaged, are told from what is not declared. The views name the
+    same facts."""
     named = "[[gaps.tag]]\ntag = 'tag:line-1/never'\nexpected_s = 60\n"
     found = jobs(spark, holed, "land", "clean", "gaps", more=named)
     clock = "{:%d %H:%M:%S}".format
@@ -203,16 +218,23 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
     report = [told(row) for row in pq.read_table(holed / "lake" / "gaps" / "part.parquet").to_pylist()]
     assert sorted(report, key=str) == [
         ("boiler/druck", "missing", "01 12:01:00", "01 12:05:30", "facts_unread damaged"),
-        ("boiler/druck", "silent", "01 12:06:30", "02 12:10:00", None),
-        ("line-1/count", "silent", "01 12:00:00", "02 12:10:00", None),
+        ("boiler/druck", "silent", "01 12:06:30", "02 12:20:00", None),
+        ("line-1/count", "silent", "01 12:00:00", "02 12:20:00", None),
         ("line-1/never", "silent", None, None, None),
         ("line-1/pressure", "missing", "01 12:10:00", "01 12:20:00", "samples_lost source_lost"),
-        ("line-1/pressure", "missing", "01 12:30:00", "01 12:40:00", None),
+        (
+            "line-1/pressure",
+            "missing",
+            "01 12:30:00",
+            "01 12:40:00",
+            "samples_lost queue_full, samples_lost source_lost",
+        ),
         ("line-1/pressure", "missing", "01 12:50:00", "02 12:00:00", None),
         ("line-1/pressure", "missing", "02 12:00:30", "02 12:10:00", "facts_expired ttl"),
+        ("line-1/pressure", "missing", "02 12:10:00", "02 12:20:00", None),
         ("line-1/pressure", "stale", "01 12:40:00", "01 12:50:00", None),
     ]
-    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 3}, 3)
+    assert (found["gaps"]["declared"], found["gaps"]["undeclared"]["silent"]) == ({"missing": 4}, 3)
     assert found["gaps"]["longest"][0]["tag"] == "tag:line-1/never"
     exec(SHOWN.replace("/data/facts", str(holed / "lake" / "facts")), {"spark": spark})  # noqa: S102  our own page
     asked = """
@@ -222,7 +244,7 @@ def test_every_gap_is_found_and_set_against_declarations(spark: SparkSession, ho
         WHERE l.name = 'shift'"""
     [row] = spark.sql(asked).collect()
     expected = ("source:press", "enterprise", NOON_NS // 1_000_000, "early", "samples_lost", True)
-    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 2)
+    assert tuple(row) == (*expected, found["land"]["facts_landed"] - 6)
 
 
 def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> None:
@@ -235,11 +257,11 @@ def test_a_date_that_would_shrink_is_kept(spark: SparkSession, holed: Path) -> N
     moved.rename(holed / "taken")
     try:
         [kept] = jobs(spark, holed, "clean")["clean"]["kept"]
-        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 3, 0)
+        assert (kept["date"], kept["facts"], kept["found"]) == ("2026-01-02", 4, 0)
         assert rows(holed / "lake" / "clean") == before
         settings = Settings.of(toml(holed))
         run(spark, settings, ("clean",), threading.Event(), is_fewer_accepted=True)
-        assert len(rows(holed / "lake" / "clean")) == len(before) - 3
+        assert len(rows(holed / "lake" / "clean")) == len(before) - 4
     finally:
         (holed / "taken").rename(moved)
 

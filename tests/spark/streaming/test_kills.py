@@ -1,6 +1,7 @@
-"""Exactly once through kills: of the driver with its JVM, at the worst moments and at any, and of the node.
+"""Exactly once, from the demonstration's plant to rollups, while drivers, nodes and the network are taken away.
 
-`make spark-stream-test` runs these; `test_landing.py` has the same promises in one process for `make test`.
+`make spark-stream-test` runs these; `make test` has the same promises in one process: `test_land_job.py`,
+`test_over_mqtt.py`, `tests/spark/jobs`.
 """
 
 import json
@@ -9,77 +10,147 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from agent.demo import layout
+from agent.demo.layout import ENTERPRISE, TELEMETRY
 from agent.demo.processes import Child
+from agent.demo.scenario import RunningZones, run_zones
 from agent.fact_store import StoreReader
-from agent.local_socket import SOCKET
+from agent.message import Sample
+from pyspark_bsfg.jobs import rollup
+from pyspark_bsfg.landing.manifest import DECLARING
 from pyspark_bsfg.landing.tables import paths
 from tests.sim import IS_LONG, first_seed
-from tests.spark.streaming.dying import land_toml
-from tests.spark.streaming.feeding import CONSUMER, GAP_EVERY
+from tests.spark.jobs import oracle
+from tests.spark.jobs.oracle import Told
+from tests.spark.jobs.test_jobs import rolled
+from tests.spark.making import UNCERTAIN
 from tests.spark.streaming.rows import landed_rows, landed_until
+from tests.support.command import process
+from tests.system.silence import fall_silent
 from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.system,
-    pytest.mark.timeout(1800),
+    pytest.mark.timeout(3600),
     pytest.mark.skipif(not IS_LONG, reason="minutes of killed JVMs: make spark-stream-test"),
 ]
 
-FACTS, PACE = 40_000, 20
-START_S_MAX = 300.0
-ENVIRONMENT = {"PYTHONPATH": os.pathsep.join(["", *sys.path]), "SPARK_LOCAL_IP": "127.0.0.1"}
+CONSUMER, COUNTERS = "local.lake", "count_"
+PLANT_S_MIN = 300.0
+START_S_MAX = 300.0  # of a driver, until it has done something
+CUT_FACTS = 5000  # half a minute of the plant
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
+ENVIRONMENT = {
+    "PYTHONPATH": os.pathsep.join(["", *sys.path]),
+    "SPARK_LOCAL_IP": "127.0.0.1",
+    "JAVA_TOOL_OPTIONS": QUICK_JVM,
+}
+FACT = "zone, epoch, sequence, subject, predicate, unit, value, value_text, value_type, quality, source_time_ns"
+JOBS = """
+[source]
+path = "{store}"
+consumer = "{consumer}"
+startingOffsets = "cursor"
+maxOffsetsPerTrigger = 5000
+
+[land]
+table = "{lake}/facts"
+checkpoint = "{lake}/checkpoint"
+format = "{kind}"
+every_s = 1
+compact_files = 3
+
+[clean]
+table = "{lake}/clean"
+
+[rollup]
+table = "{lake}/rollup"
+
+[[rollup.counter]]
+tag = "tag:*{counters}*"
+
+[gaps]
+table = "{lake}/gaps"
+expected_s = 15
+"""
 
 
-class Plant:
-    """The node, its driver and what is known of them."""
+def bsfg(folder: Path, *arguments: object) -> str:
+    """The output of a command that ends well."""
+    done = process(folder, *map(str, arguments))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.store = folder / "state" / "facts.db"
-        self.store.parent.mkdir()
-        self.table, self.checkpoint = folder / "facts", folder / "checkpoint"
-        arguments = [sys.executable, "-m", "tests.spark.streaming.feeding", self.store.parent, str(FACTS), str(PACE)]
-        self.node = Child("node", arguments, folder / "node.log", ENVIRONMENT)
+
+class Site:
+    """The three zones, the jobs on the enterprise's store, and what can be done to them."""
+
+    def __init__(self, stage: RunningZones, folder: Path, kind: str) -> None:
+        self.stage, self.store, self.lake = stage, stage.store(ENTERPRISE), folder / "lake"
         self._folder = folder
-        self._kind = kind
+        # The enterprise releases at once what the jobs have confirmed: a fact confirmed too early is lost for good.
+        config = stage.configs[ENTERPRISE]
+        bsfg(folder, "consumer", "add", CONSUMER, "--stream", TELEMETRY, "--config", config)
+        self.node.stop()
+        config.write_text(f'{config.read_text()}\n[[stream]]\nname = "{TELEMETRY}"\nkeep_hours = 0\n')
+        self.start_node()
+        self.lake.mkdir()
+        text = JOBS.format(store=self.store, lake=self.lake, kind=kind, consumer=CONSUMER, counters=COUNTERS)
+        (folder / "jobs.toml").write_text(text)
 
-    def driver(self, step: str, nth: int, *more: str) -> Child:
-        """The land job that dies at a step."""
-        settings = self._folder / "jobs.toml"
-        source = f"consumer = '{CONSUMER}'\nmaxOffsetsPerTrigger = 4000\nstartingOffsets = 'cursor'"
-        land_toml(settings, self.store, self.table, self.checkpoint, self._kind, source)
-        arguments = [sys.executable, "-m", "tests.spark.streaming.dying", step, str(nth), settings, *more]
-        return Child("land", arguments, self._folder / "land.log", ENVIRONMENT)
+    @property
+    def node(self) -> Child:
+        """Of the enterprise."""
+        return self.stage.nodes[ENTERPRISE]
 
     def start_node(self) -> None:
         """Start it, and wait until it answers."""
-        (self.store.parent / SOCKET).unlink(missing_ok=True)
         self.node.start()
-        self.node.wait_ready((self.store.parent / SOCKET).exists)
+        self.node.wait_ready(lambda: self.stage.status(ENTERPRISE) is not None)
 
-    def cursor(self) -> int:
-        """What the consumer has confirmed, by the store's own file."""
+    def driver(self, step: str = "", nth: int = 1) -> Child:
+        """The jobs, following until they die at a step; without one, the program as it is, which ends by itself."""
+        program = ["tests.spark.streaming.dying", step, str(nth)] if step else ["pyspark_bsfg"]
+        arguments = [sys.executable, "-m", *program, self._folder / "jobs.toml", *(["--follow"] if step else [])]
+        return Child("jobs", arguments, self._folder / "jobs.log", ENVIRONMENT)
+
+    def released_and_confirmed(self) -> tuple[int, int]:
+        """Up to which offsets, by the store's own file."""
         with closing(StoreReader(self.store)) as reader:
-            return next((one.frontier for one in reader.consumers() if one.name == CONSUMER), 0)
+            [confirmed] = [one.frontier for one in reader.consumers() if one.name == CONSUMER]
+            [held] = [one for one in reader.streams() if one.name == TELEMETRY]
+            return held.first_offset - 1, confirmed
+
+    def landed(self) -> int:
+        """The offset up to which the table has everything."""
+        while True:  # files are merged meanwhile
+            with suppress(FileNotFoundError):
+                return landed_until(self.lake / "facts")
 
 
 @contextmanager
-def watched(plant: Plant) -> Iterator[list[str]]:
-    """Compares cursor and table all the time; the list has what was wrong."""
+def watched(site: Site) -> Iterator[list[str]]:
+    """Compares what is released, confirmed and landed all the time; the list has what was wrong."""
     wrong: list[str] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(0.5):
-            cursor = plant.cursor()  # first: the table may only get more until it is looked at
-            if cursor and (landed := landed_until(plant.table)) < cursor:
-                wrong.append(f"confirmed up to {cursor}, landed up to {landed}")
+            released, confirmed = site.released_and_confirmed()  # first: the table may only get more until it is read
+            if confirmed and (landed := site.landed()) < max(released, confirmed):
+                wrong.append(f"released up to {released}, confirmed up to {confirmed}, landed up to {landed}")
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -90,46 +161,115 @@ def watched(plant: Plant) -> Iterator[list[str]]:
         watcher.join()
 
 
+def killed_at(site: Site, step: str, nth: int = 1, meanwhile: Callable[[], None] = lambda: None) -> None:
+    """A driver that follows until it dies at a step; `meanwhile` is done once it has landed something."""
+    before = site.landed()
+    with site.driver(step, nth) as driver:
+        driver.start()
+        wait_until(lambda: site.landed() > before or not driver.running, f"facts before {step}", START_S_MAX)
+        meanwhile()
+        wait_until(lambda: not driver.running, f"{step} {nth}", START_S_MAX)
+        assert driver.stop() == -signal.SIGKILL, driver.log_text()
+
+
+def cut(site: Site) -> None:
+    """The network is away while the plant records on, and so is a device of the plant, which declares its loss."""
+    recorded = partial(site.stage.facts, layout.PLANT, TELEMETRY)
+    until = recorded() + CUT_FACTS
+    site.stage.plant[1].stop()
+    site.stage.broker.freeze()
+    wait_until(lambda: recorded() > until, "the plant records alone", START_S_MAX)
+    site.stage.broker.thaw()
+    site.stage.plant[1].start()
+
+
+def kill_node(site: Site) -> None:
+    """kill -9 of the enterprise's node, and a new start."""
+    site.node.kill()
+    site.start_node()
+
+
 @pytest.mark.usefixtures("java")
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
-def test_each_fact_lands_once_whatever_is_killed(tmp_path: Path, kind: str) -> None:
-    """The driver is killed five times, twice of them between sink and confirmation, and the node twice, while it
-    records. The table then has each fact once with its value, the incidents each declared gap once, and at no time was
-    the cursor beyond the table, although the node releases what is confirmed at once."""
-    rng = random.Random(first_seed())
-    plant = Plant(tmp_path, kind)
-    with plant.node:
-        plant.start_node()
-        with watched(plant) as wrong:
-            for step, nth in (("before_sink", 2), ("after_sink", 2), ("before_confirm", 2), ("after_sink", 1)):
-                with plant.driver(step, nth, "--follow") as driver:
-                    driver.start()
-                    wait_until(lambda: not driver.running, step, START_S_MAX)
-                    assert driver.stop() == -signal.SIGKILL, driver.log_text()
-                if step == "after_sink":
-                    plant.node.kill()
-                    plant.start_node()
-            before = landed_until(plant.table)
-            with plant.driver("none", 0, "--follow") as driver:
+def test_each_fact_is_once_in_every_table_whatever_is_killed(tmp_path: Path, kind: str) -> None:
+    """Five minutes of a plant and more. The network is cut once, the enterprise's node killed twice, the jobs killed
+    eight times: before and after a batch is in the table, before it is confirmed, when small files are merged, between
+    a derived table and its record, before the report of gaps, and at some moment. Then the table has each fact of the
+    plant once as the plant recorded it, the rollups are those of plain Python over the plant's store, each declared
+    loss is an incident; and at no time was a fact confirmed or released that was not landed."""
+    rng, began = random.Random(first_seed()), time.monotonic()
+    with run_zones(tmp_path, keep=False) as stage:
+        wait_until(lambda: stage.facts(ENTERPRISE, TELEMETRY) > 0, "a fact at the top", 60)
+        site = Site(stage, tmp_path, kind)
+        with watched(site) as wrong:
+            killed_at(site, "before_sink", 2)
+            killed_at(site, "after_sink", 2, lambda: kill_node(site))
+            killed_at(site, "before_confirm", 3, lambda: cut(site))
+            for nth in (1, 3):  # of clean, of a rollup
+                killed_at(site, "after_publish", nth)
+            killed_at(site, "before_report")
+            killed_at(site, "in_compact")
+            with site.driver("none") as driver:
                 driver.start()
-                target = before + rng.randrange(1, 10_000)
-                wait_until(lambda: landed_until(plant.table) > target, f"{target} landed", START_S_MAX)
+                target = site.landed() + rng.randrange(1, 5000)
+                wait_until(lambda: site.landed() > target, f"{target} landed", START_S_MAX)
+                kill_node(site)
                 driver.kill()
-            wait_until(lambda: StoreReader(plant.store).end_offset("facts.telemetry") == FACTS, "all facts", 300)
-            with plant.driver("none", 0) as driver:
+            wait_until(lambda: time.monotonic() - began > PLANT_S_MIN, "five minutes of the plant", PLANT_S_MIN)
+            facts = fall_silent(stage)
+            site.start_node()
+            with site.driver() as driver:
                 driver.start()
                 wait_until(lambda: not driver.running, "the last run", START_S_MAX)
-                done = json.loads(driver.log_text().splitlines()[-1])["jobs"]["land"]
+                assert driver.stop() == 0, driver.log_text()
+                done = json.loads(driver.log_text().splitlines()[-1])["jobs"]
         assert not wrong
-        assert done["end_offset"] == FACTS
-        assert done["facts_missing"] == 0
-        assert plant.cursor() == FACTS
-        with closing(StoreReader(plant.store)) as reader:
-            epoch = reader.origin.epoch.hex()
-    rows = landed_rows(paths(plant.table), ("zone", "stream", "epoch", "sequence", "offset", "value"))
-    expected = [
-        ("enterprise", "facts.telemetry", epoch, n, n, float(n) if n % GAP_EVERY else None) for n in range(1, FACTS + 1)
+        assert site.released_and_confirmed()[1] == done["land"]["end_offset"] == facts
+        assert site.released_and_confirmed()[0] > 0, "nothing was released: nothing was proven"
+    query = f"select {FACT}, object_json from facts where stream = '{TELEMETRY}' order by sequence"
+    lines = bsfg(tmp_path, "sql", "--json", "--file", stage.store(layout.PLANT), query).splitlines()
+    recorded = [json.loads(line) for line in lines]
+    assert len(recorded) == facts
+    compare(site.lake, recorded)
+    print(f"{facts} facts of {time.monotonic() - began:.0f} s, {site.released_and_confirmed()[0]} released")
+
+
+def compare(lake: Path, recorded: list[dict[str, Any]]) -> None:
+    """Assert that the tables are what the plant has recorded, in its order."""
+    columns = "zone epoch sequence tag predicate unit value value_text value_type quality source_time_ns offset".split()
+    landed = landed_rows(paths(lake / "facts"), columns)
+    assert [row[:-1] for row in landed] == [row_of(one) for one in recorded]
+    assert [row[-1] for row in landed] == list(range(1, len(recorded) + 1))
+    incidents = landed_rows(paths(lake / "facts_incidents"), ("what", "detail", "offset"))
+    declared = [
+        (one["predicate"], one["object_json"], n) for n, one in enumerate(recorded, 1) if one["predicate"] in DECLARING
     ]
-    assert rows == expected
-    incidents = landed_rows(paths(plant.table.with_name("facts_incidents")), ("what", "offset"))
-    assert incidents == [("samples_lost", n) for n in range(GAP_EVERY, FACTS + 1, GAP_EVERY)]
+    assert incidents == declared != []
+    told = [Told(one["zone"], n, sample_of(one), named(one)) for n, one in enumerate(recorded, 1)]
+    counters = dict.fromkeys((one["subject"] for one in recorded if COUNTERS in one["subject"]), None)
+    for name, window_s in rollup.WINDOWS_S.items():
+        assert rolled(lake / "rollup" / name) == oracle.rollup(told, window_s, 300, counters, {}), name
+    gaps = pq.read_table(lake / "gaps" / "part.parquet").to_pylist()
+    assert any((one["declared_by"] or "").startswith("samples_lost") for one in gaps), gaps
+
+
+def row_of(one: dict[str, Any]) -> tuple[Any, ...]:
+    """What a fact must be in the table, by what `bsfg sql` says of it."""
+    kind, value = one["value_type"] or "message", one["value"]
+    is_number = kind in {"double", "int", "bool"}
+    what = (one["subject"], one["predicate"], one["unit"] or None)
+    said = (float(value) if is_number else None, None if is_number else value, kind)
+    return (one["zone"], one["epoch"], one["sequence"], *what, *said, one["quality"], one["source_time_ns"])
+
+
+def named(one: dict[str, Any]) -> Any:
+    """Subject, predicate and unit as the reference asks for them."""
+    return SimpleNamespace(subject=one["subject"], predicate=one["predicate"], unit=one["unit"] or "")
+
+
+def sample_of(one: dict[str, Any]) -> Sample:
+    """As the reference takes it; a message has a place in the order, and neither number nor Good or Bad quality."""
+    if one["value_type"] is None:
+        return Sample(1, one["source_time_ns"], None, UNCERTAIN)
+    value = bool(one["value"]) if one["value_type"] == "bool" else one["value"]
+    return Sample(1, one["source_time_ns"], value, one["quality"])

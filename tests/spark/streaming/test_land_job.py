@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 
 from agent.fact_store import FactStore, StoreReader
 from agent.message import Sample
+from bench.common.testbed import open_testbed
+from bench.spark import spark as read_benchmark
 from bench.spark import stream as benchmark
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import JobRefused
@@ -39,8 +41,8 @@ FORMATS = pytest.mark.parametrize("kind", ["delta", pytest.param("parquet", mark
 
 
 def order(folder: Path, kind: Format = "delta", checkpoint: str = "checkpoint", **options: object) -> Order:
-    """Land what is there, in batches of 500."""
-    texts = {"path": folder / "facts.db", "maxOffsetsPerTrigger": 500, **options}
+    """Land what is there, in batches of 700: a batch costs a second of two cores."""
+    texts = {"path": folder / "facts.db", "maxOffsetsPerTrigger": 700, **options}
     given = {name: str(value) for name, value in texts.items()}
     return Order(given, folder / "lake" / "facts", folder / checkpoint, kind, is_available_now=True)
 
@@ -181,6 +183,19 @@ def test_a_query_that_fails_is_started_again(
     assert (totals.facts_landed, restarts) == (100, 1)
     with pytest.raises(Exception, match="did you mean startingOffsets"):
         run(spark, order(tmp_path, checkpoint="new", startingOffset=1))
+
+
+@LONG
+def test_the_benchmark_compares_what_it_says(spark: SparkSession, tmp_path: Path) -> None:
+    """`bsfg bench spark` in small: every source is read each way, a count that is wrong ends it, ratios are
+    quotients."""
+    with open_testbed(tmp_path) as testbed:
+        found = read_benchmark.measure(spark, testbed, {}, 5000, 1, 1).to_dict()
+    for one in (found, *(found[name] for name in ("three_columns", "count", "part_by_time"))):
+        assert one["ratio"] == pytest.approx(one["facts_per_s"] / one["limit"]["facts_per_s"], rel=0.01)
+        assert one["ratio_mqtt_to_file"] == pytest.approx(one["mqtt_facts_per_s"] / one["facts_per_s"], rel=0.01)
+        assert one["ratio_to_parquet"] == pytest.approx(one["facts_per_s"] / one["parquet_facts_per_s"], rel=0.01)
+    assert found["limit"]["what"]
 
 
 @LONG
