@@ -49,7 +49,7 @@ class Liveness:
         """Everything that was queued when the server's clock showed this is delivered. The sample of an item is at most
         its interval older than that of the clock the time before, even if the server stood still in between."""
         before_ns, self._before_ns = self._before_ns, seen_ns
-        if before_ns is None:
+        if before_ns is None:  # sampled when it was created, ahead of the other items
             complete_ns = seen_ns
         elif seen_ns < before_ns:  # set back: the time before means nothing in the new one
             complete_ns = seen_ns - CLOCK_JUMP_NS - self.sampling_ns
