@@ -115,7 +115,9 @@ class Server:
         self.collects_late = rng.random() < 0.5  # when a request comes, instead of at the publishing interval
         self.chunk = rng.randint(1, 6)
         self.changes: list[list[float]] = [[] for _ in self.intervals]  # of each item: when its value changed
-        self.due = {"publish": 0.1, "clock": self.clock_interval} | {f"item {n}": rng.random() for n in range(len(self.intervals))}
+        self.due = {"publish": 0.1, "clock": self.clock_interval} | {
+            f"item {n}": rng.random() for n in range(len(self.intervals))
+        }
         self.queues: dict[str, list[tuple[str, float]]] = {name: [] for name in self.due if name != "publish"}
         self.queues["clock"] = [("clock", 0.0)]  # sampled when it is created, before the items
         self.ready: list[list[tuple[str, float]]] = []
