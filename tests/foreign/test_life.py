@@ -154,7 +154,7 @@ def test_every_lost_value_is_declared(
         assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
         assert not found.twice
         assert not found.invented
-        allowed_ns = 2_000_000_000  # publishing, its transport, and a busy machine
+        allowed_ns = 4_000_000_000  # two samples of the server's clock, publishing, and a busy machine
         gap = min(found.gaps, key=lambda one: one.first_ns)
         assert gap.first_ns >= before.source_time_ns - allowed_ns, "the gap is no longer than the loss"
 

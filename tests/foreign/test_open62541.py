@@ -1,5 +1,6 @@
 """A second foreign stack, open62541: what the source does against node-opcua it does here too."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 
 from agent.ingest.lifecycle import State
 from agent.ingest.opcua.security.certificate import ensure_certificate
-from tests.foreign.account import account
+from tests.foreign.account import account, stored
 from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
+from tests.foreign.test_events import events
 from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
@@ -18,6 +20,10 @@ from tests.waiting import wait_until_async
 pytestmark = [pytest.mark.system, pytest.mark.foreign("open62541")]
 
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
+STRUCTURED: dict[str, dict[str, Any]] = {
+    "range": {"type": "Range", "value": {"High": 99.25, "Low": -1.5}},
+    "numbers": {"type": "Double", "value": [0.5, -2.0]},
+}
 
 
 @in_loop
@@ -93,46 +99,74 @@ def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
     story()
 
 
+def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The events of the log."""
+    return [getattr(record, "action", "") for record in caplog.records]
+
+
 @in_loop
-async def test_a_network_that_was_away_costs_no_value(tmp_path: Path) -> None:
-    """What the server queued is fetched from the old subscription: every value of its record is in the store once. The
-    server hands a subscription to the application that its certificate names, so there is encryption."""
+async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What the server queued is fetched from the old subscriptions: every value of its record and every event is in the
+    store once. The server hands a subscription to the application that its certificate names, so there is encryption.
+    Arrays and structures arrive as they are. This server has no conditions, and the log says that once."""
     policy = "Basic256Sha256"
-    async with foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server:
-        source = opcua(server, tmp_path, "count", queue_size=1_000, **secured(server, tmp_path, policy))
+    options = server_options(tmp_path, policy)
+    options["variables"] = [COUNT, *({"name": name, **what} for name, what in STRUCTURED.items())]
+    async with foreign_server(tmp_path / "server", OPEN62541, **options) as server:
+        settings = {"queue_size": 1_000, "events": ("Server",), **secured(server, tmp_path, policy)}
+        source = opcua(server, tmp_path, "count", *STRUCTURED, **settings)
         async with storing(source, tmp_path) as run:
-            for _ in range(2):
+            for name, what in STRUCTURED.items():
+                await run.wait_good(f"f/{name}")
+                assert json.loads(run.store.good(f"f/{name}")[0].value.data) == what["value"]
+            await wait_until_async(lambda: "conditions_not_refreshed" in actions(caplog), "the item for events")
+            await server.raise_event("before", severity=300)
+            for turn in range(2):
                 await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
                 await server.listen(on=False)
                 await server.cut()
                 await run.wait_state("plc", State.WAITING)
+                await server.raise_event(f"away {turn}", severity=300)
                 until = len(server.record("count")) + 40
                 await wait_until_async(lambda until=until: len(server.record("count")) > until, "two seconds of values")
                 lives = run.source("plc").connects_total
                 await server.listen(on=True)
                 await wait_until_async(lambda lives=lives: run.source("plc").connects_total > lives, "another life")
             await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+            await wait_until_async(lambda: len(events(run, "event_raised")) >= 3, "the events")
         found = account(server, tmp_path, "count")
         assert not found.lost
         assert not found.twice
         assert not found.invented
+        raised = events(run, "event_raised", "event:plc/Server")
+        assert [one["message"] for one in raised] == ["before", "away 0", "away 1"]
+        assert {(one["severity"], one["event_type_name"]) for one in raised} == {(300, "BaseEventType")}
+        assert actions(caplog).count("conditions_not_refreshed") == 1
 
 
 @in_loop
 async def test_an_outage_is_filled(tmp_path: Path) -> None:
     """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its
-    history, in parts of a hundred values, and stands in the store once; a variable without history keeps its gap
-    fact."""
+    history, in parts of a hundred values, and stands in the store once, of an array its element; a variable without
+    history keeps its gap fact."""
     variables = [
         *({"name": name, "type": "Int32", "period_ms": 50, "history": True} for name in KEPT),
         {"name": "plain", "type": "Int32", "period_ms": 50},
+        {"name": "array", "type": "Int32", "period_ms": 50, "length": 4, "history": True},
     ]
     async with foreign_server(tmp_path / "server", OPEN62541, variables=variables) as server:
-        async with storing(opcua(server, tmp_path, *KEPT, "plain"), tmp_path) as run:
-            await run.wait_good("f/plain", 20)
+        tags = server.tags(*KEPT, "plain") + f"f/element,{server.address('array')}[2]\n"
+        async with storing(opcua(server, tmp_path, tags=tags), tmp_path) as run:
+            for name in ("plain", "element"):
+                await run.wait_good(f"f/{name}", 20)
             await away(server, run, 150)
             said = await wait_filled(run, 1)
-            assert (said["tags_filled"], said["tags_without_history"], said["tags"]) == (3, 1, ["tag:f/plain"]), said
+            assert (said["tags_filled"], said["tags_without_history"], said["tags"]) == (4, 1, ["tag:f/plain"]), str(
+                said
+            )
             await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
         check_complete(server, tmp_path, *KEPT)
         assert account(server, tmp_path, "plain").undeclared == []
+        found = sorted((one.time_ns, one.value) for one in stored(tmp_path, "element") if one.quality == 0)
+        recorded = [(one.time_ns, one.value[2]) for one in server.record("array")]
+        assert found == [one for one in recorded if found[0] <= one <= found[-1]]

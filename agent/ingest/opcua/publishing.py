@@ -37,6 +37,11 @@ class Header(NamedTuple):
     has_data: bool
     more: bool = False  # the server has more to send at once
 
+    def is_early(self, next_number: int | None) -> bool:
+        """Whether this is a keep-alive that has overtaken notifications. They are handed on in their order, it at
+        once."""
+        return not self.has_data and self.sequence_number != next_number
+
 
 class Arrived(NamedTuple):
     """An answer whose turn it is."""

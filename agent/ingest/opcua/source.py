@@ -118,15 +118,12 @@ class OpcuaSource:
 
     @property
     def alive_ns(self) -> int:
-        """Up to when everything is known that happened at the server, on its clock: the last proof of life of the
-        subscription that has been silent for longest; 0: never.
-
-        A publication does not hold what was sampled just before it was sent: one publishing interval is taken off.
-        """
-        times = [one.liveness.alive_ns for one in self._subscriptions if one.liveness.alive_ns]
-        if not times:
+        """Up to when everything that the server had is delivered, on its clock (`liveness`), of the subscription that
+        is furthest behind; 0: never."""
+        known = [one.liveness.complete_ns or one.opened_ns for one in self._subscriptions]
+        if not any(one.liveness.complete_ns for one in self._subscriptions):
             return self._alive_before_ns
-        return min(times) - self._settings.publishing_interval_ms * 1_000_000 or 1  # negative before 1970; 0 is "never"
+        return min(known)
 
     def retry(self) -> None:
         """Ask for the parked nodes at once."""
@@ -213,25 +210,29 @@ class OpcuaSource:
         subscription = self._by_id.get(header.subscription_id)
         if subscription is None:
             return
-        values, clock_moved = len(publication.changes), False
+        values, clock_ns, clock_moved = len(publication.changes), None, False
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
-                    clock_moved |= self._see_clock(subscription, change)
-        sent_ns = self._clock.proof_time_ns(header.publish_time_ns, time.time_ns())
-        subscription.liveness.see(time.monotonic(), sent_ns, is_proof=values > 0 or clock_moved)
+                    if subscription.liveness.see_clock(change.value):
+                        clock_ns, clock_moved = self._see_clock(change), True
+        numbers = {} if self._publisher is None else self._publisher.positions()
+        subscription.liveness.see(
+            *(time.monotonic(), self._clock.proof_time_ns(header.publish_time_ns, time.time_ns()), clock_ns),
+            is_proof=values > 0 or clock_moved,
+            more=header.more or header.is_early(numbers.get(header.subscription_id)),
+        )
         status = publication.status_change
         if status is not None and quality.is_bad(status):
             subscription.ended = status_name(status)
 
-    def _see_clock(self, subscription: Subscription, change: Change) -> bool:
-        """Take in the server's clock; True if it moved."""
-        if not subscription.liveness.see_clock(change.value):
-            return False
-        if server_ns := change.source_time_ns or change.server_time_ns:
+    def _see_clock(self, change: Change) -> int | None:
+        """Take in the server's clock, which has moved; its time in ns, None if it has none."""
+        server_ns = change.source_time_ns or change.server_time_ns
+        if server_ns:
             self._clock.see(server_ns, time.time_ns())
-        return True
+        return server_ns or None
 
     async def _drain(self) -> None:
         """The one task that records: what has arrived, and what time makes due."""
@@ -412,7 +413,7 @@ class OpcuaSource:
 
     def _note_break(self, subscription: Subscription, count: int) -> None:
         """At least so many notifications of a subscription are lost, since its last sign of life."""
-        since_ns, tags = subscription.liveness.alive_ns or self.now_ns(), sorted(subscription.plan.live)
+        since_ns, tags = subscription.liveness.complete_ns or self.now_ns(), sorted(subscription.plan.live)
         self._delivery.add_gap(NOTIFICATIONS_MISSING, since_ns, self.now_ns(), count, tags, exact=False)
 
     def _note_none_left(self) -> None:
@@ -504,7 +505,7 @@ class OpcuaSource:
         old.check_age()
         extra = {"action": "subscription_lost", "source": self._settings.name, "why": old.ended}
         log.warning("the server ended a subscription; it is created anew", extra=extra)
-        lost, lost_ns = sorted(old.plan.live), old.liveness.alive_ns
+        lost, lost_ns = sorted(old.plan.live), old.liveness.complete_ns
         self._ended.append((lost, lost_ns))
         self._ends_recorded.clear()
         assert self._publisher is not None, "made in _begin"

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MS = 1_000_000  # nanoseconds
 SIGNS_MISSED_MAX = 3  # a server that publishes, or samples its clock, more slowly than asked is given so many intervals
+SAMPLING_MS_MAX = 86_400_000  # of a revised interval that dates a loss; a server may answer any number
 ENDED_EARLY_S = 10.0  # a subscription that the server ends so soon would be ended again
 
 
@@ -51,6 +52,7 @@ class Subscription:
         self.queue_sizes: dict[int, int] = {}  # by handle, as the server revised them
         self.queue_size_least = sys.maxsize  # of those that hold more than the newest value
         self._publishing_ms = float(settings.publishing_interval_ms)
+        self.opened_ns = 0  # by the server's clock as known
         self._opened_s = 0.0
         self._unqueued: set[int] = set()  # items whose queue at the server holds one value: others vanish unseen
         self._sampling_ms: dict[int, float] = {}  # as the server revised it, where that is not what was asked
@@ -58,7 +60,7 @@ class Subscription:
 
     async def open(self) -> None:
         """Create the subscription and its item on the server's clock."""
-        self._opened_s = time.monotonic()
+        self._opened_s, self.opened_ns = time.monotonic(), self._now_ns()
         self.id, self._publishing_ms = await self._session.create_subscription()
 
     async def watch_clock(self) -> None:
@@ -179,6 +181,9 @@ class Subscription:
         if quality.is_bad(created.status):
             return
         self._note_queue(request.handle, created.queue_size)
+        self.liveness.sampling_ns = max(
+            self.liveness.sampling_ns, int(min(max(0.0, created.sampling_ms), SAMPLING_MS_MAX) * MS)
+        )
         if created.sampling_ms == request.sampling_ms:
             self._sampling_ms.pop(request.handle, None)
         else:

@@ -1,4 +1,8 @@
+import random
+from bisect import bisect_right
+
 from agent.ingest.opcua.liveness import Liveness, ServerClock
+from tests.sim import first_seed, scaled
 
 S = 1_000_000_000
 
@@ -6,30 +10,41 @@ S = 1_000_000_000
 def test_values_and_a_moving_clock_are_proofs_and_empty_answers_are_not() -> None:
     """A server that answers without values, while its clock stands, falls silent; the last proof keeps its time."""
     life = Liveness(100.0)
-    assert life.alive_ns == 0
+    assert life.complete_ns == 0
     assert life.see_clock("12:00")
-    life.see(101.0, 1 * S, is_proof=True)
+    life.see(101.0, 1 * S, None, is_proof=True, more=False)
     assert not life.see_clock("12:00")
-    life.see(102.0, 2 * S, is_proof=False)
-    assert (life.silent_s(103.0), life.alive_ns) == (2.0, 1 * S)
-    life.see(104.0, 4 * S, is_proof=True)
-    assert (life.silent_s(104.5), life.alive_ns) == (0.5, 4 * S)
+    life.see(102.0, 2 * S, None, is_proof=False, more=False)
+    assert (life.silent_s(103.0), life.complete_ns) == (2.0, 1 * S)
+    life.see(104.0, 4 * S, 3 * S, is_proof=True, more=False)
+    assert (life.silent_s(104.5), life.complete_ns) == (0.5, 3 * S)
 
 
 def test_any_answer_counts_where_the_clock_cannot_be_monitored() -> None:
     """Such a server proves its life with keep-alives."""
     life = Liveness(100.0)
     life.has_clock = False
-    life.see(101.0, 1 * S, is_proof=False)
-    assert (life.silent_s(101.0), life.alive_ns) == (0.0, 1 * S)
+    life.see(101.0, 1 * S, None, is_proof=False, more=False)
+    assert (life.silent_s(101.0), life.complete_ns) == (0.0, 1 * S)
 
 
 def test_a_server_that_is_held_back_is_excused_but_proves_nothing() -> None:
     """The silence starts anew; a loss is still dated at the last proof."""
     life = Liveness(100.0)
-    life.see(101.0, 1 * S, is_proof=True)
+    life.see(101.0, 1 * S, None, is_proof=True, more=False)
     life.excuse(120.0)
-    assert (life.silent_s(121.0), life.alive_ns) == (1.0, 1 * S)
+    assert (life.silent_s(121.0), life.complete_ns) == (1.0, 1 * S)
+
+
+def test_what_is_left_at_the_server_is_not_complete() -> None:
+    """The clock may stand in the first of several notifications that were made at once: the last one proves it."""
+    life = Liveness(100.0)
+    life.see(101.0, 1 * S, 1 * S, is_proof=True, more=False)
+    life.see(102.0, 3 * S, 2 * S, is_proof=True, more=False)
+    life.see(103.0, 4 * S, 3 * S, is_proof=True, more=True)
+    assert life.complete_ns == 1 * S
+    life.see(104.0, 4 * S, None, is_proof=True, more=False)
+    assert life.complete_ns == 2 * S
 
 
 def test_the_offset_follows_the_largest_and_a_clock_set_back() -> None:
@@ -48,3 +63,145 @@ def test_a_publish_time_dates_a_proof_unless_it_lies_ahead() -> None:
     assert clock.proof_time_ns(5 * S, 20 * S) == 5 * S
     assert clock.proof_time_ns(0, 20 * S) == 20 * S
     assert clock.proof_time_ns(3600 * S, 20 * S) == 20 * S
+
+
+# --- up to when everything is delivered -------------------------------------------------------------------------------
+
+
+def complete(*answers: tuple[int, int | None], sampling_ns: int = 0, has_clock: bool = True) -> int:
+    """The time of completeness after answers that bear these times of sending and of the server's clock."""
+    life = Liveness(0.0)
+    life.has_clock, life.sampling_ns = has_clock, sampling_ns
+    for sent_ns, clock_ns in answers:
+        life.see(0.0, sent_ns, clock_ns, is_proof=True, more=False)
+    return life.complete_ns
+
+
+def test_the_clock_that_the_answers_contain_dates_a_loss_and_not_their_sending() -> None:
+    """The clock of the time before counts, since the newest may be ahead of an item's sample; the sampling interval
+    is taken off; answers without the clock change nothing."""
+    assert complete((9 * S, 5 * S)) == 5 * S
+    assert complete((9 * S, 5 * S), (20 * S, 6 * S)) == 5 * S
+    assert complete((9 * S, 5 * S), (20 * S, 6 * S), (30 * S, None)) == 5 * S
+    assert complete((90 * S, 50 * S), (200 * S, 60 * S), sampling_ns=20 * S) == 30 * S
+
+
+def test_a_clock_that_was_set_dates_a_loss_by_its_new_time() -> None:
+    """Set back, it makes the time before it meaningless. Set to before 1970, it is a time like any other."""
+    assert complete((0, 3600 * S), (0, 10 * S)) == 8 * S
+    assert complete((0, 3600 * S), (0, 10 * S), (0, 11 * S)) == 10 * S
+    assert complete((0, -100 * S), (0, -99 * S)) == -100 * S
+    assert complete((0, S), (0, 0)) == -2 * S
+    assert complete((0, 0), (0, S)) == 1, "0 is no time here"
+
+
+def test_the_time_of_sending_counts_as_long_as_no_clock_is_shown() -> None:
+    """That of the answer before. Such times are forgotten with the first clock, which is older than they are."""
+    assert complete((10 * S, None), (12 * S, None), has_clock=False) == 10 * S
+    assert complete((10 * S, None), (12 * S, None), sampling_ns=S, has_clock=False) == 9 * S
+    assert complete((10 * S, None), (12 * S, 7 * S)) == 7 * S
+
+
+class Server:
+    """A model of a server's subscription: one loop serves what is due in its order, samples, collects at the publishing
+    interval, and sends when a request is there. The loop stalls; meanwhile the world goes on, and its values change."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.now = 0.0
+        self.clock_interval = rng.choice([0.5, 1.0])
+        self.intervals = [rng.choice([0.0, 0.1, 1.0, rng.uniform(0.05, 4.0)]) for _ in range(rng.randint(1, 4))]
+        self.timer = rng.choice(["catches up", "keeps its grid", "begins anew"])  # after a stall
+        self.collects_late = rng.random() < 0.5  # when a request comes, instead of at the publishing interval
+        self.chunk = rng.randint(1, 6)
+        self.changes: list[list[float]] = [[] for _ in self.intervals]  # of each item: when its value changed
+        self.due = {"publish": 0.1, "clock": self.clock_interval} | {
+            f"item {n}": rng.random() for n in range(len(self.intervals))
+        }
+        self.queues: dict[str, list[tuple[str, float]]] = {name: [] for name in self.due if name != "publish"}
+        self.queues["clock"] = [("clock", 0.0)]  # sampled when it is created, before the items
+        self.ready: list[list[tuple[str, float]]] = []
+        self.requests = 2
+        self.sampled = [0.0] * len(self.intervals)
+
+    def step(self) -> list[tuple[float, list[tuple[str, float]], bool]]:
+        """Serve what is due next, perhaps after a stall. What is sent: its time, its content, whether more is there."""
+        name = min(self.due, key=self.due.__getitem__)
+        before = self.now
+        self.now = max(self.now, self.due[name]) + self.rng.choice([0.0, 0.0, 0.001, self.rng.uniform(0, 2)])
+        for changes in self.changes:
+            while (at := self.rng.uniform(0.02, 0.6) + max([before, *changes[-1:]])) < self.now:
+                changes.append(at)
+        self.expect_events()
+        interval = {"publish": 0.2, "clock": self.clock_interval}.get(name) or self.intervals[int(name.split()[1])]
+        self.serve(name)
+        if interval:
+            missed = max(0.0, (self.now - self.due[name]) // interval) * interval
+            at = self.due[name] + interval
+            ways = {"catches up": max(at, self.now), "keeps its grid": at + missed, "begins anew": self.now + interval}
+            self.due[name] = ways[self.timer]
+        if self.rng.random() < 0.3:  # the client answers in its own time
+            self.requests = min(2, self.requests + 1)
+        return self.send()
+
+    def serve(self, name: str) -> None:
+        """One timer."""
+        if name == "clock":
+            self.queues[name] = [(name, self.now)]
+        elif name == "publish":
+            self.collect()
+        else:
+            number = int(name.split()[1])
+            changed = self.unsampled(number)
+            taken = changed[-1:] if self.intervals[number] else changed[:1]
+            self.queues[name] += [(name, at) for at in taken]
+            self.sampled[number] = max([self.sampled[number], *taken])
+            self.expect_events()
+
+    def unsampled(self, number: int) -> list[float]:
+        """When an item changed since its last sample."""
+        return self.changes[number][bisect_right(self.changes[number], self.sampled[number]) :]
+
+    def expect_events(self) -> None:
+        """A device that reports each change (interval 0) is served when that happens."""
+        for number, interval in enumerate(self.intervals):
+            if not interval:
+                self.due[f"item {number}"] = min(self.unsampled(number), default=1e9)
+
+    def lost(self) -> list[float]:
+        """What the server had and has not sent, and what it would have sampled."""
+        held = [at for part in [*self.ready, *self.queues.values()] for name, at in part if name != "clock"]
+        return held + [at for number in range(len(self.intervals)) for at in self.unsampled(number)]
+
+    def collect(self) -> None:
+        """Make messages of what is queued, in the order of the items."""
+        content = [one for queue in self.queues.values() for one in queue]
+        for queue in self.queues.values():
+            queue.clear()
+        self.ready += [content[at : at + self.chunk] for at in range(0, len(content), self.chunk)]
+
+    def send(self) -> list[tuple[float, list[tuple[str, float]], bool]]:
+        """Answer the requests that are there."""
+        found = []
+        if self.requests and self.collects_late and not self.ready:
+            self.collect()
+        while self.requests and self.ready:
+            self.requests -= 1
+            found.append((self.now, self.ready.pop(0), bool(self.ready)))
+        return found
+
+
+def test_no_lost_value_is_older_than_the_time_of_completeness() -> None:
+    """Whatever a server samples, collects, holds back and sends late, and whenever it is cut off: each value that it
+    had and that did not arrive is younger than the time from which on values count as missing."""
+    seed = first_seed()
+    for round_ in range(scaled(100, 20_000)):
+        rng = random.Random(seed + round_)
+        server, life = Server(rng), Liveness(0.0)
+        life.sampling_ns = int(max(server.intervals) * S)
+        for _ in range(rng.randint(20, 300)):
+            for sent, content, more in server.step():
+                clock = [int(at * S) for name, at in content if name == "clock"]
+                life.see(0.0, int(sent * S), clock[-1] if clock else None, is_proof=True, more=more)
+        older = [at for at in server.lost() if at * S < life.complete_ns]
+        assert not older, f"SEED={seed + round_}: lost values older than {life.complete_ns / S}: {older}"

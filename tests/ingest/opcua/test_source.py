@@ -245,15 +245,33 @@ def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @in_loop
 async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
-    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). The
-    proof has the time at which the server sent it."""
+    """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). A
+    loss is then dated by what the server says of its sending, by the answer before the last."""
     source, _ = await made(FakeStore())
     (subscription,) = source._subscriptions
-    await source._take(HEADER._replace(publish_time_ns=12 * S), publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
-    assert source.alive_ns == 12 * S - source._settings.publishing_interval_ms * 1_000_000
+    for sent_s in (12, 13):
+        header = HEADER._replace(publish_time_ns=sent_s * S)
+        await source._take(header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+    assert source.alive_ns == 12 * S
     subscription.liveness = Liveness(0.0)
     await take(source)
-    assert subscription.liveness.alive_ns == 0
+    assert (subscription.liveness.complete_ns, source.alive_ns) == (0, 0)
+
+
+@in_loop
+async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
+    """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
+    source, _ = await made(FakeStore())
+    first = source._subscriptions[0]
+    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S)  # type: ignore[arg-type]
+    await second.open()
+    source._subscriptions.append(second)
+    source._alive_before_ns = 7 * S
+    assert source.alive_ns == 7 * S
+    first.liveness.complete_ns = 60 * S
+    assert source.alive_ns == 50 * S
+    second.liveness.complete_ns = 58 * S
+    assert source.alive_ns == 58 * S
 
 
 @in_loop
@@ -262,8 +280,8 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     source, _ = await made(FakeStore())
     (subscription,) = source._subscriptions
     assert source.alive_ns == 0
-    subscription.liveness.see(0.0, -100 * S, is_proof=True)
-    assert source.alive_ns == -100 * S - source._settings.publishing_interval_ms * 1_000_000
+    subscription.liveness.see(0.0, -100 * S, None, is_proof=True, more=False)
+    assert source.alive_ns == -100 * S
 
 
 @in_loop

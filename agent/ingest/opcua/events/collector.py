@@ -38,6 +38,7 @@ from agent.ingest.opcua.events.event_fields import (
 from agent.ingest.opcua.events.event_loss import QueueWatch
 from agent.ingest.opcua.events.event_message import absent_message, condition_names, event_message, refresh_message
 from agent.ingest.opcua.events.event_service import EventService, standard_type_name
+from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
@@ -66,7 +67,9 @@ class _Subscription:
     def __init__(self, number: int, silence_max_s: float) -> None:
         self.id, self.silence_max_s = number, silence_max_s
         self.ended = ""  # why the server ended it
-        self.opened_s = self.alive_s = time.monotonic()
+        self.opened_s = time.monotonic()
+        self.liveness = Liveness(self.opened_s)
+        self.liveness.has_clock = False  # any answer is a proof
         self.since_ns = 0  # the server's time of the first publication with its items; 0: none yet
         self.has_items = False
         self.fields: dict[int, Sequence[Field]] = {}
@@ -102,7 +105,7 @@ class EventCollector:
         self._type_names: dict[str, str] = {}
         self._said: dict[str, str] = {}  # what was logged last about each matter
         self._events_total = 0
-        self._alive_ns = 0  # the server's time of the last publication; 0: none yet
+        self._alive_ns = 0  # the server's time up to which every event is delivered; 0: none yet
         self._last_event_ns = 0
         self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
         self._missing_why = event_loss.SUBSCRIPTION_LOST
@@ -171,7 +174,7 @@ class EventCollector:
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
         if not is_old:
-            self._see_life(subscription, publish_ns)
+            self._see_life(subscription, header, publish_ns)
         if content.events or content.unreadable:
             arrived = _Arrived(content, publish_ns, is_old)
             try:
@@ -184,8 +187,16 @@ class EventCollector:
                 self._rescue.spoil(subscription.id)
             self._rescue.see(header, self._publisher.positions().get(subscription.id, 0))
 
-    def _see_life(self, subscription: _Subscription, publish_ns: int) -> None:
-        subscription.alive_s, self._alive_ns = time.monotonic(), publish_ns
+    def _see_life(self, subscription: _Subscription, header: Header, publish_ns: int) -> None:
+        numbers = {} if self._publisher is None else self._publisher.positions()
+        subscription.liveness.see(
+            time.monotonic(),
+            publish_ns,
+            None,
+            is_proof=True,
+            more=header.more or header.is_early(numbers.get(subscription.id)),
+        )
+        self._alive_ns = subscription.liveness.complete_ns or self._alive_ns
         if subscription.has_items and not subscription.since_ns:
             subscription.since_ns = publish_ns
         self._declare_missing()
@@ -375,8 +386,8 @@ class EventCollector:
     def _is_silent(self) -> bool:
         """Whether the subscription gives no sign of life, keep-alives included, although nothing is held back here."""
         if self._buffer.full():
-            self._subscription.alive_s = time.monotonic()
-        return time.monotonic() - self._subscription.alive_s > self._subscription.silence_max_s
+            self._subscription.liveness.excuse(time.monotonic())
+        return self._subscription.liveness.silent_s(time.monotonic()) > self._subscription.silence_max_s
 
     async def _open(self, session: Session, publisher: Publisher) -> bool:
         """A new subscription in the place of the one that ended. False if the server refuses it."""

@@ -64,6 +64,8 @@ STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # some four minutes of failing calls
 
+BAD_USER_ACCESS_DENIED = 0x801F_0000
+MAY_NOT_EXIST = quality.GONE | {BAD_USER_ACCESS_DENIED}  # open62541 denies access to the history of an unknown node
 _WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING})  # values are missing between others
 
 
@@ -357,7 +359,7 @@ class HistoryBackfill:
         while nodes := {asked: node for asked in left if (node := self._node(asked.tag, namespaces)) is not None}:
             found = await session.read_history(list(nodes), list(nodes.values()), values_max)
             pages.update(zip(nodes, found, strict=True))
-            gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in quality.GONE]
+            gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in MAY_NOT_EXIST]
             left = [asked for asked in gone if self._turn(asked.tag)]
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 

@@ -93,6 +93,12 @@ class Variant(Structure):
     ]
 
 
+class DataType(Structure):
+    """The beginning of UA_DataType."""
+
+    _fields_ = [("name", c_char_p), ("id", NodeId)]
+
+
 class DataValue(Structure):
     """UA_DataValue; the last byte says which fields are there."""
 
@@ -148,6 +154,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "UA_Server_writeDataValue": (c_uint32, [c_void_p, NodeId, DataValue]),
     "UA_Server_deleteNode": (c_uint32, [c_void_p, NodeId, c_bool]),
+    "UA_Server_createEvent": (
+        c_uint32,
+        [c_void_p, NodeId, NodeId, c_uint16, LocalizedText, c_void_p, c_void_p, c_void_p],
+    ),
     "UA_findDataTypeByName": (c_void_p, [POINTER(QualifiedName)]),
     "UA_decodeJson": (c_uint32, [POINTER(Text), c_void_p, c_void_p, c_void_p]),
     "UA_StatusCode_name": (c_char_p, [c_uint32]),
@@ -214,8 +224,15 @@ class Library:
         return int(found)
 
     def variant(self, type_name: str, value: Any) -> tuple[Variant, Any]:
-        """A variant of a JSON value, and what must live as long as it."""
+        """A variant of a JSON value, and what must live as long as it. Lists are of built-in types; a structure is an
+        object."""
         kind = self.data_type(type_name)
+        if isinstance(value, list):
+            found = Variant()
+            number = DataType.from_address(kind).id.identifier.numeric
+            encoded = Text.of(json.dumps({"UaType": number, "Value": value}))
+            self.call("UA_decodeJson", byref(encoded), byref(found), self.data_type("Variant"), None)
+            return found, None
         memory = ctypes.create_string_buffer(VALUE_BYTES_MAX)
         encoded = Text.of(json.dumps(value))
         self.call("UA_decodeJson", byref(encoded), memory, kind, None)

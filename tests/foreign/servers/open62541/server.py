@@ -1,5 +1,5 @@
 """An OPC UA server on open62541, controlled by JSON lines as servers/node_opcua/server.js is, as far as that stack lets
-a program: no alarms, and scalar values only. Trouble is in `trouble`.
+a program: no alarms, and no structures of a vendor's own. Trouble is in `trouble`.
 
 python server.py '{"port": 0, "pki": "/tmp/pki", "variables": [{"name": "count", "type": "Int32", "period_ms": 100}]}'
 """
@@ -42,6 +42,7 @@ HOST = "127.0.0.1"
 NAMESPACE = "urn:bsfg:foreign"
 APPLICATION_URI = "urn:bsfg:foreign:open62541"
 OBJECTS_FOLDER, HAS_COMPONENT, BASE_DATA_VARIABLE_TYPE = 85, 47, 63  # node ids of namespace 0
+SERVER_OBJECT, EVENT_TYPES = 2253, {"BaseEventType": 2041, "SystemEventType": 2130}
 READ, HISTORY_READ = 1, 4  # access levels
 STEP_S = 0.005  # between two looks at the network: open62541 does its work when it is called
 
@@ -72,7 +73,7 @@ class Plant:
         earlier = self._earlier.get(name, [])
         known = {"type": "Double", "period_ms": 0, "sampling_ms": 0, "status": "Good", "due_s": 0.0, **options}
         known |= {"changes": len(earlier), "last_ns": int(earlier[-1]["time_ns"]) if earlier else 0, "is_there": True}
-        known.setdefault("value", known["changes"])
+        known.setdefault("value", counted(known))
         self.variables[name] = known
         self._make_node(name)
         if known.get("history"):
@@ -124,7 +125,7 @@ class Plant:
     def _change(self, name: str) -> None:
         known = self.variables[name]
         known["changes"] += 1
-        self.set(name, value=known["changes"], status=known["status"])
+        self.set(name, value=counted(known), status=known["status"])
 
     def _next_time(self, known: dict[str, Any]) -> int:
         """A source time later than the last, unless the clock was set back."""
@@ -140,7 +141,7 @@ class Plant:
             display_name=LocalizedText(Text.of("en"), Text.of(name)),
             value=variant,
             data_type=NodeId.of(24),  # BaseDataType; the value says the rest
-            value_rank=-1,
+            value_rank=-2 if isinstance(known["value"], list) else -1,  # any; of an array it would want the dimensions
             access_level=READ | HISTORY_READ if known.get("history") else READ,
             historizing=bool(known.get("history")),
             minimum_sampling_interval=known["sampling_ms"],
@@ -159,6 +160,13 @@ class Plant:
         if name not in self.variables or not self.variables[name]["is_there"]:
             raise ValueError(f"there is no variable {name}")
         return self.variables[name]
+
+
+def counted(known: dict[str, Any]) -> Any:
+    """The value of a variable after so many changes, an array if it has a length."""
+    if "length" in known:
+        return [known["changes"] + place for place in range(known["length"])]
+    return known["changes"]
 
 
 class Program:
@@ -200,6 +208,7 @@ class Program:
             "publish": self._trouble.publish,
             "kill_sessions": partial(self._trouble.kill_sessions, self._server),
             "kill_subscriptions": partial(self._trouble.kill_subscriptions, self._server),
+            "raise_event": self._raise_event,
             "status": self._trouble.status,
             "recover": self._recover,
             "stop": lambda: self._library.call("UA_Server_run_shutdown", self._server),
@@ -207,6 +216,12 @@ class Program:
         if do not in commands:
             raise ValueError(f"this server has no command {do}")
         return commands[do](**fields)
+
+    def _raise_event(self, message: str, severity: int, type: str, count: int) -> None:  # noqa: A002 the command's
+        for number in range(count):
+            text = LocalizedText(Text.of(""), Text.of(f"{message} {number}" if count > 1 else message))
+            ids = NodeId.of(SERVER_OBJECT), NodeId.of(EVENT_TYPES[type])
+            self._library.call("UA_Server_createEvent", self._server, *ids, severity, text, None, None, None)
 
     def _recover(self) -> None:
         self._plant.is_running = self._trouble.is_listening = True

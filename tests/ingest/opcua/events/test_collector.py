@@ -346,9 +346,9 @@ async def test_a_server_whose_keep_alives_are_rare_is_waited_for() -> None:
     run.server.publishing_ms = 20_000.0
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
-        run.collector._subscription.alive_s -= 590
+        run.collector._subscription.liveness.alive_s -= 590
         assert not run.collector._is_silent()
-        run.collector._subscription.alive_s -= 20
+        run.collector._subscription.liveness.alive_s -= 20
         assert run.collector._is_silent()
 
 

@@ -76,6 +76,7 @@ class FakeHistory:
         self.calls: list[tuple[int, int]] = []
         self.is_gone = False
         self.missing: set[str] = set()
+        self.missing_status = quality.BAD_NODE_ID_UNKNOWN
 
     async def namespaces(self) -> list[str]:
         return [STANDARD_URI]
@@ -92,7 +93,7 @@ class FakeHistory:
         if self.is_gone:
             return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
         if any(one.address.identifier in self.missing for one, _ in nodes):
-            return [HistoryPage(quality.BAD_NODE_ID_UNKNOWN) for _ in ranges]
+            return [HistoryPage(self.missing_status) for _ in ranges]
         start, end = min(r.start_ns for r in ranges), max(r.end_ns for r in ranges)
         times = range(-(-start // S) * S, end, S)[:values_max]
         return [HistoryPage(quality.GOOD, [HistoryValue(t, t // S, 0) for t in times]) for _ in ranges]
@@ -344,22 +345,27 @@ async def test_what_old_subscriptions_brought_is_not_read() -> None:
     assert [t for t in times(store, "a") if t >= 100] == [100, 110]
 
 
-@in_loop
-async def test_the_second_meaning_of_an_address_has_the_history() -> None:
-    """`s=a[3]` is a node of that name or an element of the array `a`; where the node does not exist, the array is
-    read."""
-    store = FakeStore()
-    element = Reading(NodeAddress(STANDARD_URI, "a"), "3")
-    whole = Reading(NodeAddress(STANDARD_URI, "a[3]"))
-    delivery = await made(store, dataclasses.replace(plain_tag("a"), point=TagPoint((whole, element))))
-    history = FakeHistory()
-    history.missing = {"a[3]"}
-    async with filling(delivery, store, history, FakeStored()):
-        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
-        await lose_and_return(delivery, 101, 110)
-        await wait_until_async(lambda: fills(store), "a filled gap")
-    assert fills(store)[0]["tags_filled"] == 1
-    assert times(store, "a") == list(range(100, 111))
+@pytest.mark.parametrize("status", [quality.BAD_NODE_ID_UNKNOWN, backfill.BAD_USER_ACCESS_DENIED])
+def test_the_second_meaning_of_an_address_has_the_history(status: int) -> None:
+    """`s=a[3]` is a node of that name or an element of the array `a`; where the node does not exist, the array is read,
+    also at a server (open62541) that denies access to a node that it has not."""
+
+    @in_loop
+    async def story() -> None:
+        store = FakeStore()
+        element = Reading(NodeAddress(STANDARD_URI, "a"), "3")
+        whole = Reading(NodeAddress(STANDARD_URI, "a[3]"))
+        delivery = await made(store, dataclasses.replace(plain_tag("a"), point=TagPoint((whole, element))))
+        history = FakeHistory()
+        history.missing, history.missing_status = {"a[3]"}, status
+        async with filling(delivery, store, history, FakeStored()):
+            await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+            await lose_and_return(delivery, 101, 110)
+            await wait_until_async(lambda: fills(store), "a filled gap")
+        assert fills(store)[0]["tags_filled"] == 1
+        assert times(store, "a") == list(range(100, 111))
+
+    story()
 
 
 class SlowStore(FakeStore):
