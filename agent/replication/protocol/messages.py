@@ -772,7 +772,9 @@ Request = (
     | PutObject
 )
 REQUESTS: tuple[type[Request], ...] = get_args(Request)
-CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, AppendFact, AcquireLease, PutObject))
+WRITING = frozenset((AppendFact, AcquireLease, PutObject))
+"""Requests that add to what the serving node stores."""
+CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, *WRITING))
 """Requests that change something at the serving node, and that the requester signs if it has a key."""
 
 

@@ -43,6 +43,7 @@ from agent.pages import (
     StoredHead,
 )
 from agent.signing.freshness import SignedEnd
+from agent.signing.heads import HeadSigner
 
 
 class StreamBounds(Protocol):
@@ -169,6 +170,8 @@ class ServingStore(ComparedStore, Protocol):
     def zone(self) -> str: ...
     @property
     def epoch(self) -> bytes: ...
+    @property
+    def signer(self) -> HeadSigner | None: ...
 
     def streams(self) -> Sequence[StreamBounds]: ...
 

@@ -27,7 +27,6 @@ from agent.replication.serving import server
 from agent.replication.serving.operations.context import Context
 from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
-from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -115,7 +114,6 @@ class Serving:
         self.server = server.Server(
             *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
             is_proven=self._is_proven,
-            signer=signer_of(node.zone),
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]

@@ -26,6 +26,7 @@ from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.replication.serving.turns import Turns
 from agent.signing.freshness import SignedEnd
+from agent.signing.messages import proof_bytes
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
@@ -65,7 +66,6 @@ class Context:
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
     """Signed ends of other origins that peers have passed on, by stream."""
-    proof_bytes: int = 0  # before each answer
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 
@@ -96,7 +96,7 @@ class Context:
     @property
     def packet_bytes_max(self) -> int:
         """What the broker accepts of an answer, on the connection at this moment. Raises ConnectionLost."""
-        return self.link.require().packet_bytes_max - self.proof_bytes
+        return self.link.require().packet_bytes_max - proof_bytes(self.store.signer)
 
     def now_ns(self) -> int:
         """The monotonic clock."""
