@@ -188,9 +188,7 @@ def test_a_relay_whose_certificate_has_ended_goes_on_relaying(site: Site) -> Non
     for _ in range(3):
         site.assert_honest_flow(limit_s=40)
     own = site.append(IDMZ)
-    wait_until(
-        lambda: any("expired" in one for one in site.incidents(ENTERPRISE)), "the relay's own fact declined"
-    )
+    wait_until(lambda: any("expired" in one for one in site.incidents(ENTERPRISE)), "the relay's own fact declined")
     site.assert_honest_flow()
     assert own not in site.ids(ENTERPRISE)
     for zone in (PLANT, ENTERPRISE):
