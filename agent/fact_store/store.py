@@ -102,7 +102,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.head_at, self.next_head = reader.signers, reader.head_at, reader.next_head
+        self.signers, self.shown_head, self.next_head = reader.signers, reader.shown_head, reader.next_head
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.ended = writer.ended
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""

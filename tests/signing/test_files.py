@@ -109,8 +109,8 @@ def problems_of(**sections: object) -> dict[str, str]:
 
 
 def test_the_settings_are_checked_at_once() -> None:
-    """Half an identity, a bad pin, a pin that nothing checks, a rule for our own zone, and a demand that nothing could meet
-    are reported together. Certificates of our own former keys may be pinned."""
+    """Half an identity, a bad pin, a pin that nothing checks, a rule for our own zone, and a demand that nothing could
+    meet are reported together. Certificates of our own former keys may be pinned."""
     pin = "00" * 32
     found = problems_of(
         signing={"key_file": "s.key"},

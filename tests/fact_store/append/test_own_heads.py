@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from agent.batch import Origin, parse
 from agent.fact_store import FactStore, verify_store
 from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
-from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, SignerCertificate, StoredBatch
+from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, SignerCertificate, StoredBatch, StoredHead
 from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, key_id_in, parse_head, sign_head, signed_bytes
 from agent.signing.keys import SignerPublic, SigningKey, ZoneSigner
 from tests.fact_store.making import (
@@ -99,8 +100,9 @@ def test_each_commit_ends_with_a_head(tmp_path: Path) -> None:
         assert store.signed_zones() == {"plant"}
         assert store.signers([SIGNER.key_id]) == [MADE.der]
         last = page.batches[-1]
-        assert store.head_at(TELEMETRY, store.origin, parse(last.sealed).header.last_sequence) == last.head
-        assert store.head_at(TELEMETRY, store.origin, 1) == b""
+        last_sequence = parse(last.sealed).header.last_sequence
+        head = StoredHead(last_sequence, parse(last.sealed).digest, last.head, ANY)
+        assert store.next_head(TELEMETRY, store.origin, last_sequence) == head
     assert damages(tmp_path) == []
 
 
