@@ -28,7 +28,9 @@ def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
 
     path = tmp_path / "idmz.db"
     with FactStore.open(path, "idmz", settings=AT_ONCE, streams=[policy]) as store:
+        done(store.consumers.register("cloud.x", "cloud", TELEMETRY, "oldest"))
         put(store, 0, 2, 1, 2)
+        done(store.consumers.confirm("cloud.x", 30))
         wait_until(lambda: store.next_head(TELEMETRY, mill.origin, 1) is None, "all to be released")
     with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
         released = StoredHead(30, batches[2].digest, heads[2], None)

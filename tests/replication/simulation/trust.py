@@ -1,8 +1,8 @@
 """Whom the zones of a world believe: each zone signs what it records, with a key of its own, and every node demands the
 signatures of all zones.
 
-Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's.
-A schedule makes and verifies dozens of signatures, so a keyed hash takes the place of Ed25519 in them: whose key made it
+Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's. A
+schedule makes and verifies dozens of signatures, so a keyed hash takes the place of Ed25519 in them: whose key made it
 is decided as before, and no part of a world makes one with another zone's key. All else is the product's.
 """
 
