@@ -257,9 +257,9 @@ class NodeSettings:
             if self.node.zone in peer.relays:
                 yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
         for index, origin in enumerate(self.origin):
-            if origin.zone == self.node.zone:
-                yield f"origin[{index}].zone", "this is our own zone, whose facts are signed here; see [signing]"
-            if origin.signatures == "required" and not origin.pinned and self.signing.facts_ca_file is None:
+            if origin.zone == self.node.zone and origin.signatures != "if_present":
+                yield f"origin[{index}].signatures", "this is our own zone, whose facts are signed here; see [signing]"
+            elif origin.signatures == "required" and not origin.pinned and self.signing.facts_ca_file is None:
                 why = "nothing could be accepted: name signing.facts_ca_file, or pin the zone's certificate"
                 yield f"origin[{index}].signatures", why
         yield from _twice([(f"origin[{i}].zone", o.zone) for i, o in enumerate(self.origin)])

@@ -111,10 +111,11 @@ class SignerCertificate(NamedTuple):
 
 
 class StoredHead(NamedTuple):
-    """A head as stored: the last sequence it covers, its bytes, and when it was verified here (ms since 1970; None: it
-    was not)."""
+    """A head as stored: the last sequence it covers and the digest there, its bytes, and when it was verified here (ms
+    since 1970; None: it was not)."""
 
     last_sequence: int
+    digest: bytes
     record: bytes
     verified_unix_ms: int | None
 

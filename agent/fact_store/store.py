@@ -22,7 +22,7 @@ from typing import Self
 
 from agent.batch import Origin
 from agent.fact_store import consumers
-from agent.fact_store.append import append_checkpoint, sign_backlog
+from agent.fact_store.append import append_checkpoint, begin_signing
 from agent.fact_store.appends import Appends
 from agent.fact_store.artifacts import Artifacts
 from agent.fact_store.consumer_registry import ConsumerRegistry
@@ -90,7 +90,6 @@ class FactStore:
         space: Callable[[], StoreSpace],
         lock_descriptor: int,
         witness: LiveWitness | None,
-        signer: HeadSigner | None,
     ) -> None:
         self.path = path
         self.zone = zone
@@ -104,14 +103,13 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.head_at, self.next_head = reader.signers, reader.head_at, reader.next_head
+        self.signers, self.shown_head, self.next_head = reader.signers, reader.shown_head, reader.next_head
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""
         self.ended = writer.ended
         """Done when the writer has ended: after `close`, or with StoreFailed when the disk failed it."""
         self._writer = writer
-        self._signer = signer
         self._damages = damages
         self._seen = ReadHighWater({name: state.end_offset for name, state in writer.catalog.streams.items()})
         self._witness = witness
@@ -189,11 +187,11 @@ class FactStore:
         damages.start(writer)
         space = partial(_space, writer, reader)
         artifacts = Artifacts(path, settings, reader, writer)
-        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness, signer)
+        store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
         if unattended:
             store._be_kept_up()
         if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
-            writer.submit("sign", sign_backlog, is_early=True)
+            store.set_signer(signer)
         writer.start()
         return store
 
@@ -243,6 +241,11 @@ class FactStore:
     def epoch(self) -> bytes:
         """The store's present epoch, 16 random bytes; from memory."""
         return self.origin.epoch
+
+    @property
+    def signer(self) -> HeadSigner | None:
+        """The key that signs what is recorded here; None where nothing is signed. From memory."""
+        return self._writer.signer
 
     @property
     def former_epochs(self) -> list[bytes]:
@@ -337,18 +340,21 @@ class FactStore:
         """The end of this store's own history in a stream, signed in the calling thread with the present time (21 us);
         None where it does not sign or has recorded nothing there."""
         held = self.held(stream).get(self.origin, ())
-        if self._signer is None or not held:
+        if (signer := self.signer) is None or not held:
             return None
         last, now_ms = held[-1], time.time_ns() // 1_000_000
-        head = sign_head(self._signer, stream, self.origin, last.last_sequence, last.last_digest, now_ms)
-        return SignedEnd(
-            stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, self._signer.certificate
-        )
+        head = sign_head(signer, stream, self.origin, last.last_sequence, last.last_digest, now_ms)
+        return SignedEnd(stream, self.origin, last.last_sequence, last.last_digest, head, now_ms, signer.certificate)
 
     def set_limits(self, bytes_max: int, streams: Sequence[StreamSettings], holds: Mapping[str, HoldLimit]) -> None:
         """Replace the limit of the store's file, the settings of all streams, and what zones may hold back. Appends,
         and the next look of retention, go by the new ones; an append that already waits keeps its terms."""
         self._writer.set_limits(bytes_max, {one.name: one for one in streams}, dict(holds))
+
+    def set_signer(self, signer: HeadSigner | None) -> Future[None]:
+        """Sign with this key from one commit on, which stores its certificate before any of its heads can be served;
+        with None nothing is signed any more. What is signed already stays so. If it fails, the key before stays."""
+        return self._writer.submit("sign", partial(begin_signing, signer=signer), is_early=True)
 
     def checkpoint(self, date: str) -> Future[None]:
         """Record a checkpoint of what is held (append/checkpoint.py), once for each date (YYYY-MM-DD, UTC); does

@@ -14,7 +14,7 @@ from agent import local_socket
 from agent.config import BrokerSettings, NodeSettings, PeerSettings
 from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
-from agent.node.trust import TrustFiles, requests_signer
+from agent.node.trust import TrustFiles
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import Identity
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
@@ -25,7 +25,7 @@ from agent.replication.pulling import (
     PageJudge,
     ThrottledRequester,
 )
-from agent.signing.heads import HeadSigner
+from agent.signing.heads import SignerInForce
 from agent.telemetry import Telemetry
 
 DIFFERENCES_MAX = 1000  # of one kind in an answer, which keeps it below the limit of the local socket
@@ -36,7 +36,7 @@ def identity_of(broker: BrokerSettings, zone: str) -> Identity:
     return Identity(broker.name, zone, broker.ca_file, broker.cert_file, broker.key_file)
 
 
-def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: HeadSigner | None = None) -> Access:
+def access_of(broker: BrokerSettings, identity: Identity, zone: str, signer: SignerInForce) -> Access:
     """The address of a broker, the TLS context with which a zone connects to it, and the key that signs its
     requests."""
     return Access(broker.name, zone, broker.host, broker.port, identity.context, signer)
@@ -88,7 +88,7 @@ async def compare_alone(settings: NodeSettings, request: local_socket.ComparePee
             return await local_socket.RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
-        link = Link(access_of(broker, identity, settings.node.zone, requests_signer(settings)))
+        link = Link(access_of(broker, identity, settings.node.zone, lambda: store.signer))
         judge = TrustFiles.opened(settings, store).judge
         requester = Requester(link, peer.zone, judge.refuses_answer)
         known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings.peer), judge)

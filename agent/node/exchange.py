@@ -23,7 +23,6 @@ from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling import HeadsWatch, LatestSeed, PageJudge, Puller, PullSettings, ThrottledRequester
 from agent.replication.serving import Server
 from agent.signing.freshness import Freshness
-from agent.signing.heads import HeadSigner
 from agent.telemetry import Telemetry
 
 
@@ -33,7 +32,6 @@ class SharedParts:
 
     store: FactStore
     judge: PageJudge
-    signer: HeadSigner | None
     telemetry: Telemetry
     freshness: Freshness
     queue_depth: Callable[[str], int]
@@ -49,7 +47,7 @@ class Exchange:
         self._peers = [peer for peer in settings.peer if peer.broker == broker.name]
         self.broker = broker
         self.identity = compare.identity_of(broker, self._zone)
-        access = compare.access_of(broker, self.identity, self._zone, shared.signer)
+        access = compare.access_of(broker, self.identity, self._zone, lambda: shared.store.signer)
         self.link = Link(access, identity=self.identity)
         self.server = self._server()
         self._requesters = {
@@ -109,7 +107,6 @@ class Exchange:
             is_proven=OwnProof(shared.store, shared.judge),
             ends_known=shared.freshness.newest,
             refuses_request=shared.judge.refuses_request,
-            signer=shared.signer,
         )
 
     def _make_pullers(self) -> Iterator[Puller]:

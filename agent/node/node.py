@@ -36,7 +36,7 @@ from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
 from agent.node.status import StatusCollector
 from agent.node.stored_samples import StoredSamples
-from agent.node.trust import TrustFiles, requests_signer
+from agent.node.trust import TrustFiles
 from agent.replication.pki import IdentityWatcher
 from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
@@ -96,14 +96,11 @@ class Node:
         reload_asked: asyncio.Event | None = None,
     ) -> None:
         self._store = store
-        self._reloader = Reloader(settings, file, self._carry_out, reload_asked)
         self._notifier = notify.Notifier.from_environment(os.environ, os.getpid())
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
-        self._shared = SharedParts(
-            *(store, self._trust.judge, requests_signer(settings)),
-            *(self._telemetry, Freshness(), self._queue_depth),
-        )
+        self._reloader = Reloader(settings, file, self._trust, self._carry_out, reload_asked)
+        self._shared = SharedParts(store, self._trust.judge, self._telemetry, Freshness(), self._queue_depth)
         self._exchanges = {broker.name: Exchange(settings, broker, self._shared) for broker in settings.broker}
         self._identities = [one.identity for one in self._exchanges.values()]
         stored = StoredSamples(store.reader, lambda: store.origin)

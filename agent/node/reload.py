@@ -1,8 +1,8 @@
 """Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and
-the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, and
-for the certificates of a broker that would begin anew.
+the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, for
+the own signing key, and for the certificates of a broker that would begin anew.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from agent.config import ConfigFile, NodeSettings
 from agent.errors import BsfgError
 from agent.ingest import TagMap, load_tag_maps
 from agent.node.reload_plan import ReloadPlan, plan_reload
+from agent.node.trust import TrustFiles
 from agent.replication.pki import check_identity
-from agent.signing.files import load_trust
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class Reloader:
         self,
         settings: NodeSettings,
         file: ConfigFile | None,
+        trust: TrustFiles,
         carry_out: CarryOut,
         is_asked: asyncio.Event | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class Reloader:
         self.needs_restart: tuple[str, ...] = ()
         self.refused = ""
         self._file = file
+        self._trust = trust
         self._carry_out = carry_out
         self._is_asked = is_asked or asyncio.Event()  # set by SIGHUP
         self._waiting: list[asyncio.Future[ReloadPlan]] = []  # bounded by the places of the local socket
@@ -86,7 +89,7 @@ class Reloader:
                 outcome.set_exception(error)
 
     async def _planned(self) -> tuple[ReloadPlan, Mapping[str, TagMap]]:
-        """What the file means now, and the tag maps to go with it. Raises BsfgError."""
+        """What the file means now, and the tag maps to go with it; its signing key is in force. Raises BsfgError."""
         if self._file is None:
             raise ReloadRefused("this node was started without a node.toml")
         plan = plan_reload(self.settings, await asyncio.to_thread(self._file.load))
@@ -95,7 +98,11 @@ class Reloader:
             raise ReloadRefused(f"{self._file.file}: {what} cannot change: this file describes another node")
         tag_maps = await asyncio.to_thread(load_tag_maps, plan.settings.sources)
         await asyncio.to_thread(self._check_identities, plan)
-        await asyncio.to_thread(load_trust, plan.settings.signing, plan.settings.origin)
+        signer = await asyncio.to_thread(self._trust.check, plan.settings)
+        # The last that can fail, and before anything else is carried out.
+        if await self._trust.sign_with(signer):
+            key = "no key" if signer is None else signer.key_id.hex()
+            plan = replace(plan, applied=(*plan.applied, f"signing with {key}"))
         return plan, tag_maps
 
     def _check_identities(self, plan: ReloadPlan) -> None:

@@ -50,13 +50,7 @@ REACH: Mapping[type, Reach | Mapping[str, Reach]] = {
     PeerSettings: Reach.APPLY,
     OpcuaSourceSettings: Reach.APPLY,
     ModbusSourceSettings: Reach.APPLY,
-    SigningSettings: {
-        # The own key is loaded with the store.
-        "key_file": Reach.RESTART,
-        "certificate_file": Reach.RESTART,
-        "facts_ca_file": Reach.APPLY,
-        "compromised_file": Reach.APPLY,
-    },
+    SigningSettings: Reach.APPLY,
     OriginSettings: Reach.APPLY,
     HealthSettings: Reach.RESTART,
 }

@@ -1,15 +1,18 @@
 """Whose signatures a node believes: facts authorities and compromised keys, in files that [signing] of node.toml names,
-and pins and rules of [[origin]]. The files are read at the start and again when they change, node.toml at a reload.
+and pins and rules of [[origin]]; and the key with which it signs itself. The files of authorities and compromised keys
+are read at the start and again when they change, node.toml and the own key at a reload.
 
-Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, and
-the reason is logged and recorded once for each content.
+Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, the
+own key stays in force, and the reason is logged and recorded once for each content.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from agent.config import NodeSettings
 from agent.fact_store import FactStore, StoreBusy, StoreReader
 from agent.file_hints import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import Beliefs, EvidenceFolder, MessageJudge, PageJudge
-from agent.signing.certificates import SignerTrust
+from agent.signing.certificates import Refusal, SignerTrust, describe_signer
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
 from agent.signing.heads import HeadSigner
@@ -27,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def requests_signer(settings: NodeSettings) -> HeadSigner | None:
-    """The key of this node; None where it has none, or none that can be used, which opening the store reports."""
+    """The key of this node, for a command; None where it has none, or none that can be used, which opening the store
+    reports."""
     try:
         return load_identity(settings.signing, settings.node.zone)
     except SigningError:
@@ -39,7 +43,9 @@ class TrustFiles:
 
     def __init__(self, settings: NodeSettings, store: FactStore, times: WatchTimes = PATIENT) -> None:
         self._settings, self._store, self._times = settings, store, times
-        self.judge = PageJudge(store, _beliefs(settings), EvidenceFolder(settings.node.state_dir / "declined"))
+        own = () if store.signer is None else (store.signer.certificate,)
+        beliefs = Beliefs(SignerTrust(), _rules(settings), settings.node.zone, own)
+        self.judge = PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
         self._read: bytes | None = None  # digest of the files that were read last
         self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
         self._is_deaf = False
@@ -56,6 +62,33 @@ class TrustFiles:
         """The files, whether they exist or not."""
         signing = self._settings.signing
         return [signing.compromised_file, *([signing.facts_ca_file] if signing.facts_ca_file else [])]
+
+    def check(self, settings: NodeSettings) -> HeadSigner | None:
+        """Read the files of [signing] as a new node.toml names them; returns the key to sign with. Raises SigningError,
+        also for a key, other than the one in force, of which receivers would take nothing now."""
+        trust = load_trust(settings.signing, settings.origin)
+        signer = load_identity(settings.signing, settings.node.zone)
+        if signer is None or _is_same(signer, self._store.signer):
+            return signer
+        named, now_ms = describe_signer(signer.certificate), time.time_ns() // 1_000_000
+        assert not isinstance(named, Refusal), "load_identity refuses other certificates"
+        if refusal := named.refuses(now_ms):
+            why = f"{settings.signing.certificate_file} cannot be used now: {refusal}"
+            raise SigningError(why, "set the clock (timedatectl), or renew it: bsfg pki signer request")
+        if trust.is_suspect(signer.key_id, now_ms):
+            why = f"{settings.signing.key_file}: key {signer.key_id.hex()} is compromised"
+            raise SigningError(why, "make another: bsfg pki signer key --force")
+        return signer
+
+    async def sign_with(self, signer: HeadSigner | None) -> bool:
+        """Put a key in force, for facts, requests and answers; False where it is already. Raises StoreError; then the
+        key before stays."""
+        if _is_same(signer, self._store.signer):
+            return False
+        await asyncio.wrap_future(self._store.set_signer(signer))
+        self.judge.sign_as(None if signer is None else signer.certificate)
+        log.info("signing_key_taken_over", extra={"key": None if signer is None else signer.key_id.hex()})
+        return True
 
     def reconfigure(self, settings: NodeSettings) -> None:
         """Go by a new node.toml. A store that is busy takes the list of compromised keys over at the next look."""
@@ -116,17 +149,19 @@ def _rules(settings: NodeSettings) -> dict[str, Rule]:
     return {origin.zone: origin.signatures for origin in settings.origin}
 
 
-def _beliefs(settings: NodeSettings, trust: SignerTrust | None = None) -> Beliefs:
-    own = requests_signer(settings)
-    certificates = () if own is None else (own.certificate,)
-    return Beliefs(trust or SignerTrust(), _rules(settings), settings.node.zone, certificates)
+def _is_same(one: HeadSigner | None, other: HeadSigner | None) -> bool:
+    """Whether two are one key with one certificate, or none."""
+    if one is None or other is None:
+        return one is other
+    return (one.key_id, one.certificate) == (other.key_id, other.certificate)
 
 
 @contextlib.contextmanager
 def command_judge(settings: NodeSettings) -> Iterator[MessageJudge]:
     """Judges answers for a command, by the rules of the node and by what its store has verified. Raises
     SigningError."""
-    beliefs = _beliefs(settings, load_trust(settings.signing, settings.origin))
+    trust = load_trust(settings.signing, settings.origin)
+    beliefs = Beliefs(trust, _rules(settings), settings.node.zone)
     path = settings.node.store_file
     with contextlib.closing(StoreReader(path)) if path.exists() else contextlib.nullcontext() as held:
         yield MessageJudge(beliefs, held)

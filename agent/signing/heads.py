@@ -12,6 +12,7 @@ to. Core: no IO.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +45,10 @@ class HeadSigner(Protocol):
     def sign(self, data: bytes) -> bytes:
         """The 64 bytes of an Ed25519 signature."""
         ...
+
+
+SignerInForce = Callable[[], HeadSigner | None]
+"""The key with which a zone signs at this moment; a reload replaces it."""
 
 
 @dataclass(frozen=True, slots=True)

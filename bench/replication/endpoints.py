@@ -186,8 +186,8 @@ async def serve_while(
             await asyncio.wrap_future(store.consumers.remove(consumer_of(stream), force=True, now=True))
     link = Link(access(broker_access(options)))
     _watch_confirmations(store, on_confirmed)
-    signer = load_identity(_signing(options), SERVING)
-    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS, signer=signer)
+    await asyncio.wrap_future(store.set_signer(load_identity(_signing(options), SERVING)))
+    server = Server(link, store, {options["asking"]: frozenset(streams)}, STORE_ERRORS)
     async with running(link.run(), server.run()) as stopped:
         await link.wait_up()
         await asyncio.to_thread(work, stopped)

@@ -508,5 +508,5 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
     with local_socket.open_store(settings) as store:
         (incident,) = (one for one in store.incidents() if one.kind == "signing")
         assert "facts are not signed" in incident.detail
-        wait_until(lambda: store.head_at("facts.operational", store.origin, 2) != b"", "the head of the second")
+        wait_until(lambda: store.next_head("facts.operational", store.origin, 2) is not None, "the head of the second")
         assert store.reader.verified("facts.operational", [(store.origin, 1), (store.origin, 2)]) == ["yes", "yes"]

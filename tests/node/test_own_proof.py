@@ -38,8 +38,10 @@ def append(store: FactStore, *numbers: int) -> None:
 def last_head(store: FactStore) -> OriginHead:
     """What a peer that holds everything of this store shows of it."""
     held = store.held(STREAM)[store.origin][-1]
-    record = store.head_at(STREAM, store.origin, held.last_sequence)
-    return OriginHead(last_sequence=held.last_sequence, digest=held.last_digest.hex(), head=record)
+    head = store.shown_head(STREAM, store.origin, held.last_sequence)
+    return OriginHead(
+        last_sequence=held.last_sequence, digest=held.last_digest.hex(), head=head.record if head else None
+    )
 
 
 def claim(head: OriginHead | None) -> FetchFacts:

@@ -23,6 +23,7 @@ from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.exchange import Exchange
 from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
+from agent.node.trust import TrustFiles
 from agent.replication.mqtt.link import LinkStatistics
 from agent.replication.protocol.pull_events import Asking, ReceiverCounters
 from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
@@ -40,7 +41,8 @@ def collector_of(
 ) -> StatusCollector:
     """The collector of a node without peers and sources."""
     settings, ingest = NodeSettings(IdentitySettings("plant-a", folder)), Ingest("plant-a", (), {}, store.appends, ())
-    return StatusCollector(store, {}, ingest, Telemetry(), Reloader(settings, file, not_carried_out), clock_s)
+    reloader = Reloader(settings, file, TrustFiles(settings, store), not_carried_out)
+    return StatusCollector(store, {}, ingest, Telemetry(), reloader, clock_s)
 
 
 async def not_carried_out(*_: object) -> None:

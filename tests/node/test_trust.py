@@ -46,7 +46,7 @@ class Files:
     def believes(self, one: Made) -> bool:
         """Whether a request that this key of the plant has signed is taken."""
         _, proof = split_request(sign_request(ZoneSigner(signing_key(one), one.der), PLACE, b"{}"))
-        return self.trust.judge.refuses_request(PLACE, b"{}", proof) is None
+        return self.trust.judge.refuses_request(PLACE, b"{}", proof, is_writing=True) is None
 
     def replace(self, file: Path, data: bytes) -> None:
         """As an editor does it: another file takes the place at once."""
@@ -97,10 +97,10 @@ def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
         files.trust.reconfigure(pinned(PLANT, authority=tmp_path / "absent.pem"))
         assert (files.believes(PLANT), files.believes(NEW)) == (False, True)
         other = PLACE._replace(asking_zone="mill")
-        assert files.trust.judge.refuses_request(other, b"{}", None) is None
+        assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) is None
         mill = NodeSettings(IdentitySettings("idmz", tmp_path), origin=(OriginSettings("mill", "required"),))
         files.trust.reconfigure(mill)
-        assert files.trust.judge.refuses_request(other, b"{}", None) == "mill did not sign it"
+        assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) == "mill did not sign it"
 
     played(tmp_path, scenario)
 

@@ -50,7 +50,7 @@ def link_to(broker: Mosquitto, zone: str, signer: HeadSigner | None = None) -> L
     mine = broker.identity(zone)
     settings = BrokerSettings("private", broker.host, mine.ca_file, mine.cert_file, mine.key_file, port=broker.port)
     identity = identity_of(settings, zone)
-    return Link(access_of(settings, identity, zone, signer), identity=identity)
+    return Link(access_of(settings, identity, zone, lambda: signer), identity=identity)
 
 
 @dataclass
@@ -98,8 +98,7 @@ class Node:
         values received from peers; `settings`: of the server."""
         named, open_to = ({zone: frozenset(some) for zone, some in each.items()} for each in (exports, appends or {}))
         look_up = latest_lookup(self.store.reader, lambda _: 0, partial(peer_latest, peer_latest_in))
-        signer = self.link.access.signer
-        settings = {"refuses_request": self.judge.refuses_request, "signer": signer, **settings}
+        settings = {"refuses_request": self.judge.refuses_request, **settings}
         self.server = Server(
             self.link, self.store, named, STORE_ERRORS, REFUSAL_CODES, appends=open_to, look_up=look_up, **settings
         )

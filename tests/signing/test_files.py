@@ -109,8 +109,8 @@ def problems_of(**sections: object) -> dict[str, str]:
 
 
 def test_the_settings_are_checked_at_once() -> None:
-    """Half an identity, a bad pin, a pin that nothing checks, our own zone, and a demand that nothing could meet are
-    reported together."""
+    """Half an identity, a bad pin, a pin that nothing checks, a rule for our own zone, and a demand that nothing could
+    meet are reported together. Certificates of our own former keys may be pinned."""
     pin = "00" * 32
     found = problems_of(
         signing={"key_file": "s.key"},
@@ -123,8 +123,13 @@ def test_the_settings_are_checked_at_once() -> None:
         ],
     )
     assert set(found) == {"signing.key_file", "origin[2].pinned", "origin[3].pinned", "origin[4].signatures"}
-    found = problems_of(origin=[{"zone": "idmz", "signatures": "required"}, {"zone": "plant-a"}, {"zone": "idmz"}])
-    assert set(found) == {"origin[0].signatures", "origin[1].zone", "origin[2].zone"}
+    own = {"zone": "plant-a", "signatures": "off"}
+    found = problems_of(origin=[{"zone": "idmz", "signatures": "required"}, own, {"zone": "idmz"}])
+    assert set(found) == {"origin[0].signatures", "origin[1].signatures", "origin[2].zone"}
+    mine = read(
+        {"node": {"zone": "plant-a"}, "origin": [{"zone": "plant-a", "pinned": [pin]}]}, Path("/etc/bsfg/node.toml")
+    )
+    assert mine.origin[0].pins == {bytes(32)}
 
 
 def test_paths_start_at_the_folder_of_node_toml() -> None:

@@ -168,4 +168,5 @@ def _access_to(settings: NodeSettings, zone: str) -> Access:
         known = ", ".join(sorted(each.zone for each in settings.peer)) or "none"
         raise click.UsageError(f"node.toml names no peer {zone!r}; it names {known}")
     at = next(broker for broker in settings.broker if broker.name == peer.broker)
-    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone, requests_signer(settings))
+    signer = requests_signer(settings)
+    return access_of(at, identity_of(at, settings.node.zone), settings.node.zone, lambda: signer)

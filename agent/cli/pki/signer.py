@@ -148,7 +148,8 @@ def sign(
 @pki_option
 @json_option
 def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
-    """Check the certificate that was issued for ZONE's signing key, and put it in force. The node needs a restart."""
+    """Check the certificate that was issued for ZONE's signing key, and put it in its place. bsfg reload has the node
+    sign with it."""
     files, found = authority.import_signer(pki_folder, zone, cert_file, facts_ca_file, datetime.now(UTC))
     _print_signer(files.cert_file, found, as_json=as_json)
 

@@ -2,8 +2,8 @@
 
 So every run of own batches ends with a head, no fact is committed without a signature that covers it, and a commit
 costs one signature for each stream (21 us). Batches that were sealed without a key, or resealed under a new epoch, get
-their heads when the store is opened with a key, before anything else is appended: in one transaction, because after the
-next append they would no longer be the last.
+their heads when the store begins to sign with a key, before anything else is appended: in one transaction, because
+after the next append they would no longer be the last.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from agent.batch import DIGEST_BYTES, Batch
 from agent.fact_store.sqlite import Transaction
 from agent.pages import KeptHead, SignerCertificate
-from agent.signing.heads import RUN_BYTES_MAX
+from agent.signing.heads import RUN_BYTES_MAX, HeadSigner
 
 ROWS_AT_ONCE = 4096
 """Rows in memory while a backlog is signed. A tenth of its batches is rewritten, the rest is not read."""
@@ -34,11 +34,14 @@ def own_heads(transaction: Transaction, batches: Sequence[Batch]) -> list[KeptHe
     return heads
 
 
-def sign_backlog(transaction: Transaction) -> None:
-    """Sign own batches behind the last head of each stream, and keep the certificate of the key."""
-    assert transaction.signer is not None
-    if transaction.signer.certificate:
-        own = SignerCertificate(transaction.signer.key_id, transaction.signer.certificate, is_believed=True)
+def begin_signing(transaction: Transaction, signer: HeadSigner | None) -> None:
+    """Sign with this key from this transaction on: own batches behind the last head of each stream at once, and keep
+    the certificate of the key."""
+    transaction.signer = signer
+    if signer is None:
+        return
+    if signer.certificate:
+        own = SignerCertificate(signer.key_id, signer.certificate, is_believed=True)
         transaction.add_signers([own])
     for stream in transaction.catalog.streams.values():
         while rows := transaction.unsigned(stream.id, ROWS_AT_ONCE):

@@ -170,11 +170,6 @@ class StoreReader:
                 proofs.verified(number, self._number(connection, origin) or 0, sequence) for origin, sequence in places
             ]
 
-    def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes:
-        """The head of the batch of an origin that ends at a sequence; empty where it is not held or has none."""
-        found = self.next_head(stream, origin, last_sequence)
-        return found.record if found is not None and found.last_sequence == last_sequence else b""
-
     def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
         """The first head of an origin that may cover a sequence; it does where all between is held."""
         with self._reading() as connection:
@@ -182,6 +177,16 @@ class StoreReader:
             asked = {"stream": number, "origin": of, "sequence": sequence}
             row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
         return None if row is None else StoredHead(*row)
+
+    def shown_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
+        """As `next_head`; where no batch with a head is left, the last head of what was released."""
+        with self._reading() as connection:
+            number, of = self._stream(connection, stream), self._number(connection, origin)
+            asked = {"stream": number, "origin": of, "sequence": sequence}
+            for query in ("select_next_head", "select_released_head"):
+                if row := connection.execute(QUERIES[query], asked).fetchone():
+                    return StoredHead(*row)
+        return None
 
     def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
         """The origins of which a head was stored."""

@@ -82,6 +82,8 @@ class Reclaimer:
             return 0
         values = (stream.id, stream.released_offset, rows_max)
         rows = self._execute(QUERIES["select_released_rows"], values).fetchall()
+        if rows:  # a peer that was restored needs their proof (decision 0047)
+            self._execute(QUERIES["insert_released_heads"], (stream.id, rows[0][0], rows[-1][0]))
         for number, _ in rows:
             self._execute(QUERIES["delete_batch"], (number,))
         if rows:

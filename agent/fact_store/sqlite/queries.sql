@@ -127,9 +127,22 @@ DELETE FROM compromised;
 -- insert_compromised: a compromised key
 INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
 
--- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers, the head, and when
--- it was verified
-SELECT first_sequence + count - 1, CAST(head AS BLOB), verified_unix_ms FROM batch
+-- select_released_head: the last head of an origin among released batches, if it covers a sequence; as select_next_head
+SELECT last_sequence, CAST(digest AS BLOB), CAST(head AS BLOB), NULL FROM released_head
+WHERE stream = :stream AND origin = :origin AND last_sequence >= :sequence;
+
+-- insert_released_heads: the last head of each origin among batches that are about to be deleted
+INSERT INTO released_head (stream, origin, last_sequence, digest, head)
+SELECT stream, origin, max(first_sequence + count - 1), digest, head FROM batch
+WHERE stream = ? AND id BETWEEN ? AND ? AND head IS NOT NULL
+GROUP BY origin
+ON CONFLICT (stream, origin) DO UPDATE
+SET last_sequence = excluded.last_sequence, digest = excluded.digest, head = excluded.head
+WHERE excluded.last_sequence > last_sequence;
+
+-- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers and the digest
+-- there, the head, and when it was verified
+SELECT first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB), verified_unix_ms FROM batch
 WHERE stream = :stream AND origin = :origin AND head IS NOT NULL
     AND first_sequence >= coalesce(
         (

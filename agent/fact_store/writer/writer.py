@@ -104,7 +104,8 @@ class Writer:
         signer: HeadSigner | None = None,
     ) -> None:
         self.catalog = catalog
-        self._signer = signer
+        self.signer = signer
+        """Signs what is recorded; replaced after the commit of the call that replaces it."""
         self._index = index
         self.policies = dict(policies)
         self.failure: StoreError | None = None
@@ -326,7 +327,7 @@ class Writer:
             self._check_only_writer()  # inside the transaction: from here on no other connection can commit
             clock = _read_clocks()
             transaction = Transaction(
-                self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms(), self._signer
+                self._connection, self.catalog, self._index, clock.unix_ms, self.age_ms(), self.signer
             )
             if jump_ms := self._clock.jump_ms(clock):
                 transaction.add_incident("clock", "while the node ran", self._clock.jump_text(clock))
@@ -342,6 +343,7 @@ class Writer:
         self._clock = clock
         ends_before = self.catalog.streams
         self.catalog = transaction.catalog  # before the answers: a caller that has its answer finds its facts
+        self.signer = transaction.signer
         ends = {
             name: stream.end_offset
             for name, stream in self.catalog.streams.items()

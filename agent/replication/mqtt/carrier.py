@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import ssl  # tidy: the type only; cores import this module
 
-from agent.signing.heads import HeadSigner
+from agent.signing.heads import SignerInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Access:
     host: str
     port: int
     make_context: Callable[[], ssl.SSLContext]
-    signer: HeadSigner | None = None
-    """Signs the requests that change something at a peer; None where this node has no key."""
+    signer: SignerInForce = lambda: None
+    """Signs the requests that change something at a peer."""
 
     def __str__(self) -> str:
         return f"broker {self.name} ({self.host}:{self.port})"

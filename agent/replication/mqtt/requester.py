@@ -67,7 +67,7 @@ class Requester:
         The future completes when the broker has acknowledged the request, or fails with a TransportError.
         """
         correlation = secrets.token_bytes(CORRELATION_BYTES)
-        payload, signer = encode_request(request), self.link.access.signer
+        payload, signer = encode_request(request), self.link.access.signer()
         if signer is not None and type(request) in CHANGING:
             payload = sign_request(signer, self._place(correlation), payload)
         acknowledged = self.link.require().publish_request(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.errors import MalformedMessage, UnprovenAnswer
@@ -19,7 +20,25 @@ RefusesMessage = Callable[[MessagePlace, bytes | memoryview, MessageProof | None
 wait."""
 
 
+class RefusesRequest(Protocol):
+    """The same of a request that changes something; `is_writing`: it adds to what is stored."""
+
+    def __call__(
+        self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
+    ) -> str | None: ...
+
+
 def takes_every_message(_place: MessagePlace, _message: bytes | memoryview, _proof: MessageProof | None) -> None:
+    """Nothing is demanded."""
+
+
+def takes_every_request(
+    place: MessagePlace,
+    request: bytes | memoryview,
+    proof: MessageProof | None,
+    *,
+    is_writing: bool,
+) -> None:
     """Nothing is demanded."""
 
 

@@ -209,7 +209,7 @@ class FetchRange(RequestBody, frozen=True, tag="FetchRange", tag_field="operatio
 
 class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="operation"):
     """A page of whole batches with sequences `first_sequence` to `last_sequence` of one origin, also the requester's
-    own."""
+    own. `timeline` and `end_offset`: as in GetDigests."""
 
     stream: Name
     origin: OriginName
@@ -220,6 +220,8 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
     definitions_known: dict[OriginName, Offset] = {}
     whole_runs: bool = False
     signers_known: SignersKnown = []
+    timeline: Timeline | None = None
+    end_offset: Offset | None = None
 
     def check(self) -> None:
         check_page(self.limit, self.bytes_max, "FetchSequences")
@@ -355,10 +357,11 @@ class RangeAnswer(OffsetsAnswer, frozen=True, tag="FetchRange", tag_field="opera
 class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences", tag_field="operation"):
     """A page whose positions are sequences of `origin`: whole batches; the first may begin before the requested range.
 
-    Holes may also be `absent`: never held by this store. Nothing is omitted.
+    Holes may also be `absent`: never held by this store. Nothing is omitted. `timeline`: as in DigestsAnswer.
     """
 
     origin: OriginName
+    timeline: Timeline | None = None
 
     def end(self) -> int:
         return OFFSET_MAX
@@ -404,6 +407,7 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     """Ranges held of each origin after `after_origin`; or, with `origin`, digests at some batch ends in a range of it.
 
     An equal digest proves equality of the whole history before it, so a few digests find where two stores differ.
+    `timeline` and `end_offset`: those of the last answer of the comparison, which goes on with the same log only.
     """
 
     stream: Name
@@ -412,6 +416,8 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     first_sequence: Position | None = None
     last_sequence: Position | None = None
     ends_max: int = ENDS_DEFAULT
+    timeline: Timeline | None = None
+    end_offset: Offset | None = None
 
     def check(self) -> None:
         check_range("ends_max", self.ends_max, 1, ENDS_MAX, "GetDigests")
@@ -429,7 +435,7 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     `ranges`: (origin, first_sequence, last_sequence, digest before the first, digest of the last batch), sorted, of
     what is held or was held before retention; whole origins, and `more` if others follow. `ends`: (last_sequence,
     digest) of batches in the requested range. `end_offset`: end of the log when it was read; the log up to there
-    contains all `ranges`."""
+    contains all `ranges`. `timeline`: which copy of the log was read."""
 
     stream: Name
     end_offset: Offset
@@ -438,6 +444,7 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     ] = []
     ends: Annotated[list[tuple[Position, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
     more: bool = False
+    timeline: Timeline | None = None
 
     def check(self) -> None:
         """Raise MalformedMessage unless ranges and ends are sorted and do not overlap."""
@@ -772,7 +779,9 @@ Request = (
     | PutObject
 )
 REQUESTS: tuple[type[Request], ...] = get_args(Request)
-CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, AppendFact, AcquireLease, PutObject))
+WRITING = frozenset((AppendFact, AcquireLease, PutObject))
+"""Requests that add to what the serving node stores."""
+CHANGING = frozenset((FetchFacts, ConfirmReceipt, UnregisterConsumer, *WRITING))
 """Requests that change something at the serving node, and that the requester signs if it has a key."""
 
 

@@ -43,6 +43,7 @@ from agent.pages import (
     StoredHead,
 )
 from agent.signing.freshness import SignedEnd
+from agent.signing.heads import HeadSigner
 
 
 class StreamBounds(Protocol):
@@ -79,9 +80,9 @@ class ComparedStore(Protocol):
 
     def signed_zones(self) -> frozenset[str]: ...
 
-    def head_at(self, stream: str, origin: Origin, last_sequence: int) -> bytes: ...
-
     def next_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
+
+    def shown_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None: ...
 
 
 class Artifacts(Protocol):
@@ -169,6 +170,8 @@ class ServingStore(ComparedStore, Protocol):
     def zone(self) -> str: ...
     @property
     def epoch(self) -> bytes: ...
+    @property
+    def signer(self) -> HeadSigner | None: ...
 
     def streams(self) -> Sequence[StreamBounds]: ...
 

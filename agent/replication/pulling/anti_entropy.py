@@ -19,13 +19,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from agent.batch import Origin
 from agent.pages import ReceivedDefinition
 from agent.ranges import Span as Sequences
 from agent.ranges import intersect
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.digest_diff import DigestRange, Forked, Interval, known_end, missing, narrow, shared
-from agent.replication.protocol.errors import ReplicationError
+from agent.replication.protocol.errors import PeerRefused, ReplicationError
 from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
     ENDS_DEFAULT,
@@ -73,6 +75,10 @@ class AntiEntropySettings:
     every_hours: float = 24.0
 
 
+class OtherCopy(PageRefused):
+    """The peer has another copy of the log than the one with which the comparison began."""
+
+
 @dataclass(slots=True)
 class Comparison:
     """What the comparison of one stream with one peer found and repaired. Counts are of facts, ranges of sequences, and
@@ -81,6 +87,9 @@ class Comparison:
     stream: str
     epoch: str = ""
     """The peer's, of all its answers."""
+    timeline: str | None = None
+    """Of the peer's last answer, and up to where its log was read."""
+    end_offset: int = 0
     compared_facts: int = 0
     exchanges: int = 0
     bytes: int = 0
@@ -190,7 +199,7 @@ class AntiEntropy:
         async with self._turn:
             span = self._telemetry.start(Span.ANTI_ENTROPY, Side.ASKING, "", **self._about(stream))
             try:
-                found = await self._compare(stream, is_repaired=repair, is_scanned=scan)
+                found = await self._compare_one_copy(stream, is_repaired=repair, is_scanned=scan)
             except asyncio.CancelledError:
                 self._telemetry.discard(span, "the node is being stopped")
                 raise
@@ -204,6 +213,15 @@ class AntiEntropy:
             return found
 
     # --------------------------------------------------------------------------------------------------------- internal
+
+    async def _compare_one_copy(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
+        """Compare, and once more where an image of the peer was restored meanwhile; two machines that answer in turn
+        are reported."""
+        try:
+            return await self._compare(stream, is_repaired=is_repaired, is_scanned=is_scanned)
+        except OtherCopy as error:
+            _log.warning("comparison_begins_anew", extra={**self._about(stream), "reason": str(error)})
+            return await self._compare(stream, is_repaired=is_repaired, is_scanned=False)
 
     async def _compare(self, stream: str, *, is_repaired: bool, is_scanned: bool) -> Comparison:
         found = Comparison(stream)
@@ -377,14 +395,27 @@ class AntiEntropy:
         return reply.answer
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
-        reply = await self._requester.ask(request, ANSWER_S)
-        epoch = reply.answer.epoch
-        found.epoch = found.epoch or epoch
-        if epoch != found.epoch:  # ranges of one store say nothing of what another holds
-            raise PageRefused(
-                f"{self._settings.peer_zone} answered under epoch {found.epoch} and then under {epoch}: it has begun a new"
-                " one, or two machines answer in its name; compare again"
+        peer = self._settings.peer_zone
+        if found.timeline is not None:
+            request = msgspec.structs.replace(request, timeline=found.timeline, end_offset=found.end_offset)
+        try:
+            reply = await self._requester.ask(request, ANSWER_S)
+        except PeerRefused as error:
+            if error.code != "timeline_differs":
+                raise
+            # 0054: ranges of one copy say nothing of what another holds.
+            raise OtherCopy(f"{peer} was restored from a copy, or two machines answer in its name: {error}") from error
+        answer = reply.answer
+        found.epoch = found.epoch or answer.epoch
+        if answer.epoch != found.epoch:
+            raise OtherCopy(
+                f"{peer} answered under epoch {found.epoch} and then under {answer.epoch}: it has begun a new one, or two"
+                " machines answer in its name; compare again"
             )
+        if isinstance(answer, DigestsAnswer | SequencesAnswer):
+            found.timeline = answer.timeline
+        if isinstance(answer, DigestsAnswer):
+            found.end_offset = max(found.end_offset, answer.end_offset)
         found.exchanges += 1
         found.bytes += reply.bytes
         return reply

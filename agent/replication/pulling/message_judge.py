@@ -7,6 +7,7 @@ come from several threads. The disk is read only for a key that is not believed 
 
 from __future__ import annotations
 
+import logging
 import threading  # tidy: one lock around a cache that the checking threads share; nothing here waits
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTru
 from agent.signing.heads import KEY_ID_BYTES
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
 from agent.signing.runs import Rule
+
+log = logging.getLogger(__name__)
 
 RENEWED_BEFORE_MS = 86_400_000
 """For so long before the end of a certificate its key is not named as known, so that the next one comes in time."""
@@ -107,6 +110,7 @@ class MessageJudge:
         self._clock_ms = clock_ms
         self._lock = threading.Lock()
         self._signing = frozenset[str]()  # zones that have signed a request or an answer
+        self._outside_dates = frozenset[tuple[str, bytes]]()  # keys of peers that were reported
         self._believed: dict[tuple[str, bytes], Believed] = {}  # by zone and key id
 
     def believe(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
@@ -116,6 +120,13 @@ class MessageJudge:
             self._beliefs = replace(self._beliefs, trust=trust, rules=rules)
             self._believed = {}
 
+    def sign_as(self, certificate: bytes | None) -> None:
+        """Our own key is another one, or none. What the keys of this process before it have signed stays ours."""
+        with self._lock:
+            before = [one for one in self._beliefs.own_certificates if one != certificate]
+            own = () if certificate is None else (certificate, *before)[:CERTIFICATES_BELIEVED_MAX]
+            self._beliefs = replace(self._beliefs, own_certificates=own)
+
     def signers_known(self) -> list[str]:
         """Key ids whose certificates a peer need not send."""
         until_ms = self._clock_ms() + RENEWED_BEFORE_MS
@@ -124,17 +135,20 @@ class MessageJudge:
         return [key_id.hex() for key_id in dict.fromkeys(known)][-SIGNERS_KNOWN_MAX:]
 
     def refuses_request(
-        self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None
+        self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
         """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
-        zone need not sign."""
-        return self._refuses_message(place.asking_zone, request_bytes(place, request), proof)
+        zone need not sign. `is_writing`: it adds to what is stored here."""
+        covered = request_bytes(place, request)
+        return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
         """Why an answer is not taken for the serving zone's; None as for a request."""
-        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof)
+        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof, is_writing=False)
 
-    def _refuses_message(self, zone: str, covered: bytes, proof: MessageProof | None) -> str | None:
+    def _refuses_message(
+        self, zone: str, covered: bytes, proof: MessageProof | None, *, is_writing: bool
+    ) -> str | None:
         """A zone must sign once it has signed a message or facts, or where its signatures are required."""
         rule = self._beliefs.rule_of(zone)
         if rule == "off":
@@ -152,14 +166,28 @@ class MessageJudge:
         if not isinstance(signer, Signer):
             reason = signer.reason.value if isinstance(signer, Refusal) else "unknown"
             return f"the key {key_id.hex()} of {zone} is not believed: {reason}" if must_sign else None
-        if refusal := signer.refuses(self._clock_ms()):
+        # The dates of a certificate limit what its zone may write. They do not limit who carries facts of other zones,
+        # which those have signed themselves (decision 0056).
+        refusal = signer.refuses(self._clock_ms())
+        if refusal is not None and is_writing:
             return f"the certificate of {zone}: {refusal.reason.value}"
         if not signer.public.verify(covered, proof.signature):
             return f"the signature is not that of {zone}"
+        if refusal is not None:
+            self._report_dates(zone, key_id, refusal)
         with self._lock:
             remember(signers.before, signers.believed)
             self._signing |= {zone}
         return None
+
+    def _report_dates(self, zone: str, key_id: bytes, refusal: Refusal) -> None:
+        """One line in the log for each key of a peer whose certificate has ended."""
+        with self._lock:
+            is_known = (zone, key_id) in self._outside_dates
+            self._outside_dates |= {(zone, key_id)}
+        if not is_known:
+            why = f"the certificate of {zone}: {refusal.reason.value}; what it relays is taken, its own facts are not"
+            log.warning("peer_key_outside_dates", extra={"peer": zone, "key": key_id.hex(), "why": why})
 
     def _signers(self, certificates: Sequence[bytes]) -> MessageSigners:
         with self._lock:  # what is believed belongs to the beliefs under which it was found

@@ -197,7 +197,8 @@ class PullRunner:
 
     def _origin_head(self, fetch: Fetch) -> OriginHead | None:
         """A batch of the peer's own facts of this epoch that is held here, whichever peer brought it: the one that the
-        peer's page contradicted (0041), else the last."""
+        peer's page contradicted (0041), else the last; or, with its head, the next one whose chain covers it: without a
+        head it proves nothing (0047)."""
         settings, end = self._settings, fetch.contradicted
         if fetch.epoch is None:
             return None
@@ -207,8 +208,12 @@ class PullRunner:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
         if end is None:
             return None
-        head = self._store.head_at(settings.stream, origin, end.last_sequence) or None
-        return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex(), head=head)
+        head = self._store.shown_head(settings.stream, origin, end.last_sequence)
+        if head is not None and any(
+            one.first_sequence <= end.last_sequence and head.last_sequence <= one.last_sequence for one in ranges or ()
+        ):
+            return OriginHead(last_sequence=head.last_sequence, digest=head.digest.hex(), head=head.record)
+        return OriginHead(last_sequence=end.last_sequence, digest=end.digest.hex())
 
     def _read_answer(self, fetch_id: int, arrived: ArrivedAnswer) -> PageArrived[CheckedContent] | FetchFailed:
         settings = self._settings

@@ -193,13 +193,13 @@ class ConsumerCore:
                 return (yield from self._refuse_claim(request, Refuse("history_differs", why)))
         if request.timeline is None or request.after_offset is None:
             return None
-        other = yield from effects.CompareTimeline(stream, request.timeline, request.after_offset)
-        if other is None:
+        refusal = yield from effects.CompareTimeline(stream, request.timeline, request.after_offset)
+        if refusal is None:
             return None
-        why = f"consumer {request.consumer_name} of {zone}: {other.why}"
+        why = f"consumer {request.consumer_name} of {zone}: {refusal.message}"
         hint = "the peer reads this log again from its beginning; does a copy of this machine run? Stop one"
         yield from effects.ReportPeerAhead(zone, f"{why}: {hint}")
-        return Refuse("timeline_differs", other.why, other.timeline)
+        return refusal
 
     def _take_lease(self, name: str, consumer: Consumer, shown: LeaseClaim) -> _Some[Lease]:
         """The lease in force after the caller has shown its own, durable. From memory where the caller changes nothing,

@@ -102,16 +102,9 @@ class BeginEpoch(Effect[None]):
     why: str
 
 
-class OtherTimeline(NamedTuple):
-    """Why a position is none in a stream of this store, and the timeline of this life of it."""
-
-    why: str
-    timeline: str
-
-
 @dataclass(frozen=True, slots=True)
-class CompareTimeline(Effect[OtherTimeline | None]):
-    """Why a stream that was read up to an offset on a timeline is not the one of this store; None where it is. From
+class CompareTimeline(Effect[Refuse | None]):
+    """The refusal of an offset that was read on a timeline and is none in this store's log; None where it is one. From
     memory."""
 
     stream: str

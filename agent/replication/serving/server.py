@@ -16,12 +16,13 @@ from functools import partial
 from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
-from agent.replication.protocol.arrived_answer import RefusesMessage, takes_every_message
+from agent.replication.protocol.arrived_answer import RefusesRequest, takes_every_request
 from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
 from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
 from agent.replication.protocol.messages import (
     CHANGING,
+    WRITING,
     ConfirmReceipt,
     FetchFacts,
     GetCursor,
@@ -38,8 +39,7 @@ from agent.replication.serving.operations import STATELESS, Consumers, Context, 
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
 from agent.replication.serving.turns import Turns
 from agent.signing.freshness import SignedEnd
-from agent.signing.heads import HeadSigner
-from agent.signing.messages import MessagePlace, MessageProof, proof_bytes, sign_answer, split_request
+from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
 from agent.telemetry import Side, Span, Telemetry
 
 READER_THREADS = READS_MAX + 1
@@ -85,12 +85,10 @@ class Server:
         telemetry: Telemetry | None = None,
         is_proven: IsProven = never_proven,
         ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
-        refuses_request: RefusesMessage = takes_every_message,
+        refuses_request: RefusesRequest = takes_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
-        signer: HeadSigner | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
-        self._signer = signer
         self._refuses_request = refuses_request
         self._link = link
         self._store = store
@@ -101,7 +99,6 @@ class Server:
         self._context = Context(
             link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known
         )
-        self._context.proof_bytes = proof_bytes(signer)
         self._context.on_answer_lost = self._not_sent
         self._arrivals: Turns[tuple[Caller, Incoming]] = Turns(
             STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin
@@ -247,7 +244,7 @@ class Server:
         """Why a request that changes something is not proven to be its zone's; None where it is, or need not be."""
         if type(request) not in CHANGING:
             return None
-        return self._refuses_request(self._place(caller), payload, proof)
+        return self._refuses_request(self._place(caller), payload, proof, is_writing=type(request) in WRITING)
 
     def _place(self, caller: Caller) -> MessagePlace:
         return MessagePlace(self._store.zone, caller.zone, caller.instance, caller.correlation)
@@ -274,8 +271,8 @@ class Server:
 
     def _send(self, caller: Caller, payload: bytes, signers_known: Sequence[str]) -> None:
         """Send an answer when it is the zone's turn, signed if this node has a key."""
-        if self._signer is not None:
-            payload = sign_answer(self._signer, self._place(caller), payload, signers_known)
+        if (signer := self._store.signer) is not None:
+            payload = sign_answer(signer, self._place(caller), payload, signers_known)
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         self._bytes_sent += len(payload)
         self._context.send(caller.zone, topic, payload, caller.correlation)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,8 @@ from agent.batch import Origin, parse
 from agent.fact_store import FactStore, verify_store
 from agent.fact_store.integrity import VerifyCounts
 from agent.message import Sample
-from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, SignerCertificate, StoredBatch
-from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, parse_head, sign_head, signed_bytes
+from agent.pages import Declined, KeptHead, OriginRange, PeerPosition, SignerCertificate, StoredBatch, StoredHead
+from agent.signing.heads import HEAD_BYTES, RUN_BYTES_MAX, key_id_in, parse_head, sign_head, signed_bytes
 from agent.signing.keys import SignerPublic, SigningKey, ZoneSigner
 from tests.fact_store.making import (
     AT_ONCE,
@@ -99,8 +100,36 @@ def test_each_commit_ends_with_a_head(tmp_path: Path) -> None:
         assert store.signed_zones() == {"plant"}
         assert store.signers([SIGNER.key_id]) == [MADE.der]
         last = page.batches[-1]
-        assert store.head_at(TELEMETRY, store.origin, parse(last.sealed).header.last_sequence) == last.head
-        assert store.head_at(TELEMETRY, store.origin, 1) == b""
+        last_sequence = parse(last.sealed).header.last_sequence
+        head = StoredHead(last_sequence, parse(last.sealed).digest, last.head, ANY)
+        assert store.next_head(TELEMETRY, store.origin, last_sequence) == head
+    assert damages(tmp_path) == []
+
+
+def test_the_key_is_replaced_between_two_commits(tmp_path: Path) -> None:
+    """What is recorded before is signed with the key before, what follows with the new one, whose certificate is held
+    from then on; the end of the chain is signed with the new key; with none nothing is signed, and what was recorded
+    meanwhile is when there is a key again."""
+    made = make("plant")
+    new = ZoneSigner(SigningKey(made.key), made.der)
+
+    def keys(store: FactStore) -> list[bytes]:
+        return [key_id_in(one.head) for one in read_file(store, TELEMETRY).batches if one.head]
+
+    with opened(tmp_path) as store:
+        fill(store)
+        done(store.set_signer(new))
+        assert (store.signer, store.signers([new.key_id])) == (new, [made.der])
+        fill(store, seed=1)
+        end = store.signed_end(TELEMETRY)
+        assert end is not None
+        assert key_id_in(end.head) == new.key_id
+        done(store.set_signer(None))
+        fill(store, seed=2)
+        assert (store.signer, store.signed_end(TELEMETRY)) == (None, None)
+        assert keys(store) == [SIGNER.key_id, new.key_id]
+        done(store.set_signer(SIGNER))
+        assert keys(store) == [SIGNER.key_id, new.key_id, SIGNER.key_id]
     assert damages(tmp_path) == []
 
 

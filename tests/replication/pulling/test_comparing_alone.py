@@ -16,9 +16,9 @@ from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRO
 from agent.pages import OriginRange, PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
-from agent.replication.mqtt.requester import Reply
+from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.messages import FetchSequences, Request
+from agent.replication.protocol.messages import ErrorAnswer, FetchSequences, GetDigests, Request
 from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
@@ -51,7 +51,9 @@ class Peer:
         self.link._dispatch(Incoming(request_topic("plant-a", "idmz"), payload, answer_to, correlation, 10, False))
         await wait_until_async(lambda: correlation in self.answers, "an answer")
         answer, batches = decode_answer(self.answers[correlation])
-        return Reply(answer, batches, len(self.answers[correlation]))  # type: ignore[arg-type]
+        if isinstance(answer, ErrorAnswer):
+            raise peer_refused(self.peer_zone, answer)
+        return Reply(answer, batches, len(self.answers[correlation]))
 
     def publish_answer(self, _topic: str, payload: bytes, correlation: bytes) -> None:
         self.answers[correlation] = payload
@@ -216,8 +218,7 @@ def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
 
 
 def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
-    """Answers of two epochs, of a peer that began one meanwhile or of two machines with one name, make no
-    comparison."""
+    """Answers of two epochs, of two machines with one name that answer in turn, make no comparison."""
 
     async def scenario(plant: FactStore, idmz: FactStore) -> None:
         theirs = Elsewhere("plant-a")
@@ -228,7 +229,7 @@ def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
 
             async def in_turn(request: Request, timeout_s: float) -> Reply:
                 reply = await ask(request, timeout_s)
-                if len(peer.answers) < 2:
+                if len(peer.answers) % 2:
                     return reply
                 return reply._replace(answer=msgspec.structs.replace(reply.answer, epoch="7" * 32))
 
@@ -236,6 +237,53 @@ def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
             with pytest.raises(PageRefused, match="two machines"):
                 await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == 10
+
+    played(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("case", ["an image", "a restart"])
+def test_a_comparison_is_bound_to_one_copy_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    """After the first answer the peer is an image from before two of its batches, under the same epoch, and has grown
+    since: the comparison begins anew, and speaks of the image alone. After a restart of the same store it goes on."""
+    theirs, north = Elsewhere("plant-a"), Elsewhere("plant-a", epoch=b"n" * 16)
+    path, image = tmp_path / "first.db", tmp_path / "image.db"
+    with FactStore.open(path, "plant-a") as first:
+        put(first, theirs, [theirs.seal(10)])
+        first.consumers.begin_timeline(STREAM)
+    image.write_bytes(path.read_bytes())
+    with FactStore.open(path, "plant-a") as first:
+        put(first, theirs, [theirs.seal(10), theirs.seal(10)])
+    restored = case == "an image"
+
+    async def scenario(_: FactStore, idmz: FactStore) -> None:
+        before = FactStore.open(path, "plant-a")
+        put(idmz, theirs, theirs.sealed[:1], PeerPosition(before.epoch, 100))
+        async with comparing(before, idmz) as (comparer, peer):
+            first_answer = await peer.ask(GetDigests(stream=STREAM), 1)
+        if not restored:
+            before.close()
+        with FactStore.open(image if restored else path, "plant-a") as now:
+            put(now, north, [north.seal(10, salt=500), north.seal(5, salt=500)])
+            async with comparing(now, idmz) as (comparer, peer):
+                ask, answers = peer.ask, [first_answer]
+
+                async def after_the_first(request: Request, timeout_s: float) -> Reply:
+                    return answers.pop() if answers else await ask(request, timeout_s)
+
+                peer.ask = after_the_first  # type: ignore[method-assign]
+                found = await comparer.compare(STREAM, repair=True)
+            held = {origin: ranges[-1].last_sequence for origin, ranges in idmz.held(STREAM).items()}
+            if restored:
+                assert held == {theirs.origin: 10, north.origin: 15}
+                assert found.missing == [(north.origin, (1, 15))]
+            else:
+                assert held == {theirs.origin: 30}
+                assert found.missing == [(theirs.origin, (11, 30))]
+            assert (found.forks, found.unavailable_facts) == ([], 0)
+            assert ("comparison_begins_anew" in caplog.messages) is restored
+        before.close()
 
     played(tmp_path, scenario)
 

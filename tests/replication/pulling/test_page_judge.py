@@ -190,7 +190,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     unknown = split_request(sign_request(ZoneSigner(signing_key(stranger), stranger.der), place, request))[1]
 
     def said(judge: PageJudge, *proofs: MessageProof | None) -> list[bool]:
-        return [judge.refuses_request(place, request, one) is None for one in proofs]
+        return [judge.refuses_request(place, request, one, is_writing=True) is None for one in proofs]
 
     assert said(judge_of(store, rule="if_present"), None, unknown, wrong, good, None, unknown) == [
         True,
@@ -203,7 +203,7 @@ def test_whose_requests_are_taken(store: FactStore) -> None:
     assert said(judge_of(store), None, unknown, wrong, good) == [False, False, False, True]
     assert said(judge_of(store, rule="off"), None, unknown, wrong) == [True, True, True]
     other = place._replace(asking_zone="mill")
-    assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good))
+    assert "not one of mill" in str(judge_of(store).refuses_request(other, request, good, is_writing=True))
 
 
 def test_whose_answers_are_taken(store: FactStore) -> None:
@@ -215,10 +215,10 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     judge = judge_of(store, rule="if_present")
     asked = MessagePlace("enterprise", "plant", "j", b"d" * 16)
     assert judge.refuses_answer(place, answer, None) is None
-    assert judge.refuses_request(asked, b"{}", None) is None
+    assert judge.refuses_request(asked, b"{}", None, is_writing=True) is None
     assert judge.refuses_answer(place, answer, good) is None
     assert "did not sign" in str(judge.refuses_answer(place, answer, None))
-    assert "did not sign" in str(judge.refuses_request(asked, b"{}", None))
+    assert "did not sign" in str(judge.refuses_request(asked, b"{}", None, is_writing=True))
     for other in (place._replace(correlation=b"d" * 16), place._replace(instance="j"), place._replace(asking_zone="x")):
         assert "not that of plant" in str(judge.refuses_answer(other, answer, good))
     assert "not that of plant" in str(judge.refuses_answer(place, b"another", good))
@@ -226,10 +226,34 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert judge.refuses_answer(place, answer, named) is None
     assert "unknown" in str(judge.refuses_answer(place, answer, named._replace(certificate=bytes(8))))
     assert "unknown" in str(judge_of(store).refuses_answer(place, answer, named))
-    assert "not that of plant" in str(judge.refuses_request(asked, answer, good))
+    assert "not that of plant" in str(judge.refuses_request(asked, answer, good, is_writing=True))
     assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
     assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
     assert judge_of(store).refuses_answer(place, answer, None) is not None
+
+
+@pytest.mark.parametrize("begins, ends", [(2, 4), (-4, -2)])
+def test_the_dates_of_a_certificate_limit_what_is_written(
+    store: FactStore, caplog: pytest.LogCaptureFixture, begins: int, ends: int
+) -> None:
+    """A peer whose certificate has ended, or has not begun: its answers and fetches are taken, so that it goes on with
+    facts of others; what it would write here is not, and a wrong signature never is. One line in the log says it."""
+    root = make("facts authority", is_ca=True, begins=NOW - 40 * YEAR, ends=NOW + 40 * YEAR)
+    outside = make("plant", root, key=PLANT.key, begins=NOW + begins * YEAR, ends=NOW + ends * YEAR)
+    trust = SignerTrust((root.certificate,))
+    judge = PageJudge(store, Beliefs(trust, {"plant": "required"}, "enterprise"), clock_ms=lambda: NOW_MS)
+    signer, place = ZoneSigner(KEY, outside.der), MessagePlace("enterprise", "plant", "i", b"c" * 16)
+    proof = split_request(sign_request(signer, place, b"{}"))[1]
+    assert proof is not None
+    for _ in range(2):
+        assert judge.refuses_request(place, b"{}", proof, is_writing=False) is None
+        assert "the certificate of plant" in str(judge.refuses_request(place, b"{}", proof, is_writing=True))
+    assert judge.refuses_request(place, b"{}", proof._replace(signature=bytes(64)), is_writing=False) is not None
+    serving = MessagePlace("plant", "enterprise", "i", b"c" * 16)
+    answered = split_answer(sign_answer(signer, serving, b"{}"))[1]
+    assert judge.refuses_answer(serving, b"{}", answered) is None
+    assert [one.message for one in caplog.records] == ["peer_key_outside_dates"]
+    assert judge.judge("plant", STREAM, signed(chain(1), KEY), [outside.der]).batches == []
 
 
 def test_other_signers_are_believed_from_the_next_page_on(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:

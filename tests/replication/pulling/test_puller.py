@@ -29,6 +29,7 @@ from agent.pages import (
     PeerPosition,
     PutResult,
     ReceivedDefinition,
+    StoredHead,
 )
 from agent.replication.protocol.arrived_answer import ArrivedAnswer, takes_every_message
 from agent.replication.protocol.codec import encode_answer, encode_error
@@ -105,8 +106,8 @@ class HandStore:
         assert stream == TELEMETRY
         return self.ranges
 
-    def head_at(self, *_: object) -> bytes:
-        return HEAD
+    def shown_head(self, _stream: str, _origin: Origin, sequence: int) -> StoredHead:
+        return StoredHead(sequence, b"e" * 16, HEAD, None)
 
     def signed_zones(self) -> frozenset[str]:
         return frozenset()

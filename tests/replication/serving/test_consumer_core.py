@@ -35,7 +35,6 @@ from agent.replication.serving.consumer_effects import (
     HoldLease,
     IsProven,
     NoteServed,
-    OtherTimeline,
     Park,
     Parked,
     ReadPage,
@@ -313,7 +312,7 @@ def test_a_position_on_another_timeline_is_refused_before_anything_is_written() 
     """Whatever the offset, also one beyond the log: it is of another copy. The answer names the timeline of this one,
     no epoch begins, and nothing is registered, leased, confirmed or read. Without an epoch or an offset a timeline
     claims nothing."""
-    shell = Shell(None, answers={CompareTimeline: lambda _: OtherTimeline("it differs", TIMELINE)})
+    shell = Shell(None, answers={CompareTimeline: lambda _: Refuse("timeline_differs", "it differs", TIMELINE)})
     for after_offset in (0, 10, 31):
         request = fetch(stream=STREAM, confirm=CONFIRM, timeline=OTHER, after_offset=after_offset)
         assert shell.run(CORE.fetch(request, 0)) == Refuse("timeline_differs", "it differs", TIMELINE)

@@ -44,7 +44,7 @@ class FencedError(Exception):
 class Store:
     """Keeps what it is asked, in order; every future is resolved by the test."""
 
-    zone, epoch, timeline = "plant-a", b"\x0f" * 16, b"\xa1" * 16
+    zone, epoch, timeline, signer = "plant-a", b"\x0f" * 16, b"\xa1" * 16, None
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []

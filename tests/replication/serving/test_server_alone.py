@@ -74,12 +74,11 @@ def serving(
 
     async def run() -> None:
         link, published = Link(Access("b", "plant-a", "host", 1, lambda: None)), Published()  # type: ignore[arg-type, return-value]
-        with FactStore.open(folder / "facts.db", "plant-a", streams=streams) as store:
+        with FactStore.open(folder / "facts.db", "plant-a", streams=streams, signer=signer) as store:
             exports = {"idmz": frozenset({STREAM})}
             server = Server(
                 *(link, store, exports, STORE_ERRORS, REFUSAL_CODES),  # type: ignore[arg-type]
                 appends=appends,
-                signer=signer,
             )
             link.connection = published  # type: ignore[assignment]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:

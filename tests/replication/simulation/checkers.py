@@ -119,6 +119,9 @@ class Log:
         """Whether a batch belongs to another history than this log: other batches hold its sequences, its predecessor
         here is another one, or its successor here has another predecessor."""
         origin, first = row.key.origin, row.key.first_sequence
+        follows = self.ends.get((origin, first - 1))
+        if first > self.highest.get(origin, 0):  # as nearly all: nothing here holds its sequences or comes after it
+            return follows is not None and follows != row.previous_digest
         if any(
             one.key.origin == origin and one.key.first_sequence <= row.last_sequence and first <= one.last_sequence
             for one in self.rows
@@ -130,7 +133,6 @@ class Log:
             for one in self.rows
         ):
             return True
-        follows = self.ends.get((origin, first - 1))
         return follows is not None and follows != row.previous_digest
 
     def between(self, first_offset: int, last_offset: int) -> list[Row]:

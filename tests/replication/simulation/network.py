@@ -18,7 +18,7 @@ from pathlib import Path
 
 from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.pulling.receiver import Receiver
-from tests.replication.simulation import comparing, serving, stepped
+from tests.replication.simulation import comparing, serving, stepped, trust
 from tests.replication.simulation.broker import TakenOverBroker
 from tests.replication.simulation.checkers import Checkers, Violation
 from tests.replication.simulation.faults import Faults
@@ -145,6 +145,7 @@ class World:
         with stepped.stepped(self.clock, self.chance, self.disks) as patch:
             comparing.install(patch)
             serving.install(patch)
+            trust.install(patch)
             try:
                 for node in self.nodes:
                     node.make()

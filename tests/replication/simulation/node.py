@@ -55,8 +55,6 @@ class Node:
         """Whether it was restored or has a twin. Only such a store may begin a new epoch on a peer's claim."""
         self._epoch = b""
         self.attacker: TakenOver | None = None
-        self.hostile_instances: set[str] = set()
-        """Its lives under the attacker, whose requests may still arrive when it is gone."""
         self._grows_past = 0
         self._store: FactStore | None = None
         self._folder = world.folder / f"{name}-0"
@@ -304,7 +302,6 @@ class Node:
 
     def _begin_attack(self) -> None:
         assert self.attacker is not None
-        self.hostile_instances.add(self.instance)
         self.attacker.begin()
 
     def install_anew(self) -> None:

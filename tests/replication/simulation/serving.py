@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pytest
 
 from agent.lease import Lease, LeaseClaim
+from agent.node.own_proof import OwnProof
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_request
@@ -27,7 +28,6 @@ from agent.replication.serving import server
 from agent.replication.serving.operations.context import Context
 from agent.signing.messages import split_answer
 from tests.replication.simulation.checkers import STREAM
-from tests.replication.simulation.trust import signer_of
 
 if TYPE_CHECKING:
     from tests.replication.simulation.node import Node
@@ -110,18 +110,12 @@ class Serving:
         exports = dict.fromkeys(node.world.zones, frozenset({STREAM}))
         carrier: Any = SimpleNamespace(node=node, route=self._arrived.__setitem__, require=lambda: self)
         store: Any = WatchedStore(self)
-        # A claim counts as proven, except an attacker's, also where an operator would have to know it: relays whose log
-        # was assembled again hold no facts of their own. A false claim is a violation (`Node`).
         self.server = server.Server(
             *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
-            is_proven=self._is_proven,
-            signer=signer_of(node.zone),
+            is_proven=OwnProof(node.running, node.judge),
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]
-
-    def _is_proven(self, *_: object) -> bool:
-        return self.now.instance not in self.now.requester.hostile_instances
 
     def request(self, requester: Node, instance: str, payload: bytes, correlation: bytes, send: Send) -> None:
         """A request of `requester` has arrived, of the life that `instance` names."""

@@ -1,7 +1,9 @@
 """Whom the zones of a world believe: each zone signs what it records, with a key of its own, and every node demands the
 signatures of all zones.
 
-Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's.
+Keys and certificates are made once for each zone; a world asks for them before its chance replaces the system's. A
+schedule makes and verifies dozens of signatures, so a keyed hash takes the place of Ed25519 in them: whose key made it
+is decided as before, and no part of a world makes one with another zone's key. All else is the product's.
 """
 
 from __future__ import annotations
@@ -11,15 +13,26 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import cache
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from agent.fact_store import FactStore
 from agent.replication.pulling.page_judge import Beliefs, PageJudge
 from agent.signing.certificates import SignerTrust
-from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.keys import SIGNATURE_BYTES, SignerPublic, SigningKey, ZoneSigner
 from tests.signing.signers import make
 
 _BEGINS, _ENDS = datetime(1971, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+
+
+def install(patch: pytest.MonkeyPatch) -> None:
+    """Sign and verify by a keyed hash, for the length of a world."""
+    patch.setattr(SigningKey, "sign", lambda key, data: _keyed(key.public_bytes, data))
+    patch.setattr(SignerPublic, "verify", lambda key, data, signature: signature == _keyed(key.public_bytes, data))
+
+
+def _keyed(key: bytes, data: bytes) -> bytes:
+    return hashlib.blake2b(data, key=key, digest_size=SIGNATURE_BYTES).digest()
 
 
 @cache

@@ -106,9 +106,7 @@ class Consumers:
                 store.consumers.seen(name, is_at_end=is_at_end)
                 return self._bootstraps.reached_end(name) if is_at_end else None
             case effects.BeginTimeline(stream):
-                if (beginning := store.consumers.begin_timeline(stream)) is not None:
-                    await context.wrap(beginning)
-                return store.consumers.timeline.hex()
+                return await context.timeline(stream)
             case effects.Park():
                 return await self._park(effect)
             case effects.StartConfirm():
@@ -120,8 +118,7 @@ class Consumers:
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
             case effects.CompareTimeline(stream, timeline, offset):
-                why = store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
-                return None if why is None else effects.OtherTimeline(why, store.consumers.timeline.hex())
+                return context.refuses_position(stream, timeline, offset)
             case effects.ReportPeerAhead(zone, why):
                 return self._report_ahead(zone, why)
             case effects.IsProven(zone, request):

@@ -19,13 +19,14 @@ from typing import TypeVar
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
 from agent.replication.protocol.limits import READS_MAX, READS_OF_ZONE_MAX, SHARED_MS, UNSENT_BYTES_MAX, PeerLimits
-from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
 from agent.replication.serving.turns import Turns
 from agent.signing.freshness import SignedEnd
+from agent.signing.messages import proof_bytes
 from agent.telemetry import Telemetry
 
 _T = TypeVar("_T")
@@ -65,7 +66,6 @@ class Context:
     limits: Mapping[str, PeerLimits] = field(default_factory=dict)
     ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: ()
     """Signed ends of other origins that peers have passed on, by stream."""
-    proof_bytes: int = 0  # before each answer
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
 
@@ -93,10 +93,28 @@ class Context:
         """The first fields of every answer."""
         return {"store_zone": self.store.zone, "epoch": self.epoch}
 
+    async def timeline(self, stream: str) -> str:
+        """That of this life of the store. To be awaited before a stream is read: an image of the store that is made
+        from then on has it (decision 0054)."""
+        if (beginning := self.store.consumers.begin_timeline(stream)) is not None:
+            await self.wrap(beginning)
+        return self.store.consumers.timeline.hex()
+
+    def refuses_position(self, stream: str, timeline: str, offset: int) -> Refuse | None:
+        """Why an offset that was read on a timeline is none in this store's log; None where it is. From memory."""
+        why = self.store.consumers.why_other_timeline(stream, bytes.fromhex(timeline), offset)
+        return None if why is None else Refuse("timeline_differs", why, self.store.consumers.timeline.hex())
+
+    def refuses_copy(self, request: GetDigests | FetchSequences) -> Refuse | None:
+        """Refuse to go on with a comparison that has read another copy of this log."""
+        if request.timeline is None or request.end_offset is None:
+            return None
+        return self.refuses_position(request.stream, request.timeline, request.end_offset)
+
     @property
     def packet_bytes_max(self) -> int:
         """What the broker accepts of an answer, on the connection at this moment. Raises ConnectionLost."""
-        return self.link.require().packet_bytes_max - self.proof_bytes
+        return self.link.require().packet_bytes_max - proof_bytes(self.store.signer)
 
     def now_ns(self) -> int:
         """The monotonic clock."""

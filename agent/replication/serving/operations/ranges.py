@@ -20,6 +20,9 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
     plan = admit_sequences(request, caller.zone, context.exports[caller.zone])
     if isinstance(plan, Refuse):
         return plan
+    if refusal := context.refuses_copy(request):
+        return refusal
+    timeline = await context.timeline(request.stream)
     asked = PageQuery(plan, "", request.definitions_known, context.packet_bytes_max, request.signers_known)
     origin = origin_named(request.origin)
     read = await context.in_thread(caller.zone, read_sequences, context.store, origin, asked)
@@ -35,6 +38,7 @@ async def fetch_sequences(context: Context, caller: Caller, request: FetchSequen
         more=read.last_offset < request.last_sequence,
         heads=list(read.heads),
         signers=read.signers,
+        timeline=timeline,
     )
     return Reply(answer, read.attachment, read.facts)
 

@@ -60,18 +60,20 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
     stream = request.stream
     if stream not in context.exports[caller.zone]:
         return not_exported(stream, caller.zone)
+    if refusal := context.refuses_copy(request):
+        return refusal
+    timeline = await context.timeline(stream)
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
-        return Reply(_ranges(context, stream, request.after_origin or ""), [])
+        return Reply(_ranges(context, stream, timeline, request.after_origin or ""), [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)
     ends = [(one.last_sequence, one.digest.hex()) for one in found if one.last_sequence <= request.last_sequence]
-    return Reply(
-        DigestsAnswer(**context.own, stream=stream, end_offset=context.store.end_offset(stream), ends=ends), []
-    )
+    end_offset = context.store.end_offset(stream)
+    return Reply(DigestsAnswer(**context.own, stream=stream, end_offset=end_offset, ends=ends, timeline=timeline), [])
 
 
-def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
+def _ranges(context: Context, stream: str, timeline: str, after_origin: str) -> DigestsAnswer:
     """Whole origins, in the order of their names. The end is read last, so every range is before it."""
     held = {str(origin): ranges for origin, ranges in context.store.held(stream).items()}
     ranges, more = list[tuple[str, int, int, str, str]](), False
@@ -83,4 +85,6 @@ def _ranges(context: Context, stream: str, after_origin: str) -> DigestsAnswer:
             digests = one.first_previous_digest.hex(), one.last_digest.hex()
             ranges.append((name, one.first_sequence, one.last_sequence, *digests))
     end_offset = context.store.end_offset(stream)
-    return DigestsAnswer(**context.own, stream=stream, end_offset=end_offset, ranges=ranges, more=more)
+    return DigestsAnswer(
+        **context.own, stream=stream, timeline=timeline, end_offset=end_offset, ranges=ranges, more=more
+    )

@@ -1,0 +1,41 @@
+"""What a store keeps of the signatures of facts that it has released."""
+
+from pathlib import Path
+
+from agent.fact_store import FactStore, StreamSettings
+from agent.pages import KeptHead, PeerPosition, StoredHead
+from agent.signing.heads import HEAD_BYTES
+from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed
+from tests.waiting import wait_until
+
+
+def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
+    """A store that has released all facts of a zone still shows the last head of it, also after it was opened again: of
+    a sequence that it covers, and of none behind it. A head that is held goes first."""
+    mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(5)]
+    for _ in range(5):
+        mill.seal(10)
+    batches, policy = parsed(mill.sealed), StreamSettings(TELEMETRY, keep_hours=0)
+
+    def put(store: FactStore, first: int, last: int, *signed: int) -> None:
+        kept = [KeptHead(number - first, heads[number], is_verified=True) for number in signed]
+        position = PeerPosition(mill.origin.epoch, 10 * (last + 1))
+        some = batches[first : last + 1]
+        done(store.inbound.put_batches("mill", TELEMETRY, some, mill.received(), position, heads=kept))
+
+    def shown(store: FactStore, sequence: int) -> StoredHead | None:
+        return store.shown_head(TELEMETRY, mill.origin, sequence)
+
+    path = tmp_path / "idmz.db"
+    with FactStore.open(path, "idmz", settings=AT_ONCE, streams=[policy]) as store:
+        done(store.consumers.register("cloud.x", "cloud", TELEMETRY, "oldest"))
+        put(store, 0, 2, 1, 2)
+        done(store.consumers.confirm("cloud.x", 30))
+        wait_until(lambda: store.next_head(TELEMETRY, mill.origin, 1) is None, "all to be released")
+    with FactStore.open(path, "idmz", settings=AT_ONCE) as store:
+        released = StoredHead(30, batches[2].digest, heads[2], None)
+        assert [shown(store, sequence) for sequence in (1, 25, 30, 31)] == [released, released, released, None]
+        put(store, 3, 4, 4)
+        found = shown(store, 5)
+        assert found is not None
+        assert (found.last_sequence, found.digest, found.record) == (50, batches[4].digest, heads[4])
