@@ -100,7 +100,7 @@ def _artifacts(store: dict[str, Any]) -> list[str]:
     if not store["artifact_bytes"] and not lacking:
         return []
     of = "" if limit is None else f" of {limit / 1e6:.1f} MB"
-    full = f", {store['artifact_limit']} reached: {lacking / 1e6:.1f} MB are lacking for one that waits"
+    full = f", {store['artifact_limit']} reached: an artifact needs {lacking / 1e6:.1f} MB more"
     lines = [f"  artifacts {store['artifact_bytes'] / 1e6:.1f} MB{of}{full if lacking else ''}"]
     quota = store["artifact_unreferenced_bytes_max"]
     of = f" of {quota / 1e6:.1f} MB" if quota else ""

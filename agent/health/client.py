@@ -26,7 +26,7 @@ def ask_health_of(state_dir: Path, zone: str, host: str, port: int) -> dict[str,
     """As `ask_health`, of the node of `zone`; port 0: the one that it has noted in its state folder."""
     port = port or noted_port(state_dir) or 0
     if not port:
-        raise NodeSilent(f"no node has run here, or that of another user: {state_dir / PORT_FILE} cannot be read")
+        raise NodeSilent(f"no node has run here, or another user runs it: {state_dir / PORT_FILE} cannot be read")
     found = ask_health(host, port)
     if found.get("zone") != zone:
         raise NodeSilent(f"at {host} port {port} the node of zone {found.get('zone')!r} answers, not that of {zone!r}")

@@ -264,7 +264,7 @@ class PeerStatus:
         ),
     ] = 0
     restarts_total: Annotated[
-        int, Counter("bsfg_peer_restarts_total", "Pulls begun anew because the peer's store was replaced.")
+        int, Counter("bsfg_peer_restarts_total", "Pulls that started again because the peer's store was replaced.")
     ] = 0
     compared: ComparisonStatus | None = None
     page_waits: Annotated[str, Gauge("bsfg_peer_page_waits", "1 while a page that has arrived cannot be stored.")] = ""
@@ -505,7 +505,7 @@ class NodeSnapshot:
     ] = None
     integrity: IntegrityStatus = IntegrityStatus()
     config_changed: bool = False
-    """node.toml is another than the one the node read last."""
+    """node.toml has changed since the node last read it."""
     config_refused: str = ""
     """Why the node kept its settings when node.toml was reloaded; empty if it took them over."""
     config_waits: tuple[str, ...] = ()

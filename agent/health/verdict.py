@@ -165,7 +165,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
     """node.toml says something else than what is in force."""
     if snapshot.config_refused:
-        text = f"was refused when it was reloaded, and the settings before stay: {snapshot.config_refused}"
+        text = f"was refused when it was reloaded, and the previous settings stay in force: {snapshot.config_refused}"
         hint = "bsfg check lists every problem; then bsfg reload"
         yield Reason(Level.BROKEN, alert=False, subject="node.toml", text=" ".join(text.split()), hint=hint)
     elif snapshot.config_changed:
@@ -205,7 +205,7 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
     taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f}{of} MB"
     if store.artifact_bytes_lacking:
         lacking = f"{store.artifact_bytes_lacking / 1e6:,.1f} MB"
-        text = f"{store.artifact_limit} reached: {taken}, and one waits for {lacking} more"
+        text = f"{store.artifact_limit} reached: {taken}, and an artifact needs {lacking} more"
         hint = "raise artifacts_total_bytes_max in [store], or keep the facts that refer to artifacts for less time"
         if store.artifact_limit != "artifacts_total_bytes_max":
             hint = "free disk space; facts are still taken"
@@ -214,7 +214,7 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
     for one in store.artifact_unreferenced:
         if quota and 100 * one.bytes >= QUOTA_PERCENT * quota:
             text = f"zone {one.zone} has {one.bytes / 1e6:,.1f} of {quota / 1e6:,.1f} MB here that no fact refers to"
-            hint = "find out what it sends; what no fact refers to goes after artifact_orphan_hours"
+            hint = "find out what it sends; what no fact refers to is removed after artifact_orphan_hours"
             yield Reason(Level.LATE, alert=False, subject="artifacts", text=text, hint=hint)
 
 
@@ -237,7 +237,7 @@ def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
 def _source_reasons(source: SourceStatus, now_unix_ms: int) -> Iterator[Reason]:
     subject = f"source {source.name}"
     if source.tags_problem:
-        hint = "the tags of the file before are still read; bsfg check prints every problem of the file"
+        hint = "the tags of the previous file are still read; bsfg check prints every problem of the file"
         yield Reason(Level.BROKEN, False, subject, f"its tag file is not in force: {source.tags_problem}", hint)
     without_value = source.tags_bad + source.tags_silent
     if source.connected and source.tags and without_value >= source.tags:

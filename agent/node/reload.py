@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class ReloadRefused(BsfgError):
     """The file, or a file that it names, cannot be used; the node goes on with the settings before."""
 
-    hint = "the settings before stay in force; bsfg check lists every problem"
+    hint = "the previous settings stay in force; bsfg check lists every problem"
 
 
 CarryOut = Callable[[ReloadPlan, Mapping[str, TagMap]], Awaitable[None]]

@@ -120,9 +120,7 @@ def test_status_names_artifacts_at_their_limit() -> None:
     peer = PeerStatus("plant-a", "facts.reports", True, 3, 9, 0.0, page_waits=why)
     full = NodeSnapshot("idmz", "00", 1, 0, None, peers=(peer,), store=store)
     said = told(full)
-    assert (
-        "artifacts 48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: 1.5 MB are lacking for one that waits" in said
-    )
+    assert "artifacts 48.0 MB of 50.0 MB, artifacts_total_bytes_max reached: an artifact needs 1.5 MB more" in said
     assert "3 of 9, a page waits to be stored" in said
     first, second = assess(full).reasons
     assert (first.subject, first.level, first.alert) == ("artifacts", Level.FULL, True)

@@ -63,7 +63,7 @@ def test_the_store_commits_early_as_the_sum_says() -> None:
 
 
 def test_the_text_shows_the_sum() -> None:
-    """Whoever doubts the years can compute them again."""
+    """The line shows each number from which its years are computed."""
     text = years_text(100_000)
     size, cycles, amplification, gb, years_days = re.search(
         r"\(([\d.]+) GB x ([\d,]+) cycles / ([\d.]+) / ([\d.]+) GB / (\d+)\)", text

@@ -23,7 +23,7 @@ BASES = ("0", "1", "40001")
 
 _OPTIONS = (
     click.argument("device", metavar="DEVICE"),
-    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For DEVICE as a source's name."),
+    click.option("--config", "config_file", type=_FILE, default=DEFAULT_CONFIG, help="For a DEVICE that is a source."),
     click.option(
         "--base",
         type=click.Choice(BASES),

@@ -89,7 +89,7 @@ def _summary(found: RequestPlan) -> Iterator[str]:
         yield f"{one.tags:,} tags every {one.interval_ms:,} ms: {one.requests:,} requests"
     yield f"{len(found.reads):,} requests when all are due: {registers:,} registers read, {used:,} of them used"
     for parked in found.parked:
-        yield f"asked for apart: {parked.tag} ({parked.address}) is refused: {parked.why}"
+        yield f"read separately: {parked.tag} ({parked.address}) is refused: {parked.why}"
 
 
 def _facts(settings: ModbusSourceSettings, found: RequestPlan) -> dict[str, object]:

@@ -52,7 +52,7 @@ class _Look:
     show_default=True,
     help="How far from --value a reading may be: 1% of it, or 0.5 in its own unit.",
 )
-@click.option("--again", type=click.IntRange(0, 1000), default=0, help="Look so many more times, and say what moved.")
+@click.option("--again", type=click.IntRange(0, 1000), default=0, help="Repeat so many times, and say what changed.")
 @click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --again.")
 @json_option
 def probe(

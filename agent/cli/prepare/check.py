@@ -67,7 +67,7 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
         problems += [finding.text for finding in found if finding.is_problem]
         notes = [finding.text for finding in found if not finding.is_problem]
         if unit.is_of_unit(config_file) and not is_as_node:
-            notes.append(f"not checked with the rights of user {unit.USER}, as which the unit runs: run this as root")
+            notes.append(f"not checked with the rights of {unit.USER}, the user of the unit: run this as root")
         summary = "" if problems else summary_of(sections)
         if connect and sections.settings is not None:
             from agent.cli.source.connections import try_all

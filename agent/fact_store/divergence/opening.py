@@ -289,8 +289,8 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> str | None:
-    """Why a new epoch is due, None where it is not. Raises StoreDamaged for a lost log where nobody watches over the
-    store: the caller decides."""
+    """Why a new epoch is due, None where it is not. Raises StoreDamaged for a lost log unless the store is
+    unattended: the caller decides."""
     epoch = catalog.origin.epoch.hex()
     lost = log_lost_because(LogFound(was_open, found.has_header, found.has_commits_behind))
     if lost is not None and not found.is_unattended:

@@ -127,7 +127,7 @@ class ArtifactQuota(StoreFull):
     waits_for_facts = True
     """For a pull: store the facts first, then fetch what they refer to."""
     hint = (
-        "append the facts that refer to them; others go after artifact_orphan_hours; or raise [store] "
+        "append the facts that refer to them; others are removed after artifact_orphan_hours; or raise [store] "
         "artifact_unreferenced_bytes_max"
     )
 

@@ -232,7 +232,7 @@ def reading_tables(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise reading_error(path, error) from error
     except (ValueError, TypeError, KeyError) as error:
-        raise StoreDamaged(f"{path}: a table holds what makes no sense: {error}") from error
+        raise StoreDamaged(f"{path}: a table holds an impossible value: {error}") from error
 
 
 def reading_error(path: Path, error: sqlite3.Error) -> StoreUnusable:

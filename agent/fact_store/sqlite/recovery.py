@@ -96,7 +96,7 @@ def _load(connection: sqlite3.Connection, path: Path) -> Catalog:
     for number, zone, epoch in _rows(connection, "select_origins"):
         catalog.origins[Origin(zone, epoch)] = number
     if catalog.origin not in catalog.origins:
-        raise StoreDamaged(f"{path}: the store is none of its own origins")
+        raise StoreDamaged(f"{path}: none of its origins is the store's own")
     catalog.own_origin = catalog.origins[catalog.origin]
     for stream, origin, *ends in _rows(connection, "select_held"):
         held = catalog.held.get((stream, origin), ())

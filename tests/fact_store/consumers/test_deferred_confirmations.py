@@ -91,7 +91,7 @@ def test_it_has_a_commit_where_none_comes(tmp_path: Path) -> None:
         assert time.monotonic_ns() - began_ns >= CommitPace(5_000_000, 20).deferred_ns
 
 
-def test_whoever_comes_to_wait_hastens_it(tmp_path: Path) -> None:
+def test_a_call_that_waits_hastens_it(tmp_path: Path) -> None:
     """A caller that begins to wait brings the commit."""
     with plant(tmp_path, SMALL) as store:
         riding = ride(store, 10)

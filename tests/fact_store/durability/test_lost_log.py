@@ -172,7 +172,7 @@ def check_told(store: FactStore, image: Image) -> None:
 
 @patient
 def test_a_lost_log_is_reported_or_costs_nothing(tmp_path: Path, memory: Path) -> None:
-    """See the module. An image that nobody has damaged opens in the same epoch, without a word."""
+    """See the module. An undamaged image opens in the same epoch, and nothing is reported."""
     rng, told, quiet = random.Random(first_seed()), Counter[str](), Counter[str]()
     for number in range(KILLS):
         image = killed_image(tmp_path / str(number), rng)

@@ -27,7 +27,7 @@ from agent.message import Value
 
 UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
 PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
-NETWORK_HINT = "is the device on, are address and port right, does no firewall stand between? Some devices take one connection only"
+NETWORK_HINT = "is the device on, are address and port right, is there a firewall in between? Some devices take one connection only"
 SERIAL_HINT = (
     "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
     "node, use it?"

@@ -174,10 +174,10 @@ def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
     """Why the first of the ranked candidates may be wrong all the same."""
     remarks = []
     if wanted.number == 0:
-        remarks.append("many readings are 0; take a moment at which the device shows another value")
+        remarks.append("many readings are 0; try again when the device shows another value")
     if len(found) > 1:
         remarks.append(
-            f"{len(found)} readings meet {wanted.text}, and one of them is right at most: compare again when the device "
+            f"{len(found)} readings meet {wanted.text}, and at most one of them is right: compare again when the device "
             "shows another value, or with a smaller --tolerance"
         )
     pairs = ((one, other) for index, one in enumerate(found) for other in found[index + 1 :])

@@ -131,7 +131,7 @@ def _modbus(item: re.Match[str], options: Options) -> dict[str, str]:
         own["unit_id"] = match["unit"]
     if match["table"] in ("C", "DI"):
         if match["kind"] or match["bit"] or match["length"]:
-            raise NotTranslated(f"{item['rest']!r} asks for more than the bit that it is")
+            raise NotTranslated(f"{item['rest']!r} is one bit, and its address asks for more")
         return own
     if match["kind"] == "S" and match["length"]:
         return own | {"type": f"string{int(match['length'])}"}
