@@ -248,15 +248,15 @@ def test_the_node_can_read_what_root_imports(gateway: Gateway, deb: Path) -> Non
     node's user reads the new key; nobody else does."""
     put_on_stick(gateway, deb)
     gateway.run(f"dpkg -i {STICK}/{deb.name}")
-    gateway.run(f"bsfg init --zone plant-a {CONFIG} && cd /root && bsfg pki ca --no-passphrase")
+    gateway.run(f"bsfg init --zone plant-a {CONFIG} && cd /srv && bsfg pki ca --no-passphrase")
     files = "ca_file = 'pki/ca.pem'\ncert_file = 'pki/zones/plant-a.pem'\nkey_file = 'pki/zones/plant-a.key'\n"
     section = f"[[broker]]\nname = 'idmz'\nhost = 'localhost'\noptional = true\n{files}"
     gateway.run(f"cat >>/etc/bsfg/plant-a.toml <<'END'\n{section}END")
     for force in ("", "--force"):
         gateway.run("bsfg pki request plant-a --pki /etc/bsfg/pki")
         request = "/etc/bsfg/pki/zones/requested/plant-a.csr"
-        gateway.run(f"cd /root && bsfg pki sign plant-a --request {request}")
-        carried = "--cert /root/pki/zones/plant-a.pem --ca /root/pki/ca.pem"
+        gateway.run(f"cd /srv && bsfg pki sign plant-a --request {request}")
+        carried = "--cert /srv/pki/zones/plant-a.pem --ca /srv/pki/ca.pem"
         gateway.run(f"bsfg pki import plant-a {carried} --pki /etc/bsfg/pki {force}")
         gateway.run(f"bsfg check {CONFIG} && runuser -u bsfg -- cat /etc/bsfg/pki/zones/plant-a.key")
     gateway.run(f"bsfg pki renew plant-a --rollback --pki /etc/bsfg/pki && bsfg check {CONFIG}")
@@ -276,8 +276,8 @@ def test_udev_accepts_the_names_of_serial_ports(gateway: Gateway, deb: Path) -> 
     ]
     rules = render_udev(ports, "bsfg")
     for text, is_good in ((rules, True), (rules.replace('MODE="', 'MODE=="'), False)):
-        (gateway.root / "root" / "70-bsfg.rules").write_text(text)
-        done = gateway.try_("udevadm verify /root/70-bsfg.rules")
+        (gateway.root / "srv" / "70-bsfg.rules").write_text(text)
+        done = gateway.try_("udevadm verify /srv/70-bsfg.rules")
         assert (done.status == 0) == is_good, done.text
         assert re.search(rf"{'Success' if is_good else 'Fail'}: +1\b", done.text), done.text
 

@@ -1,4 +1,4 @@
-"""Upgrades of a running node that are killed or lose their power: the facts stay, and the page's two commands lead to the
+"""Upgrades of a running node that are killed or lose their power: the facts stay, and the page's command leads to the
 new version and to a node that collects again."""
 
 from pathlib import Path
@@ -28,7 +28,7 @@ START_S = 120
 
 
 def finish(gateway: Gateway, version: str, before: tuple[int, int], seen: int) -> int:
-    """Type the commands of the page; the node collects again without being started by hand, and has every fact."""
+    """Type the command of the page; the node collects again without being started by hand, and has every fact."""
     do(gateway, "interrupted")
     assert (version == "0.2.0") == ("0.2.0" in gateway.run("bsfg --version"))
     assert gateway.run("dpkg --audit; find /opt/bsfg -name '*.dpkg-*' -o -name .installing") == ""

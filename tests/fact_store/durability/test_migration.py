@@ -1,5 +1,5 @@
-"""A migration that is killed or loses its power at any moment: nothing acknowledged is lost, each step is there whole or
-not at all, and the second try ends with all of them.
+"""A migration that is killed or loses its power at any moment: nothing acknowledged is lost, each step is there whole
+or not at all, and the second try ends with all of them.
 
 Seen to catch, with the product broken on purpose: steps taken outside of a transaction.
 """
