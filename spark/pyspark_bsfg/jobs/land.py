@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be landed, and where. `options` are those of readStream."""
+    """What is to be landed, and where. `options` are those of readStream, in lower case."""
 
     options: Mapping[str, str]
     folder: Path
@@ -55,8 +55,25 @@ class Order:
     @classmethod
     def of(cls, settings: Settings, *, is_available_now: bool) -> Order:
         """From the TOML."""
-        land = settings.land
-        return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+        land, source = settings.land, {name.lower(): text for name, text in settings.source.items()}
+        return cls(source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+
+    def declarations(self, stream: str) -> Order:
+        """Another stream of the same store, from its oldest fact to now, beside the table of facts. A consumer has a
+        cursor for one stream."""
+        options = {name: text for name, text in self.options.items() if name != "startingtimestamp"}
+        options |= {"stream": stream, "startingoffsets": "earliest"}
+        if consumer := options.get("consumer"):
+            options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor"}
+        checkpoint = self.checkpoint.with_name(f"{self.checkpoint.name}_declared")
+        return replace(
+            self, options=options, folder=declared_of(self.folder), checkpoint=checkpoint, is_available_now=True
+        )
+
+
+def declared_of(folder: Path) -> Path:
+    """The table of declarations beside a table of facts."""
+    return folder.with_name(f"{folder.name}_declared")
 
 
 def run(
