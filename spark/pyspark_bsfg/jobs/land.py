@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be landed, and where. `options` are those of readStream, in lower case."""
+    """What is to be landed, and where. `options` are those of readStream."""
 
     options: Mapping[str, str]
     folder: Path
@@ -55,13 +55,14 @@ class Order:
     @classmethod
     def of(cls, settings: Settings, *, is_available_now: bool) -> Order:
         """From the TOML."""
-        land, source = settings.land, {name.lower(): text for name, text in settings.source.items()}
-        return cls(source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+        land = settings.land
+        return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
 
     def declarations(self, stream: str) -> Order:
         """Another stream of the same store, from its oldest fact to now, beside the table of facts. A consumer has a
         cursor for one stream."""
-        options = {name: text for name, text in self.options.items() if name != "startingtimestamp"}
+        options = {name.lower(): text for name, text in self.options.items()}
+        options.pop("startingtimestamp", None)
         options |= {"stream": stream, "startingoffsets": "earliest"}
         if consumer := options.get("consumer"):
             options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor"}

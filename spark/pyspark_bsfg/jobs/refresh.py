@@ -14,22 +14,22 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import StructType
 
-from agent.errors import BsfgError
 from pyspark_bsfg.errors import JobRefused
 from pyspark_bsfg.jobs import clean, export, gaps, land, rollup
 from pyspark_bsfg.jobs.derived import PART, Outcome, Source, Step, derive, derived, landed, publish_file
 from pyspark_bsfg.jobs.land import Order, declared_of
-from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings
+from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings, stream_options
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
 from pyspark_bsfg.landing.tables import table
 from pyspark_bsfg.landing.views import incidents
-from pyspark_bsfg.options import TELEMETRY
 from pyspark_bsfg.schema import LANDED
 from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.reader import UNREACHABLE
 from pyspark_bsfg.transports import Bounds, places
 
 JOBS = ("land", "clean", "rollup", "gaps", "export")
@@ -115,20 +115,20 @@ class Refresh:
 
     def _land_declarations(self, stream: str) -> None:
         """Bring the table of declarations up to date. While the node is away, and where it has no such stream, the
-        report is made with those that are landed. Raises JobRefused, SparkError and PySparkException."""
+        report is made with those that are landed. Raises JobRefused."""
         order = Order.of(self._settings, is_available_now=True)
-        if order.options.get("stream", TELEMETRY) == stream:
+        asked = StreamOptions.of(stream_options(order.options, order.checkpoint)).read
+        if asked.stream == stream:
             return
         try:
-            with places(StreamOptions.of(order.options).read)[0].opened() as source:
+            with places(asked)[0].opened() as source:
                 held = source.bounds(stream)
-        except (BsfgError, OSError) as error:
+            if held != self._declared:
+                self._report("gaps: declarations")
+                land.run(self._spark, order.declarations(stream), threading.Event())
+                self._declared = held
+        except (*UNREACHABLE, PySparkException) as error:
             log.warning("losses that sources have declared are not up to date: %s", error)
-            return
-        if held != self._declared:
-            self._report("gaps: declarations")
-            land.run(self._spark, order.declarations(stream), threading.Event())
-            self._declared = held
 
 
 def clean_step(asked: Clean) -> Step:
