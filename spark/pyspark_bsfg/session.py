@@ -34,11 +34,6 @@ LOCAL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "8",  # 200 by default: for a few cores, mostly empty tasks
 }
-# For tests and other short lives: measured to halve the time to the first result.
-SHORT_LIVED = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.sql.catalogImplementation": "in-memory",
-}
 
 log = logging.getLogger(__name__)
 

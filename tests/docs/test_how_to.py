@@ -49,8 +49,8 @@ def said_by(said: dict[str, str], part: str) -> str:
 
 
 def test_every_page_is_typed() -> None:
-    """A page without a test could show what does not work; those about Spark are in tests/spark/jobs."""
-    assert {page.stem for page in PAGES.glob("*.md")} == {*TYPED, "jobs", "analyse"}
+    """A page without a test could show what does not work; those about Spark are in tests/spark."""
+    assert {page.stem for page in PAGES.glob("*.md")} == {*TYPED, "jobs", "analyse", "spark-for-kafka-users"}
 
 
 def test_map_tags(site: Site) -> None:

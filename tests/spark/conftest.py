@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.making import QUICK_JVM
+
 JAVA_MAJOR_MIN = 17
 # A cluster, and sessions of their own: some minutes, `make spark-cluster-test`.
 collect_ignore = [] if os.environ.get("SPARK_CLUSTER") else ["test_cluster.py", "test_first_read.py"]
@@ -36,11 +38,13 @@ def java() -> str:
 @pytest.fixture(scope="session")
 def spark(java: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session with two tasks at once, tuned for a short life."""
-    from pyspark_bsfg.session import SHORT_LIVED, session
+    from pyspark_bsfg.session import session
 
     assert java, "found before Spark looks for it"
     folder = tmp_path_factory.mktemp("spark")
-    settings = SHORT_LIVED | {
+    settings = {
+        "spark.driver.extraJavaOptions": QUICK_JVM,
+        "spark.sql.catalogImplementation": "in-memory",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),

@@ -21,6 +21,7 @@ from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, StoreFile, record_batches
 
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a short life is half as long without the second compiler
 AT_ONCE = StoreSettings(commit_interval_ms=0)
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 NOON_NS = 1_767_268_800_000_000_000  # 2026-01-01T12:00:00Z

@@ -21,14 +21,13 @@ from agent.message import Sample
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg import pack
 from tests.spark import making
-from tests.spark.making import NOON_NS, SECOND_NS
+from tests.spark.making import NOON_NS, QUICK_JVM, SECOND_NS
 from tests.spark.streaming.dying import land_toml
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.system, pytest.mark.timeout(300)]
 
 SPARK_HOME = Path(pyspark.__file__).parent
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 START_S_MAX = 90.0
 ENVIRONMENT = {
     name: value

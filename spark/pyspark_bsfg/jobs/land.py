@@ -15,7 +15,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -57,6 +57,24 @@ class Order:
         """From the TOML."""
         land = settings.land
         return cls(settings.source, land.table, land.checkpoint, land.format, is_available_now, land.every_s)
+
+    def declarations(self, stream: str) -> Order:
+        """Another stream of the same store, from its oldest fact to now, beside the table of facts. A consumer has a
+        cursor for one stream."""
+        options = {name.lower(): text for name, text in self.options.items()}
+        options.pop("startingtimestamp", None)
+        options |= {"stream": stream, "startingoffsets": "earliest"}
+        if consumer := options.get("consumer"):
+            options |= {"consumer": f"{consumer}.declared", "startingoffsets": "cursor"}
+        checkpoint = self.checkpoint.with_name(f"{self.checkpoint.name}_declared")
+        return replace(
+            self, options=options, folder=declared_of(self.folder), checkpoint=checkpoint, is_available_now=True
+        )
+
+
+def declared_of(folder: Path) -> Path:
+    """The table of declarations beside a table of facts."""
+    return folder.with_name(f"{folder.name}_declared")
 
 
 def run(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict
@@ -12,23 +14,31 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  the name every Spark programmer reads
 from pyspark.sql.types import StructType
 
 from pyspark_bsfg.errors import JobRefused
-from pyspark_bsfg.jobs import clean, export, gaps, rollup
+from pyspark_bsfg.jobs import clean, export, gaps, land, rollup
 from pyspark_bsfg.jobs.derived import PART, Outcome, Source, Step, derive, derived, landed, publish_file
-from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings
+from pyspark_bsfg.jobs.land import Order, declared_of
+from pyspark_bsfg.jobs.settings import Clean, Gaps, Rollup, Settings, stream_options
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
 from pyspark_bsfg.landing.tables import table
 from pyspark_bsfg.landing.views import incidents
 from pyspark_bsfg.schema import LANDED
+from pyspark_bsfg.streaming.options import StreamOptions
+from pyspark_bsfg.streaming.reader import UNREACHABLE
+from pyspark_bsfg.transports import Bounds, places
 
 JOBS = ("land", "clean", "rollup", "gaps", "export")
 WITHIN = "_within"  # in the folder of the gaps, hidden from who reads the report
 GAPS_SHOWN = 5
 
 Report = Callable[[str], None]
+
+log = logging.getLogger(__name__)
 
 
 class Refresh:
@@ -48,18 +58,21 @@ class Refresh:
         self._only = only
         self._report = report
         self._is_fewer_accepted = is_fewer_accepted
+        self._declared: Bounds | None = None
 
     def run(self) -> dict[str, Any]:
         """All of those that have a section and are asked for; for each, what it did."""
-        asked, land = self._settings, self._settings.land
+        asked, landing = self._settings, self._settings.land
         found: dict[str, Any] = {}
-        if "land" in self._only and land.compact_files and land.table.exists():
+        if "land" in self._only and landing.compact_files:
             self._report("land: small files")
-            found["compacted"] = table(land.table, land.format, FACTS_SCHEMA, ("date", "zone")).compact(
-                land.compact_files
+            tables = [one for one in (landing.table, declared_of(landing.table)) if one.exists()]
+            found["compacted"] = sum(
+                table(one, landing.format, FACTS_SCHEMA, ("date", "zone")).compact(landing.compact_files)
+                for one in tables
             )
         if asked.clean and "clean" in self._only:
-            outcome = self._derive(clean_step(asked.clean), land.table, is_landed=True)
+            outcome = self._derive(clean_step(asked.clean), landing.table, is_landed=True)
             found["clean"] = asdict(outcome)
         if asked.rollup and asked.clean and "rollup" in self._only:
             before = asked.clean.table
@@ -83,15 +96,39 @@ class Refresh:
         source = derived(asked.table / WITHIN)
         within = source.read(self._spark, gaps.WITHIN, list(source.parts))
         limit_s = gaps.expected_s(asked.expected_s, asked.tag)
+        known = incidents(self._spark, self._settings.land.table)
+        if asked.declarations:
+            if "land" in self._only:
+                self._land_declarations(asked.declarations)
+            of_sources = incidents(self._spark, declared_of(self._settings.land.table))
+            # The others have offsets of that stream, which are not those of the facts.
+            known = known.unionAll(of_sources.where(F.col("what") == gaps.SAMPLES_LOST))
         named = [one.tag for one in asked.tag if "*" not in one.tag]
         as_of_ns = _newest_ns(source)
-        rows = gaps.report(within, incidents(self._spark, self._settings.land.table), limit_s, as_of_ns, named)
+        rows = gaps.report(within, known, limit_s, as_of_ns, named)
         aside = asked.table / "_aside"
         rows.coalesce(1).sortWithinPartitions("zone", "tag", "begin").write.mode("overwrite").parquet(str(aside))
         [file] = aside.glob("*.parquet")
         publish_file(file, asked.table / PART)
         shutil.rmtree(aside)
         return asdict(outcome) | {"as_of_unix_ms": as_of_ns // 1_000_000} | _told(asked.table / PART)
+
+    def _land_declarations(self, stream: str) -> None:
+        """Bring the table of declarations up to date. While the node is away, and where it has no such stream, the
+        report is made with those that are landed. Raises JobRefused."""
+        order = Order.of(self._settings, is_available_now=True)
+        asked = StreamOptions.of(stream_options(order.options, order.checkpoint)).read
+        if asked.stream == stream:
+            return
+        try:
+            with places(asked)[0].opened() as source:
+                held = source.bounds(stream)
+            if held != self._declared:
+                self._report("gaps: declarations")
+                land.run(self._spark, order.declarations(stream), threading.Event())
+                self._declared = held
+        except (*UNREACHABLE, PySparkException) as error:
+            log.warning("losses that sources have declared are not up to date: %s", error)
 
 
 def clean_step(asked: Clean) -> Step:

@@ -86,9 +86,11 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """`[gaps]`: the interval expected of all other tags; the first `tag` that matches decides."""
+    """`[gaps]`: the interval expected of all other tags; the first `tag` that matches decides. `declarations` is the
+    stream in which nodes declare the losses of their sources; empty, none is read."""
 
     table: Path
+    declarations: str = "facts.operational"
     expected_s: float = _within(0.001, 366 * DAY_S, 60.0)
     tag: tuple[Expected, ...] = ()
 

@@ -13,7 +13,7 @@ from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json
 from pyspark_bsfg import __main__ as program
 from tests.sim import IS_LONG
-from tests.spark.making import AT_ONCE, NOON_NS, SECOND_NS, TELEMETRY
+from tests.spark.making import AT_ONCE, NOON_NS, OPERATIONAL, SECOND_NS, TELEMETRY
 
 pytestmark = [
     pytest.mark.spark,
@@ -76,7 +76,7 @@ def record(path: Path) -> None:
         store.appends.define(definitions).result()
         store.appends.append_samples(TELEMETRY, runs).result()
         declared = Message(envelope, Fact("source:plant-a/press", "samples_lost", canonical_json(lost)))
-        store.appends.append_messages(TELEMETRY, [declared]).result()
+        store.appends.append_messages(OPERATIONAL, [declared]).result()
 
 
 def test_the_page_does_what_it_says(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

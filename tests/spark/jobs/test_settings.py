@@ -9,6 +9,7 @@ import pytest
 
 from pyspark_bsfg import __main__ as program
 from pyspark_bsfg.errors import SettingsError
+from pyspark_bsfg.jobs.land import Order
 from pyspark_bsfg.jobs.refresh import JOBS
 from pyspark_bsfg.jobs.settings import (
     Clean,
@@ -22,6 +23,7 @@ from pyspark_bsfg.jobs.settings import (
     Settings,
     stream_options,
 )
+from pyspark_bsfg.streaming.options import StreamOptions
 
 LEAST = """
 [source]
@@ -46,6 +48,18 @@ def test_defaults_and_options() -> None:
     assert more.rollup is not None
     assert (more.clean.table, more.clean.rule) == (Path("c").absolute(), (Rule("tag:a", "r", min=1.0),))
     assert more.rollup.counter == (Counter("tag:n", 65536),)
+
+
+def test_declarations_are_landed_by_the_side() -> None:
+    """Their stream has a table, a checkpoint and a consumer of its own, starts at its oldest fact, and is of the same
+    store with the same options."""
+    text = LEAST.replace("[land]", 'Consumer = "local.lake"\nstartingTimestamp = 5\nminPartitions = 3\n[land]')
+    order = Order.of(Settings.of(text), is_available_now=False).declarations("facts.operational")
+    asked = StreamOptions.of(stream_options(order.options, order.checkpoint))
+    assert (asked.read.stream, asked.read.paths) == ("facts.operational", ("/store/facts.db",))
+    assert (asked.consumer, asked.start, asked.since_unix_ms) == ("local.lake.declared", "cursor", None)
+    assert (asked.checkpoint, asked.partitions_min) == ("/data/checkpoint_declared", 3)
+    assert (order.folder, order.is_available_now) == (Path("/data/facts_declared"), True)
 
 
 def test_the_page_names_every_setting() -> None:

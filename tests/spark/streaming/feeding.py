@@ -1,4 +1,5 @@
-"""Facts of which it is known what must be landed: fact n has the value n, every thousandth is a declared gap instead."""
+"""Facts of which it is known what must be landed: fact n has the value n, every thousandth is a declared gap
+instead."""
 
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample
