@@ -26,14 +26,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
-    """One server for the tests of a file, with one variable `count` that changes: a start takes seconds."""
+    """One server for all tests, with one variable `count` that changes: a start takes seconds."""
     with closing(ForeignServer(tmp_path_factory.mktemp("server"), variables=[COUNT])) as server:
         yield server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
     """Such a one on open62541."""
     with closing(ForeignServer(tmp_path_factory.mktemp("second"), OPEN62541, variables=[COUNT])) as server:
@@ -42,7 +42,7 @@ def shared_second(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignS
 
 @pytest.fixture
 def server(shared_server: ForeignServer) -> ForeignServer:
-    """The file's server, well again whatever the test before did to it."""
+    """The server that tests share, well again whatever the test before did to it."""
     asyncio.run(shared_server.recover())
     return shared_server
 

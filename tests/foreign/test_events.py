@@ -10,14 +10,13 @@ from agent.ingest.opcua.events import event_service
 from agent.message import Message
 from tests.foreign.account import time_ns
 from tests.foreign.plant import facts, opcua, running_node, storing
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.server import ForeignServer
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
-COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 ALARM = "condition:plc/3:alarm_input/PressureAlarm"
 
 
@@ -62,116 +61,112 @@ async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path)
 
 
 @in_loop
-async def test_events_less_severe_than_asked_for_are_left_out(tmp_path: Path) -> None:
+async def test_events_less_severe_than_asked_for_are_left_out(server: ForeignServer, tmp_path: Path) -> None:
     """A condition that was severe enough once is followed to its end, however harmless that is. Its unacknowledged
     occurrence, which this server keeps as a branch, is a state of its own."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        source = opcua(server, tmp_path, "count", events=("Server",), events_severity_min=140)
-        async with ingesting(source) as run:
-            await wait_refreshed(run)
-            await server.raise_event("mouse", severity=139)
-            await server.raise_event("cat", severity=140)
-            await server.set_alarm(active=True)  # severity 150
-            await server.set_alarm(active=False)  # severity 0
-            await wait_until_async(lambda: len(events(run, "condition_changed", ALARM)) >= 3, "the end of the alarm")
-        assert [one["message"] for one in events(run, "event_raised")] == ["cat"]
-        begun, branch, ended = events(run, "condition_changed", ALARM)
-        assert (begun["active"], begun["severity"]) == (True, 150)
-        assert (ended["active"], ended["severity"]) == (False, 0)
-        assert branch["branch_id"].startswith("nsu=")
-        assert "branch_id" not in begun.keys() | ended.keys()
+    source = opcua(server, tmp_path, "count", events=("Server",), events_severity_min=140)
+    async with ingesting(source) as run:
+        await wait_refreshed(run)
+        await server.raise_event("mouse", severity=139)
+        await server.raise_event("cat", severity=140)
+        await server.set_alarm(active=True)  # severity 150
+        await server.set_alarm(active=False)  # severity 0
+        await wait_until_async(lambda: len(events(run, "condition_changed", ALARM)) >= 3, "the end of the alarm")
+    assert [one["message"] for one in events(run, "event_raised")] == ["cat"]
+    begun, branch, ended = events(run, "condition_changed", ALARM)
+    assert (begun["active"], begun["severity"]) == (True, 150)
+    assert (ended["active"], ended["severity"]) == (False, 0)
+    assert branch["branch_id"].startswith("nsu=")
+    assert "branch_id" not in begun.keys() | ended.keys()
 
 
 @in_loop
-async def test_the_life_of_an_alarm(tmp_path: Path) -> None:
+async def test_the_life_of_an_alarm(server: ForeignServer, tmp_path: Path) -> None:
     """Active, acknowledged at the server with a comment, inactive: one message for each state, in order, with names."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
-            await wait_refreshed(run)
-            await server.set_alarm(active=True)
-            await server.acknowledge("seen by Ann")
-            await server.set_alarm(active=False)
-            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "three states")
-        found = events(run, "condition_changed", ALARM)
-        assert states(found) == [(True, False), (True, True), (False, True)]
-        assert [one["active_state"] for one in found] == ["Active", "Active", "Inactive"]
-        assert (found[0]["condition_name"], found[0]["event_type_name"]) == ("PressureAlarm", "ExclusiveLimitAlarmType")
-        assert found[0]["condition_id"].startswith("nsu=urn:bsfg:foreign;")
-        assert found[1]["comment"] == "seen by Ann"
-        assert {one["quality"] for one in found} == {"Good"}
-        assert found[0]["retain"]
+    async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+        await wait_refreshed(run)
+        await server.set_alarm(active=True)
+        await server.acknowledge("seen by Ann")
+        await server.set_alarm(active=False)
+        await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "three states")
+    found = events(run, "condition_changed", ALARM)
+    assert states(found) == [(True, False), (True, True), (False, True)]
+    assert [one["active_state"] for one in found] == ["Active", "Active", "Inactive"]
+    assert (found[0]["condition_name"], found[0]["event_type_name"]) == ("PressureAlarm", "ExclusiveLimitAlarmType")
+    assert found[0]["condition_id"].startswith("nsu=urn:bsfg:foreign;")
+    assert found[1]["comment"] == "seen by Ann"
+    assert {one["quality"] for one in found} == {"Good"}
+    assert found[0]["retain"]
 
 
 @in_loop
-async def test_states_that_were_missed_come_by_a_refresh(tmp_path: Path) -> None:
+async def test_states_that_were_missed_come_by_a_refresh(server: ForeignServer, tmp_path: Path) -> None:
     """A state that is known is not stored again after a reconnect; one that was reached while the server had no
     subscription is stored once, marked, under the server's time; events are declared lost from the last sign of life
     on."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
-            await wait_refreshed(run)
-            await server.set_alarm(active=True)
-            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
-            await server.cut()
-            await wait_refreshed(run, 2)  # the alarm is among the retained conditions now
-            told = run.source("plc").events
-            assert told is not None
-            assert told.conditions_retained == 1
-            assert states(events(run, "condition_changed")) == [(True, False)]
-            await server.listen(on=False)
-            await server.kill_sessions()
-            await wait_until_async(lambda: not run.source("plc").connected, "the source away")
-            await server.acknowledge("while you were away")
-            await server.listen(on=True)
-            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the missed state")
-            await server.cut()
-            lives = run.source("plc").connects_total
-            await wait_until_async(lambda: run.source("plc").connects_total > lives, "another life")
-            await server.set_alarm(active=False)
-            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "inactive")
-        assert states(events(run, "condition_changed")) == [(True, False), (True, True), (False, True)]
-        changed = [m for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
-        assert [dict(m.envelope.labels) for m in changed[:2]] == [{}, {"refreshed": "true"}]
-        (*_, missed) = [said(m) for m in run.store.messages.values() if m.fact.predicate == "events_lost"]
-        assert missed["reason"] == "event_subscription_lost"
+    async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+        await wait_refreshed(run)
+        await server.set_alarm(active=True)
+        await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+        await server.cut()
+        await wait_refreshed(run, 2)  # the alarm is among the retained conditions now
+        told = run.source("plc").events
+        assert told is not None
+        assert told.conditions_retained == 1
+        assert states(events(run, "condition_changed")) == [(True, False)]
+        await server.listen(on=False)
+        await server.kill_sessions()
+        await wait_until_async(lambda: not run.source("plc").connected, "the source away")
+        await server.acknowledge("while you were away")
+        await server.listen(on=True)
+        await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the missed state")
+        await server.cut()
+        lives = run.source("plc").connects_total
+        await wait_until_async(lambda: run.source("plc").connects_total > lives, "another life")
+        await server.set_alarm(active=False)
+        await wait_until_async(lambda: len(events(run, "condition_changed")) >= 3, "inactive")
+    assert states(events(run, "condition_changed")) == [(True, False), (True, True), (False, True)]
+    changed = [m for m in run.store.events.values() if m.fact.predicate == "condition_changed"]
+    assert [dict(m.envelope.labels) for m in changed[:2]] == [{}, {"refreshed": "true"}]
+    (*_, missed) = [said(m) for m in run.store.messages.values() if m.fact.predicate == "events_lost"]
+    assert missed["reason"] == "event_subscription_lost"
 
 
 @in_loop
-async def test_events_of_a_lost_session_are_rescued(tmp_path: Path) -> None:
+async def test_events_of_a_lost_session_are_rescued(server: ForeignServer, tmp_path: Path) -> None:
     """Events and changes of conditions that happen while the network is away come by the lost subscription, each once
     and in order, under the server's times; nothing is declared lost, and nothing is left at the server. A process that
     begins anew declares the time for which none ran."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        source = opcua(server, tmp_path, "count", events=("Server",))
-        async with storing(source, tmp_path) as run:
-            await wait_refreshed(run)
-            await server.raise_event("before")
-            await wait_until_async(lambda: events(run, "event_raised"), "an event")
-            await server.listen(on=False)
-            await server.cut()
-            await wait_until_async(lambda: not run.source("plc").connected, "the source away")
-            await server.raise_event("away", count=30)
-            await server.set_alarm(active=True)
-            await server.set_alarm(active=False)
-            await server.listen(on=True)
-            await wait_until_async(lambda: len(events(run, "event_raised")) >= 31, "what was missed")
-            await server.raise_event("after")
-            await wait_refreshed(run, 2)
-            await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
+    source = opcua(server, tmp_path, "count", events=("Server",))
+    async with storing(source, tmp_path) as run:
+        await wait_refreshed(run)
+        await server.raise_event("before")
+        await wait_until_async(lambda: events(run, "event_raised"), "an event")
+        await server.listen(on=False)
+        await server.cut()
+        await wait_until_async(lambda: not run.source("plc").connected, "the source away")
+        await server.raise_event("away", count=30)
+        await server.set_alarm(active=True)
+        await server.set_alarm(active=False)
+        await server.listen(on=True)
+        await wait_until_async(lambda: len(events(run, "event_raised")) >= 31, "what was missed")
+        await server.raise_event("after")
+        await wait_refreshed(run, 2)
+        await wait_until_async(lambda: events(run, "event_raised")[-1]["message"] == "after", "the last event")
 
-            async def nothing_is_left() -> bool:
-                return len((await server.status())["subscriptions"]) == 2
+        async def nothing_is_left() -> bool:
+            return len((await server.status())["subscriptions"]) == 2
 
-            await wait_until_async(nothing_is_left, "the end of the lost subscriptions")
-        texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
-        assert texts == ["before", *(f"away {n}" for n in range(30)), "after"]
-        changes = [one["object"] for one in facts(tmp_path, "events") if one["predicate"] == "condition_changed"]
-        assert [one["active"] for one in changes if "branch_id" not in one] == [True, False]
-        assert not lost_events(tmp_path)
-        async with storing(source, tmp_path) as run:
-            await wait_refreshed(run)
-            await wait_until_async(lambda: lost_events(tmp_path), "the loss", 30)
-        assert [one["reason"] for one in lost_events(tmp_path)] == ["agent_stopped"]
+        await wait_until_async(nothing_is_left, "the end of the lost subscriptions")
+    texts = [one["object"]["message"] for one in facts(tmp_path, "events") if one["predicate"] == "event_raised"]
+    assert texts == ["before", *(f"away {n}" for n in range(30)), "after"]
+    changes = [one["object"] for one in facts(tmp_path, "events") if one["predicate"] == "condition_changed"]
+    assert [one["active"] for one in changes if "branch_id" not in one] == [True, False]
+    assert not lost_events(tmp_path)
+    async with storing(source, tmp_path) as run:
+        await wait_refreshed(run)
+        await wait_until_async(lambda: lost_events(tmp_path), "the loss", 30)
+    assert [one["reason"] for one in lost_events(tmp_path)] == ["agent_stopped"]
 
 
 def lost_events(folder: Path) -> list[dict[str, Any]]:
@@ -180,66 +175,62 @@ def lost_events(folder: Path) -> list[dict[str, Any]]:
 
 
 @in_loop
-async def test_the_store_holds_each_state_once_over_restarts(tmp_path: Path) -> None:
+async def test_the_store_holds_each_state_once_over_restarts(server: ForeignServer, tmp_path: Path) -> None:
     """A new process of ours knows nothing of the conditions; the server restarts no alarm. The refresh brings the state
     again, and the store has it."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        source = opcua(server, tmp_path, "count", events=("Server",), events_stream="alarms")
-        async with storing(source, tmp_path) as run:
-            await wait_refreshed(run)
-            await server.set_alarm(active=True)
-            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
-        async with storing(source, tmp_path) as run:
-            await wait_refreshed(run)
-        found = facts(tmp_path, "alarms")
+    source = opcua(server, tmp_path, "count", events=("Server",), events_stream="alarms")
+    async with storing(source, tmp_path) as run:
+        await wait_refreshed(run)
+        await server.set_alarm(active=True)
+        await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+    async with storing(source, tmp_path) as run:
+        await wait_refreshed(run)
+    found = facts(tmp_path, "alarms")
     assert [one["predicate"] for one in found] == ["conditions_refreshed", "condition_changed", "conditions_refreshed"]
     assert [one["object"]["count"] for one in found[::2]] == [0, 1]
     assert found[2]["object"]["conditions"] == [found[1]["object"]["condition_id"]]
 
 
 @in_loop
-async def test_a_condition_that_ended_while_we_were_away_is_absent(tmp_path: Path) -> None:
+async def test_a_condition_that_ended_while_we_were_away_is_absent(server: ForeignServer, tmp_path: Path) -> None:
     """A server that was restarted has forgotten the alarm: the refresh does not name it, and a message says so."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
-            await wait_refreshed(run)
-            await server.set_alarm(active=True)
-            await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
-            server.kill()
-            await server.start()
-            await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the end of the alarm")
-        _, absent = events(run, "condition_changed", ALARM)
-        assert (absent["retain"], absent["reason"]) == (False, "absent_at_refresh")
-        assert "active" not in absent
+    async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
+        await wait_refreshed(run)
+        await server.set_alarm(active=True)
+        await wait_until_async(lambda: events(run, "condition_changed"), "the alarm")
+        server.kill()
+        await server.start()
+        await wait_until_async(lambda: len(events(run, "condition_changed")) >= 2, "the end of the alarm")
+    _, absent = events(run, "condition_changed", ALARM)
+    assert (absent["retain"], absent["reason"]) == (False, "absent_at_refresh")
+    assert "active" not in absent
 
 
 @in_loop
-async def test_events_of_one_area(tmp_path: Path) -> None:
+async def test_events_of_one_area(server: ForeignServer, tmp_path: Path) -> None:
     """Only what is reported to this node comes, and a refresh is recognised although its beginning and end are events
     of the Server object."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        area = f"nsu={server.namespace};s=plant"
-        async with ingesting(opcua(server, tmp_path, "count", events=(area,))) as run:
-            await wait_refreshed(run)
-            await server.raise_event("not ours")
-            await server.set_alarm(active=True)
-            await wait_until_async(lambda: events(run, "condition_changed", ALARM), "the alarm")
-            await server.cut()
-            await wait_refreshed(run, 2)
-            assert [one["count"] for one in events(run, "conditions_refreshed")] == [0, 1]
-        assert states(events(run, "condition_changed")) == [(True, False)]
-        assert not events(run, "event_raised")
+    area = f"nsu={server.namespace};s=plant"
+    async with ingesting(opcua(server, tmp_path, "count", events=(area,))) as run:
+        await wait_refreshed(run)
+        await server.raise_event("not ours")
+        await server.set_alarm(active=True)
+        await wait_until_async(lambda: events(run, "condition_changed", ALARM), "the alarm")
+        await server.cut()
+        await wait_refreshed(run, 2)
+        assert [one["count"] for one in events(run, "conditions_refreshed")] == [0, 1]
+    assert states(events(run, "condition_changed")) == [(True, False)]
+    assert not events(run, "event_raised")
 
 
 @in_loop
-async def test_what_the_servers_queue_discards_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_the_servers_queue_discards_is_declared(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server raises more events than its queue holds and says nothing: a fact says that events may be missing. A
     server that does say so with an event gives the same fact, and the event itself is no message."""
     monkeypatch.setattr(event_service, "QUEUE_SIZE", 100)
-    async with (
-        foreign_server(tmp_path / "server", variables=[COUNT]) as server,
-        storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run,
-    ):
+    async with storing(opcua(server, tmp_path, "count", events=("Server",)), tmp_path) as run:
         await wait_refreshed(run)
         await server.raise_event("flood", count=150)
         await wait_until_async(lambda: len(events(run, "event_raised")) >= 100, "what the queue held")

@@ -11,7 +11,7 @@ from agent.ingest import OpcuaSourceSettings, load_tag_map
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from tests.foreign.plant import opcua
-from tests.foreign.server import OPEN62541, foreign_server
+from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.support import command
@@ -103,28 +103,15 @@ def enumerations(file: Path) -> dict[str, str]:
     return {tag.definition.address: tag.definition.enumeration for tag in found if tag.definition.enumeration}
 
 
-@pytest.mark.foreign("node_opcua")
-@in_loop
-async def test_the_names_of_numbers_are_in_the_tag_file(tmp_path: Path) -> None:
-    """Those of a vendor's data type, and those that a variable has itself; of nothing else."""
-    async with foreign_server(tmp_path / "server", every_type=True, tree=True) as server:
-        code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, "--insecure", "--csv", "t.csv")
-        assert code == 0, err
-        assert enumerations(tmp_path / "t.csv") == {
-            server.address("enumeration"): "0=Off|1=Manual|7=Automatic",
-            server.address("mode"): "0=Off|1=By hand|2=Automatic",
-        }
-
-
 @pytest.mark.foreign("open62541")
 @in_loop
-async def test_the_names_of_numbers_at_another_stack(tmp_path: Path) -> None:
+async def test_the_names_of_numbers_at_another_stack(shared_second: ForeignServer, tmp_path: Path) -> None:
     """Its own state is an enumeration of the specification."""
-    async with foreign_server(tmp_path / "server", OPEN62541) as server:
-        arguments = ("--insecure", "--start", "i=2253", "--server-object", "--csv", "t.csv")
-        code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, *arguments)
-        assert code == 0, err
-        assert enumerations(tmp_path / "t.csv")["i=2259"].startswith("0=Running|1=Failed|")
+    await shared_second.recover()
+    arguments = ("--insecure", "--start", "i=2253", "--server-object", "--csv", "t.csv")
+    code, _, err = await bsfg(tmp_path, "opcua", "browse", shared_second.url, *arguments)
+    assert code == 0, err
+    assert enumerations(tmp_path / "t.csv")["i=2259"].startswith("0=Running|1=Failed|")
 
 
 @pytest.mark.foreign("open62541")

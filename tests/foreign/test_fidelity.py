@@ -1,5 +1,7 @@
 """Every type of value, from a foreign server over the wire to the samples a source hands in."""
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,8 @@ from asyncua.client.client import Client
 from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.message import Json
 from tests.foreign.plant import opcua
-from tests.foreign.server import foreign_server
+from tests.foreign.server import ForeignServer
+from tests.foreign.test_explore import bsfg, enumerations
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 
@@ -53,18 +56,24 @@ EXPECTED: dict[str, Any] = {
 }
 
 
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
+    """A server with a variable of every type, and other namespaces ahead of its own."""
+    options = {"every_type": True, "tree": True, "namespaces_before": 2}
+    with closing(ForeignServer(tmp_path_factory.mktemp("server"), **options)) as server:
+        yield server
+
+
 @in_loop
-async def test_values_of_a_foreign_server_arrive_exactly(tmp_path: Path) -> None:
+async def test_values_of_a_foreign_server_arrive_exactly(server: ForeignServer, tmp_path: Path) -> None:
     """Each type with what is easily lost: 64 bits, signs of zeros, nulls, locales, namespaces by URI although the
     server numbers them otherwise, structures of a vendor with what is nested in them."""
-    options = {"every_type": True, "namespaces_before": 2}
-    async with foreign_server(tmp_path / "server", **options) as server:
-        tags = server.tags(*EXPECTED) + "f/own_uri,i=2254\n"  # ServerArray: the URI of namespace 1
-        async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
-            for name in (*EXPECTED, "own_uri"):
-                await run.wait_good(f"f/{name}")
-            found = {name: run.store.good(f"f/{name}")[0].value for name in EXPECTED}
-            (own_uri,) = run.store.good("f/own_uri")
+    tags = server.tags(*EXPECTED) + "f/own_uri,i=2254\n"  # ServerArray: the URI of namespace 1
+    async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
+        for name in (*EXPECTED, "own_uri"):
+            await run.wait_good(f"f/{name}")
+        found = {name: run.store.good(f"f/{name}")[0].value for name in EXPECTED}
+        (own_uri,) = run.store.good("f/own_uri")
     assert isinstance(own_uri.value, Json)
     server_uri = own_uri.value.data.decode().strip('[]"')
     for name, given in EXPECTED.items():
@@ -74,9 +83,10 @@ async def test_values_of_a_foreign_server_arrive_exactly(tmp_path: Path) -> None
 
 
 @in_loop
-async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(tmp_path: Path) -> None:
-    """As the column `enumeration` wants them, from the server's description; nothing for a type without names."""
-    async with foreign_server(tmp_path / "server", every_type=True) as server, Client(server.url) as client:
+async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(server: ForeignServer, tmp_path: Path) -> None:
+    """As the column `enumeration` wants them, from the server's description; nothing for a type without names. A browse
+    writes those of a vendor's data type, and those that a variable has itself; of nothing else."""
+    async with Client(server.url) as client:
         index = (await client.get_namespace_array()).index("urn:bsfg:foreign:types")
         session = client.uaclient.session
         assert await enumeration_text(session, (index, 3001)) == "0=Off|1=Manual|7=Automatic"
@@ -84,3 +94,9 @@ async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(tmp_path: Pat
             "0=Running|1=Failed|2=NoConfiguration|3=Suspended|4=Shutdown|5=Test|6=CommunicationFault|7=Unknown"
         )
         assert await enumeration_text(session, (0, 11)) == ""
+    code, _, err = await bsfg(tmp_path, "opcua", "browse", server.url, "--insecure", "--csv", "t.csv")
+    assert code == 0, err
+    assert enumerations(tmp_path / "t.csv") == {
+        server.address("enumeration"): "0=Off|1=Manual|7=Automatic",
+        server.address("mode"): "0=Off|1=By hand|2=Automatic",
+    }

@@ -54,21 +54,22 @@ async def test_a_subscription_that_the_server_ends_is_replaced(
 
 
 @pytest.mark.parametrize("requests", [1, 8])
-def test_a_long_line_needs_several_requests(requests: int, tmp_path: Path) -> None:
+def test_a_long_line_needs_several_requests(requests: int, server: ForeignServer, tmp_path: Path) -> None:
     """Half a second each way, and queues of 0.6 s at the server: with one Publish at a time they run over, with several
     on their way no value is lost."""
 
     @in_loop
     async def story() -> None:
-        variables = [{"name": "count", "type": "Int32", "period_ms": 20}]
-        async with foreign_server(tmp_path / "server", variables=variables) as server, network(server.port) as net:
+        name = f"line_{requests}"
+        await server.add({"name": name, "type": "Int32", "period_ms": 20})
+        async with network(server.port) as net:
             settings = {"publish_requests": requests, "publishing_interval_ms": 250, "queue_size": 30}
-            source = replace(opcua(server, tmp_path, "count", **settings), url=f"opc.tcp://127.0.0.1:{net.port}")
+            source = replace(opcua(server, tmp_path, name, **settings), url=f"opc.tcp://127.0.0.1:{net.port}")
             async with storing(source, tmp_path) as run:
-                await run.wait_good("f/count", 3)
+                await run.wait_good(f"f/{name}", 3)
                 await net.command("slow 0.5")
-                await run.wait_good("f/count", len(run.store.good("f/count")) + 150)
-            found = account(server, tmp_path, "count")
+                await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 150)
+            found = account(server, tmp_path, name)
             assert not found.undeclared
             assert bool(found.lost) == (requests == 1), len(found.lost)
 

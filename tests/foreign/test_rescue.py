@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,13 @@ VARIABLES = [
 QUEUE = {"queue_size": 1_000}  # 50 s of these variables
 
 
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignServer]:
+    """A server with these variables."""
+    with closing(ForeignServer(tmp_path_factory.mktemp("server"), variables=VARIABLES)) as server:
+        yield server
+
+
 def fills(run: Running) -> list[dict[str, Any]]:
     """What the facts of filled gaps say."""
     kept = [message.fact for message in run.store.messages.values()]
@@ -48,14 +57,16 @@ async def has_one_subscription(server: ForeignServer) -> bool:
 
 
 @pytest.mark.parametrize("trouble, times", [("cut", scaled(1, 2)), ("stall", scaled(1, 2))])
-def test_a_network_that_was_away_costs_no_value(trouble: str, times: int, tmp_path: Path) -> None:
+def test_a_network_that_was_away_costs_no_value(
+    trouble: str, times: int, server: ForeignServer, tmp_path: Path
+) -> None:
     """The network is away for five seconds, once or twice, and comes back. Every value of the server's record is in the
     store once, though the server keeps no history; the gap stays declared, and a fact says that nothing is missing in
     it."""
 
     @in_loop
     async def story() -> None:
-        async with foreign_server(tmp_path / "server", variables=VARIABLES) as server, network(server.port) as net:
+        async with network(server.port) as net:
             source = replace(opcua(server, tmp_path, *NAMES, "still", **QUEUE), url=f"opc.tcp://127.0.0.1:{net.port}")
             async with storing(source, tmp_path) as run:
                 for outage in range(1, times + 1):

@@ -1,5 +1,6 @@
 """Security against node-opcua: who trusts whom, and what an operator reads until both do."""
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -21,6 +22,11 @@ pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
 COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
 SECURED = {"policies": ["Basic256Sha256"], "variables": [COUNT]}
+POLICIES = {  # as we and as the server call them
+    "Basic256Sha256": "Basic256Sha256",
+    "Aes128Sha256RsaOaep": "Aes128_Sha256_RsaOaep",
+    "Aes256Sha256RsaPss": "Aes256_Sha256_RsaPss",
+}
 
 
 def secured(server: ForeignServer, folder: Path, **settings: object) -> OpcuaSourceSettings:
@@ -46,10 +52,16 @@ async def refusal(settings: OpcuaSourceSettings) -> str:
     return str(caught.value)
 
 
+def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Why the source was lost, by the log."""
+    return [getattr(r, "why", "") for r in caplog.records if getattr(r, "action", "") == "source_lost"]
+
+
 @in_loop
 async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server does not know our certificate: the log says which server refuses which certificate, where its file is
-    and what to do there, once; when the certificate is moved to trusted, values come without any further act."""
+    and what to do there, once; a server that then goes away is another reason. When the certificate is moved to
+    trusted, values come without any further act."""
     caplog.set_level(logging.INFO)
     async with (
         foreign_server(tmp_path / "server", **SECURED) as server,
@@ -57,12 +69,17 @@ async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     ):
         await wait_until_async(lambda: run.source("plc").errors_total >= 3, "three refusals")
         own = facts_of((tmp_path / "own.der").read_bytes())
-        why = [getattr(r, "why", "") for r in caplog.records if getattr(r, "action", "") == "source_lost"]
+        why = losses(caplog)
         assert len(why) == 1
+        assert own.sha1.replace(":", "").lower() == hashlib.sha1((tmp_path / "own.der").read_bytes()).hexdigest()  # noqa: S324 what servers show
         for wanted in (server.url, own.sha1, own.sha256, str(tmp_path / "own.der"), "from rejected to trusted"):
             assert wanted in why[0]
         (rejected,) = (tmp_path / "server" / "pki" / "rejected").iterdir()
         assert own.sha1.lower() in rejected.name
+        await server.listen(on=False)
+        await wait_until_async(lambda: len(losses(caplog)) == 2, "another reason in the log")
+        assert own.sha1 not in losses(caplog)[1]
+        await server.listen(on=True)
         await server.trust(tmp_path / "own.der")
         await run.wait_good("f/count", 3)
         await wait_until_async(
@@ -72,10 +89,10 @@ async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 
 
 @in_loop
-async def test_an_unknown_server_is_kept_in_rejected_and_learns_no_password(tmp_path: Path) -> None:
+async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_their_own_words(tmp_path: Path) -> None:
     """Until a person accepts the server's certificate no session is made and no password sent. This server's is made
     for the machine's own name and not for 127.0.0.1: the refusal says so at once, and that a pin is the way; with the
-    pin, values come."""
+    pin, values come. An anonymous user and a wrong password are each told apart from a certificate refused."""
     (tmp_path / "password").write_text("secret")
     (tmp_path / "password").chmod(0o600)
     user = {"user_name": "op", "password_file": tmp_path / "password"}
@@ -91,41 +108,36 @@ async def test_an_unknown_server_is_kept_in_rejected_and_learns_no_password(tmp_
         assert (await server.status())["sessions"] == 0
         TrustFolder(tmp_path / "trust").trust(shown.sha1)
         assert "not for 127.0.0.1; use a name of the certificate in url, or pin it" in await refusal(settings)
+        assert "takes no anonymous users; it takes user names" in await refusal(secured(server, tmp_path))
+        (tmp_path / "password").write_text("wrong")
+        text = await refusal(secured(server, tmp_path, **user))
+        assert "refuses user op" in text
+        assert "rejected to trusted" not in text
+        (tmp_path / "password").write_text("secret\n")
         async with ingesting(secured(server, tmp_path, **user)) as run:
             await run.wait_good("f/count", 3)
 
 
 @in_loop
-async def test_users_are_refused_in_their_own_words(tmp_path: Path) -> None:
-    """Nobody, a wrong password, a kind of user that is not taken: each is told apart from a certificate refused."""
-    (tmp_path / "password").write_text("wrong")
+async def test_values_come_over_every_policy(tmp_path: Path) -> None:
+    """Signed and encrypted with each policy, at a server that offers nothing less: as a user with a password, and as
+    one with a certificate, which is refused as that until the server trusts it."""
+    user = {"user_certificate_file": tmp_path / "user.der", "user_private_key_file": tmp_path / "user.key"}
+    (tmp_path / "password").write_text("secret\n")
     (tmp_path / "password").chmod(0o600)
-    async with foreign_server(tmp_path / "server", **SECURED, accept_unknown=True, users={"op": "secret"}) as server:
-        assert "takes no anonymous users; it takes user names" in await refusal(secured(server, tmp_path))
-        wrong = secured(server, tmp_path, user_name="op", password_file=tmp_path / "password")
-        text = await refusal(wrong)
-        assert "refuses user op" in text
-        assert "rejected to trusted" not in text
-        (tmp_path / "password").write_text("secret\n")
-        async with ingesting(wrong) as run:
-            await run.wait_good("f/count", 3)
-
-
-@pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
-@in_loop
-async def test_a_user_certificate_with_every_policy(tmp_path: Path, policy: str) -> None:
-    """A user certificate that the server does not know is refused as that; a trusted one gets values."""
-    user, key = tmp_path / "user.der", tmp_path / "user.key"
-    ensure_certificate(user, key, "urn:user")
+    named = {"user_name": "op", "password_file": tmp_path / "password"}
     ensure_certificate(tmp_path / "own.der", tmp_path / "own.key", "urn:bsfg:agent")
-    names = {"Aes128Sha256RsaOaep": "Aes128_Sha256_RsaOaep", "Aes256Sha256RsaPss": "Aes256_Sha256_RsaPss"}
-    options = {**SECURED, "policies": [names.get(policy, policy)]}
+    options = {**SECURED, "policies": list(POLICIES.values()), "users": {"op": "secret"}, "anonymous": True}
     async with foreign_server(tmp_path / "server", **options) as server:
         await server.trust(tmp_path / "own.der")
-        settings = secured(
-            server, tmp_path, security_policy=policy, user_certificate_file=user, user_private_key_file=key
-        )
-        assert f"refuses the user certificate {user}" in await refusal(settings)
-        await server.trust(user)
-        async with ingesting(settings) as run:
-            await run.wait_good("f/count", 3)
+        for policy in POLICIES:
+            async with ingesting(secured(server, tmp_path, security_policy=policy, **named)) as run:
+                await run.wait_good("f/count", 3)
+            ensure_certificate(user["user_certificate_file"], user["user_private_key_file"], f"urn:user:{policy}")
+            settings = secured(server, tmp_path, security_policy=policy, **user)
+            assert f"refuses the user certificate {user['user_certificate_file']}" in await refusal(settings)
+            await server.trust(user["user_certificate_file"])
+            async with ingesting(settings) as run:
+                await run.wait_good("f/count", 3)
+            for file in user.values():
+                file.unlink()

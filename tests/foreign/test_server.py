@@ -7,31 +7,28 @@ import pytest
 from agent.ingest.lifecycle import State
 from tests.foreign.plant import opcua
 from tests.foreign.process import Refused
-from tests.foreign.server import ForeignServer, foreign_server
+from tests.foreign.server import ForeignServer
 from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
-COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
-
 
 @in_loop
-async def test_the_record_holds_what_the_server_published(tmp_path: Path) -> None:
+async def test_the_record_holds_what_the_server_published(server: ForeignServer, tmp_path: Path) -> None:
     """Every value that arrives stands in the server's own record with the same source time, to 100 ns, and none of the
     record is missing between the first and the last; also across a kill, for the server goes on where it ended."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        async with ingesting(opcua(server, tmp_path, "count")) as run:
-            await run.wait_good("f/count", 20)
-        check_whole(server, [(s.source_time_ns, s.value) for s in run.store.good("f/count")])
-        server.kill()
-        before = server.record("count")
-        await server.start()
-        async with ingesting(opcua(server, tmp_path, "count")) as run:
-            await run.wait_good("f/count", 5)
-        check_whole(server, [(s.source_time_ns, s.value) for s in run.store.good("f/count")])
-        assert server.record("count")[len(before)].value == before[-1].value + 1
+    async with ingesting(opcua(server, tmp_path, "count")) as run:
+        await run.wait_good("f/count", 20)
+    check_whole(server, [(s.source_time_ns, s.value) for s in run.store.good("f/count")])
+    server.kill()
+    before = server.record("count")
+    await server.start()
+    async with ingesting(opcua(server, tmp_path, "count")) as run:
+        await run.wait_good("f/count", 5)
+    check_whole(server, [(s.source_time_ns, s.value) for s in run.store.good("f/count")])
+    assert server.record("count")[len(before)].value == before[-1].value + 1
 
 
 def check_whole(server: ForeignServer, stored: list[tuple[int, object]]) -> None:
@@ -42,13 +39,10 @@ def check_whole(server: ForeignServer, stored: list[tuple[int, object]]) -> None
 
 
 @in_loop
-async def test_trouble_is_trouble(tmp_path: Path) -> None:
+async def test_trouble_is_trouble(server: ForeignServer, tmp_path: Path) -> None:
     """Sessions closed, subscriptions ended, connections cut, Publish refused: each ends the life of a source. Publish
     held keeps it connected and silent. A refused command says why."""
-    async with (
-        foreign_server(tmp_path / "server", variables=[COUNT]) as server,
-        ingesting(opcua(server, tmp_path, "count")) as run,
-    ):
+    async with ingesting(opcua(server, tmp_path, "count")) as run:
         for trouble in (server.kill_sessions, server.kill_subscriptions, server.cut):
             lives = run.source("plc").connects_total
             await run.wait_good("f/count", len(run.store.good("f/count")))
@@ -72,13 +66,12 @@ async def is_held(server: ForeignServer) -> bool:
 
 
 @in_loop
-async def test_the_clock_is_shifted(tmp_path: Path) -> None:
+async def test_the_clock_is_shifted(server: ForeignServer, tmp_path: Path) -> None:
     """CurrentTime and source times follow the shifted clock."""
-    async with foreign_server(tmp_path / "server", variables=[COUNT]) as server:
-        source = opcua(server, tmp_path, tags=server.tags("count") + "f/clock,i=2258\n")
-        async with ingesting(source) as run:
-            await run.wait_good("f/clock")
-            later = run.store.good("f/clock")[0].source_time_ns + 3_599_000_000_000
-            await server.shift_clock(3_600_000)
-            for tag in ("f/clock", "f/count"):
-                await wait_until_async(lambda tag=tag: run.store.good(tag)[-1].source_time_ns > later, f"{tag} later")
+    source = opcua(server, tmp_path, tags=server.tags("count") + "f/clock,i=2258\n")
+    async with ingesting(source) as run:
+        await run.wait_good("f/clock")
+        later = run.store.good("f/clock")[0].source_time_ns + 3_599_000_000_000
+        await server.shift_clock(3_600_000)
+        for tag in ("f/clock", "f/count"):
+            await wait_until_async(lambda tag=tag: run.store.good(tag)[-1].source_time_ns > later, f"{tag} later")

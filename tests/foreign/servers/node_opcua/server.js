@@ -50,6 +50,7 @@ class Program {
         if (this.options.tree) addTree(this.plant);
         for (const variable of this.options.variables ?? []) this.plant.add(variable);
         this.alarm = addAlarm(this.plant);
+        this.added = []; // variables, by commands
         await this.server.start();
         if (this.options.event_period_ms) this.plant.raiseEvents(this.options.event_period_ms);
         return { port, url: `opc.tcp://${HOST}:${port}`, certificate: this.server.certificateFile, namespace: NAMESPACE };
@@ -58,7 +59,10 @@ class Program {
     // --- commands: each takes the fields of its line -----------------------------------------------------------------
 
     add({ variables }) {
-        for (const variable of variables) this.plant.add(variable);
+        for (const variable of variables) {
+            this.plant.add(variable);
+            this.added.push(variable.name);
+        }
     }
 
     delete({ name }) {
@@ -108,8 +112,12 @@ class Program {
         this.listening = on;
     }
 
-    /** Undo every trouble that lasts. */
+    /** Undo every trouble that lasts, and delete what was added. */
     async recover() {
+        for (const session of this.sessions()) this.server.engine.closeSession(session.authenticationToken, true, "Forcing");
+        for (const name of this.added) if (this.plant.variables.get(name).node !== null) this.plant.delete(name);
+        this.added = [];
+        this.recoverAlarm();
         this.shift_clock({ ms: 0 });
         this.publish({ mode: "flow" });
         this.plant.run(true);
@@ -148,6 +156,14 @@ class Program {
         if (comment) this.alarm.currentBranch().setComment(comment);
         this.alarm.raiseNewCondition({ message: "acknowledged", severity: 100 });
         return this.alarm_state();
+    }
+
+    /** Inactive, acknowledged, and without branches, as at the start. */
+    recoverAlarm() {
+        if (this.alarm_state().active) this.set_alarm({ active: false });
+        for (const branch of this.alarm.getBranches()) this.alarm.deleteBranch(branch);
+        this.alarm.currentBranch().setAckedState(true);
+        this.alarm.currentBranch().setRetain(false);
     }
 
     alarm_state() {
