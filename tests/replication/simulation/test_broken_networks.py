@@ -18,6 +18,7 @@ from agent.fact_store.integrity.damage_registry import DamageRegistry
 from agent.fact_store.log.errors import ForkError
 from agent.fact_store.log.held_ranges import Insert
 from agent.fact_store.log.held_ranges import decide_insert as decide_held
+from agent.fact_store.retention import reclaim
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Hole, Page
 from agent.replication.protocol import codec
@@ -113,6 +114,11 @@ def server_skips_the_history_check(patch: pytest.MonkeyPatch) -> None:
 def server_compares_no_timeline(patch: pytest.MonkeyPatch) -> None:
     """A server that compares only the store's own facts, and not which copy of its log was read."""
     patch.setattr(consumer_registry, "why_other_timeline", lambda *_: None)
+
+
+def released_heads_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A store that cannot prove any more what it has released."""
+    patch.setattr(reclaim, "QUERIES", {**reclaim.QUERIES, "insert_released_heads": "SELECT ?, ?, ?"})
 
 
 def timelines_stay_open(patch: pytest.MonkeyPatch) -> None:
@@ -313,7 +319,8 @@ BROKEN = [
     Broken("restored_grown", "ring", ("converges", "lost", "skipped"), server_compares_no_timeline),
     Broken("restored_grown", "diamond", ("resealed", "once"), reseals_read_facts),
     Broken("restored_grown", "chain_2", ("converges",), every_fork_blocks),
-    Broken("restored_grown_full", "chain_3", ("lost", "skipped"), server_compares_no_timeline),
+    Broken("restored_grown_full", "site", ("converges",), released_heads_are_forgotten),
+    Broken("restored_grown_full", "two_readers", ("lost", "skipped"), server_compares_no_timeline),
     Broken("restored_grown_restarted", "chain_3", ("lost", "skipped"), timelines_stay_open),
     Broken("restored_grown_restarted", "plants", ("lost", "skipped"), released_facts_count_as_equal),
     Broken("clock_jump", "plants", ("converges",), receiver_uses_the_wall_clock),
