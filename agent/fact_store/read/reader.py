@@ -183,10 +183,10 @@ class StoreReader:
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
-            for query in ("select_next_head", "select_released_head"):
-                if row := connection.execute(QUERIES[query], asked).fetchone():
-                    return StoredHead(*row)
-        return None
+            row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
+            if row is None:
+                row = connection.execute(QUERIES["select_released_head"], asked).fetchone()
+        return None if row is None else StoredHead(*row)
 
     def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
         """The origins of which a head was stored."""
