@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agent.message import Sample
-from tests.spark.making import BAD, DEFINITIONS, SECOND_NS, UNCERTAIN
+from tests.spark.making import DEFINITIONS, SECOND_NS
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 DAY_S = 86_400
@@ -31,6 +31,11 @@ class Told:
         return self.named or DEFINITIONS[self.sample.tag - 1]
 
     @property
+    def severity(self) -> int:
+        """0 Good, 1 Uncertain, 2 and 3 Bad: the top two bits of a StatusCode."""
+        return self.sample.quality // 2**30
+
+    @property
     def series(self) -> Key:
         return self.zone, self.definition.subject, self.definition.predicate
 
@@ -41,10 +46,10 @@ class Told:
 
 def number(one: Told, limits: dict[str, tuple[float, float]]) -> tuple[str | None, float | None]:
     """Problem and number; `limits` by tag."""
-    value, quality = one.sample.value, one.sample.quality
-    if quality == BAD:
+    value = one.sample.value
+    if one.severity >= 2:
         return "bad", None
-    if quality == UNCERTAIN:
+    if one.severity == 1:
         return "uncertain", None
     if not isinstance(value, int | float):
         return None, None
@@ -75,8 +80,8 @@ def rollup(
             at_ns, (_, value) = one.sample.source_time_ns, number(one, limits)
             row = rows[key(one, at_ns // window_ns, window_s)]
             row["count"] += 1
-            row["good_count"] += one.sample.quality == 0
-            row["bad_count"] += one.sample.quality == BAD
+            row["good_count"] += one.severity == 0
+            row["bad_count"] += one.severity >= 2
             if value is None:
                 continue
             row["numbers"].append(value)
