@@ -264,7 +264,7 @@ async def test_a_node_that_is_refused_costs_nothing_else(
 
 @in_loop
 async def test_a_node_records_events_as_its_users_ask_for_them(server: ForeignServer, tmp_path: Path) -> None:
-    """From node.toml to SQL, with the stream that nobody has declared."""
+    """From node.toml to SQL, with a stream that is not declared."""
     statement = "select subject, object_json ->> 'message' as message from facts where stream = 'events'"
     async with running_node(server, tmp_path, "count", events=["Server"], events_severity_min=10) as node:
 

@@ -66,7 +66,7 @@ async def test_a_mute_connection_is_given_up(either_server: ForeignServer, tmp_p
 
 
 async def values_pass(server: ForeignServer) -> None:
-    """Until the server has set some values that nobody was there to receive."""
+    """Until the server has set some values that no client was there to receive."""
     before = len(server.record("count"))
     await wait_until_async(lambda: len(server.record("count")) > before + 5, "values at the server")
 
@@ -86,7 +86,7 @@ async def kill(server: ForeignServer, run: Running) -> None:
 
 
 async def lose_publish(server: ForeignServer, run: Running) -> None:
-    """What the server publishes is lost on the way, and acknowledged by nobody."""
+    """What the server publishes is lost on the way, and not acknowledged."""
     await server.publish("lose")
     await run.wait_state("plc", State.WAITING)
     await server.publish("flow")

@@ -117,7 +117,7 @@ async def test_an_overflow_is_counted_in_values(server: ForeignServer, tmp_path:
 
 @in_loop
 async def test_the_default_queue_has_room_for_a_stall(server: ForeignServer, tmp_path: Path) -> None:
-    """With the settings that nobody changed, the server's queue of an item holds what is sampled in ten seconds."""
+    """With default settings, the server's queue of an item holds what is sampled in ten seconds."""
     await server.add({"name": "usual", "value": 1, "sampling_ms": 100})
     file = tmp_path / "plc.csv"
     file.write_text(server.tags("usual"))

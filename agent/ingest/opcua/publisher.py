@@ -2,10 +2,10 @@
 
 Several requests are open at once, so that a long line carries more than one publication per round trip. An answer is
 acknowledged when it has been handed on; while that waits, no new request is sent, and the server queues. A notification
-that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is told.
+that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is called.
 
-Subscriptions are routed by their number: values go to the source, and whoever needs another kind of notification
-(events) routes a subscription of his own.
+Subscriptions are routed by their number: values go to the source; a component that needs another kind of notification
+(events) routes a subscription of its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the on
 
 class Route(NamedTuple):
     """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that. `missing`
-    is told of notifications that never came; without it the values' is."""
+    is called for notifications that never came; by default that of the values."""
 
     decode: Callable[[bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]

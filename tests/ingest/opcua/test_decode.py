@@ -222,7 +222,7 @@ def test_one_element_is_a_value_in_its_own_type(sent: Any, kind: str, value: Any
         assert isinstance(found[0].value, Json)
 
 
-def test_a_structure_nobody_can_read_costs_only_itself() -> None:
+def test_an_unreadable_structure_costs_only_itself() -> None:
     """A node with a broken or unknown structure keeps its bytes; the values beside it are read as ever."""
     inside = b"\xff\xff\xff\x7f garbage"
     head = struct.pack("<BBH", 1, 0, 297) + struct.pack("<Bi", 1, len(inside))  # an Argument, by its type id

@@ -64,7 +64,7 @@ def test_another_wish_touches_only_what_differs() -> None:
     assert plan.next_deletion() == [11]
 
 
-def test_what_a_call_creates_for_nobody_is_deleted() -> None:
+def test_what_a_call_creates_for_no_tag_is_deleted() -> None:
     """The wish changes while a call is on its way: its item is deleted again, its refusal is no news; a handle that is
     wanted again before the answer is simply live."""
     plan = ItemPlan([1, 2, 3], size_max=10, pause_ns=100)

@@ -178,7 +178,7 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  # noqa: FBT001
     """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag;
-    what still comes for it afterwards is nobody's."""
+    what still comes for it afterwards is dropped."""
 
     @in_loop
     async def story() -> None:
@@ -412,7 +412,7 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
 
 @in_loop
 async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a bad sample; those behind it become a gap fact, since nobody knows where they begin. The session goes
+    """It is a bad sample; those behind it become a gap fact, since their beginning is unknown. The session goes
     on."""
     store = FakeStore()
     source, recorder = await made(store)

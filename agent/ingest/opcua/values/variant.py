@@ -21,7 +21,7 @@ from agent.ingest.opcua.values.structures import EnumType, Field, Shape, Structu
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported
-DIMENSIONS_MAX = 32  # of one array: nobody uses more than three
+DIMENSIONS_MAX = 32  # of one array; three are usual
 ELEMENTS_MAX = VALUE_BYTES_MAX // 2  # kept of one value: more, with their commas, exceed a fact's limit in any case
 _MALFORMED = (struct.error, IndexError, OverflowError, ValueError, MessageError, RecursionError)
 
@@ -171,7 +171,7 @@ class _Wire:
         return list(struct.unpack_from(f"<{kept}{_LETTERS[kind]}", self.data, start))
 
     def enter(self) -> None:
-        """One level deeper; whoever enters counts the level down again, unless it fails."""
+        """One level deeper; the caller counts the level down again, unless it fails."""
         self.depth += 1
         if self.depth > DEPTH_MAX:
             raise DecodeError(f"values are nested more than {DEPTH_MAX} deep")

@@ -162,6 +162,15 @@ def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
     return [record.why for record in caplog.records if getattr(record, "action", "") == action]  # type: ignore[attr-defined]
 
 
+async def collecting_again() -> Collecting:
+    """A collector whose first session has ended, after one event."""
+    run = Collecting()
+    async with run.life():
+        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
+        await run.server.publish(of(event(message="before")))
+    return run
+
+
 @in_loop
 async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
     """The item has all fields; the refresh comes after it, with the number of the subscription. Bytes are decoded by
@@ -250,10 +259,7 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
 async def test_what_a_lost_subscription_holds_is_recorded() -> None:
     """It is taken over, gives what it has, twice, and is deleted. Then nothing is missing, and the conditions are asked
     for again. An event that both subscriptions bring is one message; what a condition is in is the newest state."""
-    run = Collecting()
-    async with run.life():
-        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
-        await run.server.publish(of(event(message="before")))
+    run = await collecting_again()
     async with run.life():
         await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
         await run.server.publish(of(condition("High", 5, retain=False, message="ended"), event(message="both")))
@@ -275,10 +281,7 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
 
     @in_loop
     async def story() -> None:
-        run = Collecting()
-        async with run.life():
-            await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
-            await run.server.publish(of(event(message="before")))
+        run = await collecting_again()
         run.server.transfer_status = BAD_TIMEOUT if case == "refused" else 0
         run.server.started = "tomorrow" if case == "restarted" else "today"
         async with run.life():
@@ -301,10 +304,7 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
 @in_loop
 async def test_a_second_loss_does_not_hide_the_first() -> None:
     """A session that ends before its rescue did leaves what was missing before it undeclared by any rescue after it."""
-    run = Collecting()
-    async with run.life():
-        await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
-        await run.server.publish(of(event(message="before")))
+    run = await collecting_again()
     async with run.life():
         await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
         await run.server.publish(of(event(message="new")))

@@ -58,7 +58,7 @@ def test_a_refresh_tells_known_from_new_and_absent() -> None:
     assert not book.is_refreshing
 
 
-def test_a_change_while_nobody_listened_is_new() -> None:
+def test_a_change_while_no_session_was_open_is_new() -> None:
     """Ended and begun again in between: the state is the same, its time is not."""
     book = known(HIGH)
     book.ask()
