@@ -192,7 +192,7 @@ def test_a_value_that_no_program_wrote(tmp_path: Path) -> None:
         found.execute(trigger)
         found.execute("PRAGMA writable_schema = ON")
         found.execute(change, (dropped, promised))
-    with pytest.raises(StoreDamaged, match="makes no sense"):
+    with pytest.raises(StoreDamaged, match="holds an impossible value"):
         FactStore.open(tmp_path / "facts.db", "plant")
 
 

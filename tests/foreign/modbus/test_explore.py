@@ -83,7 +83,7 @@ async def test_probe_at_the_edge_of_what_exists(tmp_path: Path) -> None:
         assert code == 0, err
         assert re.search(r"holding 40101 +float32 +CDAB +231.4", out)
         assert "not given: holding 40100: illegal data address (2)" in out
-        assert "not given: holding 40103 to 40105: illegal data address (2)" in out
+        assert "not given: holding 40103-40105: illegal data address (2)" in out
         assert "127.0.0.1/holding_40101,1,holding,40101,float32,CDAB," in out
         asked = len(device.asked())
         assert asked <= 20
