@@ -53,10 +53,10 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Tests wait half of the time for a disk, a broker or a clock, so three processes share the files of two cores.
+# Tests wait half of the time for a disk, a broker or a clock, so four processes share the files of two cores.
 # PYTEST=-n0: only one.
 pytest: foreign
-	$(VENV)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # Without a time limit for a test; the output of each (seed, figures) is shown at the end.
 sim: foreign
