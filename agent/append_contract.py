@@ -35,9 +35,9 @@ Outcome = Literal["applied", "noop_already_applied", "conflicting_duplicate", "s
 
 
 class AppendOutcome(NamedTuple):
-    """What became of a message: see `agent.fact_store.append.admission`. The offset is that of the message first stored
-    under its id; 0 while it is not known (acks none). `queued`: durable here (unless acks is none) and not yet where
-    `acks` promises it; `warning` says why."""
+    """The outcome of an append; `agent.fact_store.append.admission` lists them. `offset` is that of the message first
+    stored under the id, 0 while it is not known (acks none). `queued`: durable here (unless acks is none), but not
+    confirmed as `acks` requires; `warning` has the reason."""
 
     offset: int
     outcome: Outcome

@@ -1,16 +1,16 @@
 """Leases with fencing tokens: which of several instances that use one name may continue. Core: no IO.
 
-A name (of a consumer or a producer) is meant for one instance. Where there are two, because a machine was cloned or a
+A name (of a consumer or a producer) belongs to one instance. If there are two, because a machine was cloned or a
 process was started twice, each instance that starts gets a higher epoch than the one before (decision 0036). The newer
-continues; the older is *fenced* at its next request, which is final. Leases do not expire: an instance that was away
-for a week continues if no other took its place.
+one continues; the older one is *fenced* at its next request, which is final. Leases do not expire: an instance that was
+away for a week continues if no other took its place.
 
     claim of an instance               made by            result
     ---------------------------------  -----------------  ------------------------------------------------------------
     any, or none                       the holder         the lease stays in force
     0: requests a lease                another instance   it gets the next epoch
     0, after an epoch not in force     another instance   no change; it claims again after the epoch in force
-    an epoch above the one in force    another instance   unknown: the keeper has not granted it. It requests one anew
+    an epoch above the one in force    another instance   unknown: the keeper has not granted it. It requests another one
     the epoch in force                 another instance   the lease stays in force: one instance on several connections
     a lower epoch, or none             another instance   fenced
     none                               no lease in force  accepted without a lease
@@ -19,8 +19,8 @@ A request may arrive when its sender is dead and a successor holds the lease. So
 which epoch is in force, then requests the one *after* it: a late request of its predecessor names an epoch that is not
 in force any more.
 
-Only the keeper of the leases grants an epoch. One that is shown and was never granted is refused: a keeper that adopted
-it could be given the last epoch there is, after which no instance could ever take the name.
+Only the keeper of the leases grants an epoch. An epoch that was never granted is refused: if the keeper adopted it, one
+request with the highest possible epoch would block the name forever.
 """
 
 from __future__ import annotations

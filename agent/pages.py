@@ -15,6 +15,9 @@ from agent.lease import Lease
 
 # -------------------------------------------------------------------------------------------------------- what is read
 
+BATCHES_MAX = 2048
+"""Of one page; limits what is read for it, and its header, where batches hold single facts."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
@@ -176,6 +179,11 @@ class BatchEnd(NamedTuple):
 
     last_sequence: int
     digest: bytes
+
+
+Start = Literal["oldest", "end"] | int
+"""Where a new consumer begins: at the oldest fact, at the end, or at the facts recorded here from a time on, in ms
+since 1970."""
 
 
 class Consumer(Protocol):

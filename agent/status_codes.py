@@ -1,7 +1,7 @@
 """OPC UA StatusCodes as people read them: BadNodeIdUnknown instead of 0x80340000. Core: no IO.
 
 The quality of a sample is such a code, whatever the protocol. The upper 16 bits are the condition, of which the names
-are listed here (OPC 10000-6, Annex A.2); the lower ones are flags, of which only the overflow bit is told.
+are listed here (OPC 10000-6, Annex A.2); the lower ones are flags, of which only the overflow bit is shown.
 """
 
 from __future__ import annotations

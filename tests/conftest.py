@@ -4,8 +4,11 @@ first.
 A fixture belongs to the folder that needs it; one that several folders need is here.
 """
 
+import asyncio
+import inspect
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,10 +19,12 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.sim import IS_LONG
 from tests.support.memory import memory_folder
 
-# Time is no verdict: on a busy machine any example may take long (by default, 200 ms are a failure).
-settings.register_profile("bsfg", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Time is no verdict: on a busy machine any example may take long (by default, 200 ms are a failure). New examples are
+# for `make sim`, as new seeds are.
+settings.register_profile("bsfg", deadline=None, derandomize=not IS_LONG, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bsfg")
 
 
@@ -61,9 +66,25 @@ LONG_FIRST = ("tests/system/", "tests/bench/", "tests/spark/", "tests/security/"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In a parallel run the files that take minutes come first, so that no process is left with one at the end."""
-    if hasattr(config, "workerinput"):
+    """ORDER=seed shuffles the files, and the tests of each file unless they are marked `in_order`. Otherwise, in a
+    parallel run, the files that take minutes come first, so that no process is left with one at the end."""
+    if order := os.environ.get("ORDER"):
+        chance = random.Random(order)
+        files = {item.path: chance.random() for item in items}
+        places = {item: 0.0 if item.get_closest_marker("in_order") else chance.random() for item in items}
+        items.sort(key=lambda item: (files[item.path], places[item]))
+    elif hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(LONG_FIRST))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test written as a coroutine runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 @pytest.fixture

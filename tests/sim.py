@@ -1,8 +1,9 @@
 """How long the seeded tests run, and from which seed: the one place that knows whether this is `make test` or `make
 sim`.
 
-`SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`; `SEED=n` starts every seeded
-test from that seed instead of a new one. docs/reference/tests.md says what each figure is.
+`SIM=1` in the environment (what `make sim` sets) takes the long figure of each `scaled`, and a new seed each time.
+`make test` gives its verdict on a change, so it draws the same numbers each time. `SEED=n` starts every seeded test
+from that seed. docs/reference/tests.md says what each figure is.
 """
 
 import os
@@ -24,8 +25,8 @@ def scaled(short: int, long: int) -> int:
     return long if IS_LONG else short
 
 
-def first_seed(default: int | None = None) -> int:
-    """The seed a test begins with, printed so that a failure shows it; without `default` a new one each time."""
-    seed = int(os.environ.get("SEED") or (random.SystemRandom().randrange(2**32) if default is None else default))
+def first_seed() -> int:
+    """The seed a test begins with, printed so that a failure shows it: 0 in `make test`, a new one in `make sim`."""
+    seed = int(os.environ.get("SEED") or (random.SystemRandom().randrange(2**32) if IS_LONG else 0))
     print(f"SEED={seed}")
     return seed

@@ -9,19 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent.cli.prepare.init import node_toml
-from agent.config import (
-    BrokerSettings,
-    ConfigError,
-    HealthSettings,
-    IdentitySettings,
-    NodeSettings,
-    PeerSettings,
-    load,
-    read,
-)
-from agent.fact_store.log.settings import StoreSettings, StreamSettings
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
-from agent.signing.settings import OriginSettings, SigningSettings
+from agent.config import ConfigError, load, read
+from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.signing import OriginSettings, SigningSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from agent.settings.store import StoreSettings, StreamSettings
 
 SECTIONS = {
     "node": IdentitySettings,

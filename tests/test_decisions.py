@@ -27,12 +27,12 @@ def test_a_decision_has_its_sections_in_order(page: Path) -> None:
 
 
 def test_the_readme_names_each_decision_once() -> None:
-    """README.md names each page once, under the page's own title, and numbers run from 1 without a gap."""
+    """README.md names each page once, under the page's own title, in the order of their numbers."""
     listed = re.findall(
         r"^\| \[(\d{4})\]\((.+?)\) \| (.+) \|$", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE
     )
     assert listed == [(page.name[:4], page.name, page.read_text().splitlines()[0].removeprefix("# ")) for page in PAGES]
-    assert [int(number) for number, _, _ in listed] == list(range(1, len(PAGES) + 1))
+    assert len({number for number, _, _ in listed}) == len(PAGES)
 
 
 @pytest.mark.parametrize("name", [package(requirement) for requirement in PROJECT["dependencies"]])

@@ -23,9 +23,9 @@ def test_every_test_named_is_there(page: str) -> None:
     assert named
     for path, name in named:
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        assert not name or name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, (
-            f"{path}::{name}"
-        )
+        assert not name or name in {
+            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }, f"{path}::{name}"
 
 
 def test_all_twenty_invariants_have_a_test_or_a_reason() -> None:

@@ -24,10 +24,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Who may import whom, floor by floor: a part knows only parts named above it.
 GROUND = (
     "agent.errors",
-    "agent.foreign_text",
+    "agent.escaping",
     "agent.nftables",
     "agent.ranges",
     "agent.status_codes",
+    "agent.opcua_address",
     "agent.message",
     "agent.lease",
     "agent.telemetry",
@@ -37,16 +38,17 @@ GROUND = (
     "agent.pages",
 )
 PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health")
-FOUNDATION = (*GROUND, "agent.signing")
+FOUNDATION = (*GROUND, "agent.settings", "agent.signing")
 WHOLE = (*FOUNDATION, *PARTS, "agent.config")
 KNOWS: dict[str, tuple[str, ...]] = {
     "agent": (),
     "agent.errors": (),
-    "agent.file_hints": (),
-    "agent.foreign_text": (),
+    "agent.file_watch": (),
+    "agent.escaping": (),
     "agent.nftables": (),
     "agent.ranges": (),
     "agent.status_codes": (),
+    "agent.opcua_address": (),
     "agent.message": ("agent.errors",),
     "agent.lease": ("agent.errors", "agent.message"),
     "agent.telemetry": (),
@@ -54,25 +56,28 @@ KNOWS: dict[str, tuple[str, ...]] = {
     "agent.columns": ("agent.errors", "agent.message"),
     "agent.batch": ("agent.errors", "agent.message", "agent.columns"),
     "agent.pages": ("agent.batch", "agent.lease"),
-    "agent.signing": GROUND,
+    "agent.settings": ("agent.columns", "agent.message", "agent.opcua_address"),
+    "agent.signing": (*GROUND, "agent.settings"),
     "agent.fact_store": FOUNDATION,
     "agent.query": (*FOUNDATION, "agent.fact_store"),  # reads only
     "agent.ingest": (
         "agent.errors",
-        "agent.foreign_text",
+        "agent.escaping",
         "agent.columns",
         "agent.message",
+        "agent.opcua_address",
         "agent.status_codes",
-        "agent.file_hints",
+        "agent.file_watch",
+        "agent.settings",
     ),  # appends through a port
-    "agent.replication": (*FOUNDATION, "agent.file_hints"),  # stores through a port
+    "agent.replication": (*FOUNDATION, "agent.file_watch"),  # stores through a port
     "agent.health": ("agent.errors", "agent.message"),  # reads figures that the node hands it
     "agent.hardware": ("agent.errors", "agent.nftables", "agent.health"),  # the sum of what a node writes
-    "agent.config": (*FOUNDATION, *PARTS),  # the settings of each part
+    "agent.config": ("agent.errors", "agent.settings"),  # loads none of the parts
     "agent.local_socket": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.config"),
     # Reads only, and confirms what it has made durable.
     "pyspark_bsfg": (*FOUNDATION, "agent.fact_store", "agent.replication", "agent.local_socket"),
-    "agent.node": (*WHOLE, "agent.file_hints", "agent.query", "agent.local_socket"),
+    "agent.node": (*WHOLE, "agent.file_watch", "agent.query", "agent.local_socket"),
     "agent.demo": (*WHOLE, "agent.local_socket", "agent.node"),
     "bench": (*WHOLE, "agent.query", "agent.local_socket", "agent.node", "agent.demo", "pyspark_bsfg"),
     "agent.cli": (
@@ -105,6 +110,7 @@ FLOORS: dict[str, tuple[str, ...]] = {
 # Packages without a face of their own: their modules and folders are what others import.
 OPEN = {
     *("agent", "agent.replication", "agent.query", "agent.hardware", "agent.health", "agent.demo", "bench"),
+    "agent.settings",  # a module each part of node.toml
     "agent.signing",  # heads are read without the libraries that keys need
     "agent.replication.protocol",  # a module each subject
     *("agent.cli", "agent.cli.facts", "agent.cli.modbus", "agent.cli.opcua", "agent.cli.source", "agent.cli.store"),
@@ -131,6 +137,7 @@ ENTERED = (
     "agent.ingest.opcua.explore",
     "agent.ingest.opcua.security",
     "agent.ingest.tags",
+    "agent.local_socket.serving",  # loads the store, which a program that asks does not need
 )
 
 # A folder that holds more than this is two folders.
@@ -138,18 +145,24 @@ MODULES_PER_FOLDER_MAX = 15
 
 # Modules that decide: values and a time in, values out.
 CORES: tuple[str, ...] = (
+    "agent/cli/prepare/differences.py",
     *(
         f"agent/{name}.py"
         for name in (
             "append_contract",
             "batch",
             "columns",
-            "foreign_text",
+            "escaping",
             "lease",
             "message",
             "nftables",
+            "opcua_address",
             "pages",
             "ranges",
+            "settings/peers",
+            "settings/signing",
+            "settings/sources",
+            "settings/store",
             "status_codes",
         )
     ),
@@ -225,11 +238,11 @@ CORES: tuple[str, ...] = (
             "explore/place",
             "explore/register_scan",
             "explore/request_plan",
-            "lessons",
-            "pace",
+            "refused_spans",
+            "poll_grid",
             "plan",
             "refusal",
-            "search",
+            "refusal_search",
             "sweep",
             "units",
         )
@@ -282,7 +295,7 @@ CORES: tuple[str, ...] = (
         )
     ),
     *(f"agent/query/scan/{name}.py" for name in ("bounds", "fact_columns", "times")),
-    *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "tag_age")),
+    *(f"agent/query/latest/{name}.py" for name in ("latest_rows", "latest_search", "latest_summary", "tag_age")),
     "agent/query/sql/plan.py",
     *(f"appliance/{name}.py" for name in ("packages", "sbom")),
     *(f"agent/signing/{name}.py" for name in ("certificates", "freshness", "heads", "keys", "messages", "runs")),
@@ -330,7 +343,7 @@ CORES: tuple[str, ...] = (
             "consumer_effects",
             "latest_page",
             "pacing",
-            "turns",
+            "fair_queue",
             "outcomes",
             "page",
         )
@@ -897,6 +910,8 @@ LONG = "def f():\n" + "    x = 1\n" * 75
 BAD: list[tuple[Rule, str, str]] = [
     (imports_run_downwards, "agent/batch.py", "import agent.config"),
     (imports_run_downwards, "agent/config.py", "from agent.query import statistics"),
+    (imports_run_downwards, "agent/config.py", "from agent.fact_store import FactStore"),
+    (imports_run_downwards, "agent/settings/store.py", "from agent.fact_store import FactStore"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from agent.replication import sender"),
     (imports_run_downwards, "agent/fact_store/writer/writer.py", "from ...replication.sender import Sender"),
     (imports_run_downwards, "agent/health/page.py", "from agent import fact_store"),

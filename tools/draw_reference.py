@@ -22,9 +22,9 @@ import click
 
 from agent.cli import bsfg
 from agent.cli.prepare.init import node_toml
-from agent.config import NodeSettings
-from agent.ingest.settings import toml
 from agent.node.reload_plan import Reach, reach_of
+from agent.settings.node import NodeSettings
+from agent.settings.sources import toml
 from tools.wrap_prose import wrapped
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"

@@ -19,7 +19,7 @@ import click
 
 from agent import __version__
 from agent.errors import BsfgError
-from agent.foreign_text import printable_lines
+from agent.escaping import printable_lines
 
 DEFAULT_CONFIG = Path("node.toml")
 

@@ -110,7 +110,7 @@ _benchmark(
 )
 _benchmark(
     "wear.wear",
-    "What two nodes write to their disks for each fact, by cause, and the years that flash bears it.",
+    "What two nodes write to their disks for each fact, by cause, and the resulting lifetime of flash.",
     [
         _option("--tags", click.IntRange(min=10), 11_000, "Tags; each changes once a second."),
         _seconds(60.0),
@@ -185,12 +185,7 @@ _benchmark(
 @_FOLDER
 @json_option
 def ingest(
-    source: str,
-    items: tuple[int, ...],
-    seconds: float,
-    minutes: float,
-    below: Path | None,
-    as_json: bool,  # noqa: FBT001 click's way
+    source: str, items: tuple[int, ...], seconds: float, minutes: float, below: Path | None, as_json: bool
 ) -> None:
     """Values of a source from the socket to the committed store, beside the library that receives them."""
     _print(importlib.import_module(f"bench.ingest.{source}").run(items, seconds, minutes, below), as_json=as_json)

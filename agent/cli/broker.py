@@ -187,7 +187,7 @@ def _print_next(folder: Path, before: BrokerSite | None, site: BrokerSite) -> No
 @_config_file_option
 @_pid_option
 @json_option
-def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:
     """Make running brokers read their certificates, revocation list and access list again.
 
     The files are checked first. If one is wrong, no signal is sent and the broker keeps what it has.
@@ -200,7 +200,7 @@ def reload_command(config_file: Path, pid: int | None, as_json: bool) -> None:  
 @_config_file_option
 @_pid_option
 @json_option
-def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+def deny(zones: tuple[str, ...], config_file: Path, pid: int | None, as_json: bool) -> None:
     """Take all rights from zones at once, also from connected ones. Other zones are not disturbed.
 
     Their certificates stay valid until they are revoked (bsfg pki revoke). The next bsfg broker config restores their
@@ -253,7 +253,7 @@ def check(
     cert_file: Path | None,
     key_file: Path | None,
     pki_folder: Path,
-    as_json: bool,  # noqa: FBT001 click's way
+    as_json: bool,
 ) -> None:
     """Check a running broker as ZONE: handshake, limits, each right of its links, and what it must refuse."""
     from agent.replication.broker import BrokerTarget, check_broker, check_broker_files, check_program, config_files

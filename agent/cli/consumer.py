@@ -1,7 +1,7 @@
 """`bsfg consumer list`, `add`, `remove`: the consumers of this node's streams, and what retention keeps for each.
 
-The running node is asked, since it knows when each consumer was last seen; where no node runs, the store is read. Facts
-stay on this gateway until every consumer has confirmed them, so a consumer that is no longer needed has to be removed.
+The commands ask the running node, which has the last activity of each consumer; if no node runs, they read the store.
+Facts stay on this gateway until every consumer has confirmed them, so remove a consumer that is no longer needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.local_node import answer_s_option, ask, start_option, to_option
 from agent.config import load
-from agent.fact_store import Start
+from agent.pages import Start
 
 _COLUMNS = ("consumer", "stream", "zone", "state", "frontier", "behind", "holds back", "hours", "last seen", "lease")
 
@@ -30,7 +30,7 @@ def consumer() -> None:
 @consumer.command("list")
 @config_option
 @json_option
-def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def list_(config_file: Path, as_json: bool) -> None:
     """List every consumer: its frontier, the facts kept for it, and when it was last seen."""
     answer = ask(load(config_file), local_socket.ListConsumers(), local_socket.Consumers)
     if as_json:
@@ -49,14 +49,7 @@ def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passe
 @start_option
 @click.argument("name")
 @json_option
-def add(
-    config_file: Path,
-    stream: str,
-    zone: str | None,
-    start: Start,
-    name: str,
-    as_json: bool,  # noqa: FBT001 click passes options by name
-) -> None:
+def add(config_file: Path, stream: str, zone: str | None, start: Start, name: str, as_json: bool) -> None:
     """Register the consumer NAME. From now on facts are kept for it. An existing consumer does not change."""
     request = local_socket.RegisterConsumer(name, stream, start, zone)
     answer = ask(load(config_file), request, local_socket.Registered)
@@ -75,13 +68,7 @@ def add(
 @click.argument("name")
 @json_option
 def remove(
-    config_file: Path,
-    peer: str | None,
-    answer_s: float,
-    force: bool,  # noqa: FBT001 click passes options by name
-    now: bool,  # noqa: FBT001
-    name: str,
-    as_json: bool,  # noqa: FBT001
+    config_file: Path, peer: str | None, answer_s: float, force: bool, now: bool, name: str, as_json: bool
 ) -> None:
     """Remove the consumer NAME and print which facts were kept for it. With --to, a consumer of this zone at a peer, at
     once."""

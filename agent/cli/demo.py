@@ -17,7 +17,7 @@ PIPE_COLUMNS = 120
 
 @click.command()
 @click.option("--keep", is_flag=True, help="Keep everything running at the end until Ctrl-C.")
-def demo(keep: bool) -> None:  # noqa: FBT001 click passes options by name
+def demo(keep: bool) -> None:
     """Show facts travelling from a plant to the enterprise, a cut link, the catch-up, and the counts in Spark."""
     from rich.console import Console
     from rich.table import Table

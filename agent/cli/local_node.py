@@ -1,5 +1,5 @@
-"""Requests to the node of this machine: at its socket while it runs, otherwise answered from the store by the command
-itself."""
+"""Requests to the node of this machine: over its socket while it runs; otherwise the command opens the store and
+answers them itself. The store's code is imported only then."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any, TypeVar
 import click
 
 from agent import local_socket
-from agent.config import NodeSettings
-from agent.fact_store import Start, StoreLocked
-from agent.query.scan import TimeUnreadable, parse_moment_ns
+from agent.pages import Start
+from agent.settings.node import NodeSettings
 
 _RequestT = TypeVar("_RequestT", bound=local_socket.Request)
 _AnswerT = TypeVar("_AnswerT", bound=local_socket.Answer)
@@ -31,6 +30,8 @@ def start_of(_: click.Context, parameter: click.Parameter, value: str) -> Start:
             return "oldest"
         case "end":
             return "end"
+    from agent.query.scan import TimeUnreadable, parse_moment_ns  # with the store
+
     try:
         return parse_moment_ns(value, time.time_ns()) // 1_000_000
     except TimeUnreadable as error:
@@ -60,8 +61,10 @@ async def answer_from_store(settings: NodeSettings, request: local_socket.Reques
     """Answer a request while no node runs. Raises NoNode for one that only a node can answer."""
     if isinstance(request, local_socket.NODE_REQUESTS):  # the store stays closed: a starting node needs it
         raise local_socket.NoNode
-    with local_socket.open_store(settings) as store:
-        return await local_socket.RequestHandler(store).answer(request)
+    from agent.local_socket.serving import RequestHandler, open_store
+
+    with open_store(settings) as store:
+        return await RequestHandler(store).answer(request)
 
 
 def ask(
@@ -87,6 +90,8 @@ async def _answer(
         try:
             return await local_socket.ask(settings.node.state_dir, request, waits_ms)
         except (FileNotFoundError, ConnectionRefusedError):
+            from agent.fact_store import StoreLocked
+
             try:
                 return await alone(settings, request)
             except StoreLocked:  # by a node that starts or stops, or by another command

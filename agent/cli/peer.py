@@ -20,9 +20,11 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask
-from agent.config import BrokerSettings, NodeSettings, PeerSettings, load
+from agent.config import load
 from agent.errors import BsfgError
 from agent.health.client import ask_health_of
+from agent.settings.node import NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
 
 if TYPE_CHECKING:
     from agent.replication.broker import BrokerTarget, Peer
@@ -38,7 +40,7 @@ def peer() -> None:
 @peer.command(name="list")
 @config_option
 @json_option
-def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def list_command(config_file: Path, as_json: bool) -> None:
     """List the configured peers and their state in the running node."""
     settings = load(config_file)
     state = _state(settings)
@@ -59,7 +61,7 @@ def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 clic
 @click.argument("name", metavar="ZONE")
 @config_option
 @json_option
-def test(name: str, config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def test(name: str, config_file: Path, as_json: bool) -> None:
     """Test each step of the connection between this node and ZONE. Exit status 1 when a step fails."""
     from agent.replication.broker import Outcome, check_peer
 
@@ -111,7 +113,7 @@ def peer_of(each: PeerSettings) -> Peer:
 @click.option("--repair", is_flag=True, help="Fetch what is missing or damaged here.")
 @click.option("--scan", is_flag=True, help="First read everything stored here to find damage.")
 @json_option
-def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+def compare(name: str, config_file: Path, repair: bool, scan: bool, as_json: bool) -> None:
     """Compare what was pulled from ZONE with ZONE's store, by digests. Exit status 1 when a difference is left
     unrepaired."""
     from agent.node import compare_alone

@@ -1,8 +1,8 @@
-"""`bsfg run`: the node, in the foreground, until SIGTERM or SIGINT. `bsfg reload`: node.toml taken over by a node that
-runs.
+"""`bsfg run`: the node, in the foreground, until SIGTERM or SIGINT. `bsfg reload`: apply a changed node.toml to the
+running node.
 
 Logs go to standard error, one JSON object a line when that is not a terminal: a constant event name and its fields.
-Normal operation logs little.
+Normal operation logs little, and no peer can make it much.
 """
 
 from __future__ import annotations
@@ -19,12 +19,41 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.config import ConfigError, ConfigFile, load_sections
-from agent.foreign_text import printable, printable_lines
+from agent.escaping import printable, printable_lines
 
 RELOAD_WAITS_MS = 60_000
 """Sources that end deliver what they still hold, each for ten seconds at most, all at once; then pulls end."""
 
 _STANDARD = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+LINES_MAX = 30
+"""Of one event about one peer or broker, a minute. Peers cause most of these lines, and the journal drops the lines of
+a service that writes too many, whichever they are."""
+MINUTE_S = 60.0
+
+
+class LineLimit(logging.Filter):
+    """Leaves out what an event about one peer or broker has beyond LINES_MAX; its next line counts them
+    (`left_out`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._counts: dict[tuple[str, str], tuple[float, int]] = {}  # when the minute began, lines since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        about = getattr(record, "peer", None) or getattr(record, "broker", None)
+        if about is None:
+            return True
+        key = record.getMessage(), str(about)
+        begun_s, count = self._counts.get(key, (record.created, 0))
+        if 0 <= record.created - begun_s < MINUTE_S:
+            self._counts[key] = begun_s, count + 1
+            return count < LINES_MAX
+        self._counts[key] = record.created, 1
+        if count > LINES_MAX:
+            record.left_out = count - LINES_MAX
+        return True
 
 
 class EventFormatter(logging.Formatter):
@@ -52,6 +81,7 @@ class EventFormatter(logging.Formatter):
 def set_up_logging() -> None:
     """Log events of the agent from INFO on and of libraries from WARNING on, to standard error."""
     handler = logging.StreamHandler()
+    handler.addFilter(LineLimit())
     handler.setFormatter(EventFormatter(as_json=not sys.stderr.isatty()))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("agent").setLevel(logging.INFO)
@@ -72,8 +102,8 @@ def run(config_file: Path) -> None:
 @click.command()
 @config_option
 @json_option
-def reload(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
-    """Have the running node read node.toml again, and print what it took over. Exit status 1 when the file is
+def reload(config_file: Path, as_json: bool) -> None:
+    """Make the running node read node.toml again, and print the changes that it applied. Exit status 1 when the file is
     refused."""
     sections = load_sections(config_file)  # what else is wrong with the file, the node says
     node = sections.node

@@ -15,7 +15,7 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.config import ConfigError, load_sections
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.health.client import ask_health_of
 from agent.health.verdict import duration
 
@@ -23,7 +23,7 @@ from agent.health.verdict import duration
 @click.command()
 @config_option
 @json_option
-def status(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def status(config_file: Path, as_json: bool) -> None:
     """Print the state of the running node. Exit status 0 when no action is needed, 1 otherwise."""
     sections = load_sections(config_file)  # a node that runs has a status, whatever has become of its file
     node, health = sections.node, sections.health

@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from agent.foreign_text import csv_cell, printable
+from agent.escaping import csv_cell, printable
 
 ALIGNED_ROWS = 1000
 CELL_CHARACTERS_MAX = 80

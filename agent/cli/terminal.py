@@ -1,4 +1,4 @@
-"""What a terminal needs: streams that print no control characters, a line of progress, and the steps of a test.
+"""Output on a terminal: streams that print no control characters, a progress line, and the steps of a test.
 
 All commands print through `printable_streams`, so whatever a peer or a device wrote reaches a terminal, a log or a pipe
 escaped. Two kinds of output go past it: the control sequences of `redraw`, and CSV into a file or pipe, which keeps
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, TextIO
 
 import click
 
-from agent.foreign_text import printable, printable_lines
+from agent.escaping import printable, printable_lines
 from agent.message import Value
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _is_single(value: float) -> bool:
 
 
 def print_check(what: str, problems: Sequence[str], summary: str, notes: Sequence[str]) -> None:
-    """What the check of a file found: its problems, or that it is good."""
+    """Print the result of checking a file: its problems, or that it is valid."""
     if problems:
         click.echo(f"{len(problems)} problem{'s' * (len(problems) > 1)}:")
     for problem in problems:

@@ -1,6 +1,6 @@
-"""What the demonstration shows while it runs: one table, redrawn on a terminal, a line every few seconds in a pipe.
+"""The display of the running demonstration: a table on a terminal, or a line every few seconds in a pipe.
 
-The figures are each node's own at /healthz. A node that does not answer is marked, with its last figures.
+The figures come from each node's /healthz. A node that does not answer is marked and keeps its last figures.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""The fact store: an append-only log of sealed batches in one SQLite file, with cursors, durable before it answers.
+"""The fact store: an append-only log of sealed batches in one SQLite file, with consumer cursors. Every result is
+durable before it is returned.
 
 DESIGN.md has the reasons. `FactStore` is for the process that owns the store, `StoreReader` for every other reader.
 """
 
 from agent.fact_store.append import is_in_sync
 from agent.fact_store.artifacts import ARTIFACTS_FOLDER, ArtifactFiles
-from agent.fact_store.consumers import Start
 from agent.fact_store.divergence import migrate_store
 from agent.fact_store.integrity import Damage, VerifyCounts, verify_store
 from agent.fact_store.log import (
     CHUNK_BYTES_MAX,
-    HOURS_MAX,
-    Acks,
     AcksRefused,
     ArtifactMismatch,
     ArtifactMissing,
@@ -28,7 +26,6 @@ from agent.fact_store.log import (
     ConsumerStreamMismatch,
     EpochEnded,
     FactsRefused,
-    HoldLimit,
     Incident,
     LeaseUnknown,
     StoreBusy,
@@ -37,10 +34,8 @@ from agent.fact_store.log import (
     StoreForeign,
     StoreFull,
     StoreLocked,
-    StoreSettings,
     StoreTooNew,
     StreamIsLocal,
-    StreamSettings,
     TooManyConsumers,
     UnknownConsumer,
     check_digest,

@@ -1,4 +1,4 @@
-"""What the producers of this zone append: tag definitions, samples, messages; and the producers' leases.
+"""The append API for producers of this zone: tag definitions, samples, messages, and producer leases.
 
 Arguments are checked in the calling thread: a mistake in them, or a full queue, raises at once. Errors that the store
 finds later come through the future, as does the result, once it is durable as far as `acks` asks.
@@ -25,7 +25,7 @@ from agent.fact_store.append import (
     message_key,
 )
 from agent.fact_store.artifacts import Artifacts
-from agent.fact_store.log import Acks, AcksRefused, Appended, FactsRefused
+from agent.fact_store.log import AcksRefused, Appended, FactsRefused
 from agent.fact_store.writer import Writer
 from agent.message import (
     PRODUCER,
@@ -40,6 +40,7 @@ from agent.message import (
     check_name,
     value_bytes,
 )
+from agent.settings.store import Acks
 
 _FACT_BYTES = 120  # memory of a queued sample, without the text or bytes of its value
 _MESSAGE_BYTES = 1000
@@ -80,7 +81,8 @@ class Appends:
         return self.append_columns(stream, columns)
 
     def append_columns(self, stream: str, columns: SampleColumns) -> Future[Appended]:
-        """As `append_samples`, for columns. They are the store's from now on: the caller does not change the lists."""
+        """As `append_samples`, for columns. The store keeps the lists, so the caller must not change them
+        afterwards."""
         check_name("stream", stream, STREAM)
         count = len(columns.tags)
         if not count:
@@ -126,8 +128,8 @@ class Appends:
         acks: Acks | None = None,
         preconditions: Sequence[Precondition | None] = (),
     ) -> None:
-        """Raise what `append_messages` would raise at once, except for a full queue; appends nothing. ArtifactMissing
-        for a message that refers to an artifact that is not stored here."""
+        """Raise the errors that `append_messages` raises at once, except for a full queue; append nothing.
+        ArtifactMissing for a message that refers to an artifact that is not stored here."""
         check_name("stream", stream, STREAM)
         if not messages:
             raise FactsRefused("no messages", "leave the call out")

@@ -1,7 +1,7 @@
 """The consumers of a store: registered, leased, active, confirming, removed; and the timelines of what they read.
 
-Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. What a
-confirmation means is decided in frontier.py, which instance of a consumer may continue in agent/lease.py.
+Arguments are checked in the calling thread; changes run in the writer's thread and answer through a future. frontier.py
+decides the effect of a confirmation, agent/lease.py which instance of a consumer may continue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.fact_store.log import ConsumerState, Event, Lifecycle, StoreError, ne
 from agent.fact_store.writer import Writer
 from agent.lease import LEASE_EPOCH_MAX, Lease, LeaseClaim
 from agent.message import CONSUMER, STREAM, ZONE, MessageError, check_name
-from agent.pages import Consumer
+from agent.pages import Consumer, Start
 
 
 class ConsumerRegistry:
@@ -34,7 +34,7 @@ class ConsumerRegistry:
         return list(self._writer.catalog.consumers.values())
 
     def register(
-        self, name: str, zone: str, stream: str, start: consumers.Start = "oldest", *, zone_max: int | None = None
+        self, name: str, zone: str, stream: str, start: Start = "oldest", *, zone_max: int | None = None
     ) -> Future[Consumer]:
         """Register a consumer; a repeat with the same zone and stream returns the consumer as it is. `zone_max`: how
         many consumers the zone may have. Through the future: ConsumerNotYours, ConsumerStreamMismatch,
@@ -167,8 +167,8 @@ class ConsumerRegistry:
         return self._writer.submit("timeline", lambda transaction: transaction.begin_timeline(stream))
 
     def why_other_timeline(self, stream: str, timeline: bytes, offset: int) -> str | None:
-        """Why a stream that was read up to an offset on a timeline is not the one of this store; None where it is.
-        From memory."""
+        """The reason why a position (a timeline and an offset) does not belong to this store's log of a stream; None if
+        it does. From memory."""
         if timeline == self.timeline:
             return None
         why = why_other_timeline(self._writer.catalog.timelines.get(stream, {}), timeline, offset)

@@ -1,8 +1,8 @@
-"""What peers send: pages of their streams, all or nothing, and copies of batches and tag definitions that are damaged
-here.
+"""The inbound API for facts of peers: pages of their streams, stored as a whole or not at all, and copies that replace
+damaged batches and tag definitions.
 
-A pulling node parses batches and reads their content before it hands them over; what writing them means is decided in
-receive.py and repair.py.
+The pulling side parses the batches and verifies their content before it calls; receive.py, batch_repair.py and
+definition_repair.py decide what is written.
 """
 
 from __future__ import annotations

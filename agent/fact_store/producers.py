@@ -1,9 +1,8 @@
-"""Messages of many producers in one event loop: those of one turn of the loop are appended together.
+"""Appends messages of many producers in one event loop: those of one iteration of the loop are appended together.
 
-A future that crosses threads costs more than everything else that is done for a message, so the messages of a turn
-share one. Promised: each producer gets the outcome of its own message, in the order of the calls; a message that is
-refused is refused alone; cancelling does not take a message back. Where the store is full or busy, every call of that
-turn raises.
+A future that crosses threads costs more than all other work for a message, so the messages of an iteration share one.
+Promised: each producer gets the outcome of its own message, in the order of the calls; a message that is refused is
+refused alone; cancelling does not take a message back. Where the store is full or busy, every call of that turn raises.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from concurrent.futures import Future
 from agent.append_contract import NO_PRECONDITION, AppendOutcome, Precondition
 from agent.errors import BsfgError
 from agent.fact_store.appends import Appends
-from agent.fact_store.log import Acks, Refused, StoreError, copy_error
+from agent.fact_store.log import Refused, StoreError, copy_error
 from agent.message import Message
+from agent.settings.store import Acks
 
 TOGETHER_MAX = 1000
 """Messages of one append: together they take some milliseconds to seal, for which each waits."""

@@ -39,15 +39,12 @@ from agent.fact_store.divergence import (
 from agent.fact_store.inbound import Inbound
 from agent.fact_store.integrity import DamageRegistry
 from agent.fact_store.log import (
-    HoldLimit,
     Integrity,
     StoreDamaged,
     StoreError,
     StoreFull,
-    StoreSettings,
     StoreUnusable,
     StreamInfo,
-    StreamSettings,
     StreamState,
     TailCache,
 )
@@ -67,6 +64,7 @@ from agent.fact_store.sqlite import (
 from agent.fact_store.writer import Writer
 from agent.message import ZONE, check_name
 from agent.pages import HeldRange, Page
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 from agent.signing.freshness import SignedEnd
 from agent.signing.heads import HeadSigner, sign_head
 
@@ -103,7 +101,7 @@ class FactStore:
         self.reader = reader
         """For queries in other threads (`agent.query`); closed with the store."""
         self.batch_ends, self.definitions, self.incidents = reader.batch_ends, reader.definitions, reader.incidents
-        self.signers, self.shown_head, self.next_head = reader.signers, reader.shown_head, reader.next_head
+        self.signers, self.covering_head, self.next_head = reader.signers, reader.covering_head, reader.next_head
         self.policy, self.statistics, self.on_commit = writer.policy, writer.statistics, writer.subscribe
         self.note = writer.note
         """Record an incident of this node that concerns no peer."""
@@ -132,7 +130,7 @@ class FactStore:
         signer: HeadSigner | None = None,
         unattended: bool = False,
     ) -> FactStore:
-        """Open the store of `zone`, or create it; recovers without help from however the last life ended.
+        """Open the store of `zone`, or create it; recovers without help from any end of the last life.
 
         Streams that `streams` does not name have the defaults of `StreamSettings`. `holds`: what each zone may hold
         back from being released. With `signer` the facts recorded here are signed, also those recorded before in this
@@ -189,14 +187,15 @@ class FactStore:
         artifacts = Artifacts(path, settings, reader, writer)
         store = cls(path, zone, writer, reader, damages, artifacts, space, descriptor, witness)
         if unattended:
-            store._be_kept_up()
+            store._start_background_work()
         if signer is not None:  # before any append: only what lies behind the last head is known to be unsigned
             store.set_signer(signer)
         writer.start()
         return store
 
-    def _be_kept_up(self) -> None:
-        """As a node opens it: verify in the background, and mark the file when a write meets damage."""
+    def _start_background_work(self) -> None:
+        """Start the background work of an unattended store: the scrub, and marking the file when a write finds
+        damage."""
         since_ms = time.time_ns() // 1_000_000 - LOSSES_MS
         with contextlib.suppress(StoreError):  # a damaged table of incidents is reported elsewhere
             self._losses = sum(one.kind in LOSSES and one.last_unix_ms > since_ms for one in self.incidents())

@@ -1,4 +1,4 @@
-"""What a gateway can bear: profiles of gateways, what is measured on this one, and the sums made of both.
+"""The capacity of a gateway: profiles of gateways, measurements on this machine, and estimates from both.
 
 `profiles/` holds a TOML file for each class of gateway (hardware/README.md lists the keys).
 """

@@ -1,8 +1,8 @@
-"""Core: whether a gateway's disk bears a load: how many hours of facts fit, how many years its flash lasts, and how
-many facts a second it could take.
+"""Core: whether a gateway's disk sustains a load: how many hours of facts fit, how many years its flash lasts, and the
+highest sustainable rate.
 
-Each answer comes with the sum it is made of. Where a figure was neither measured nor published there is no answer, and
-the text says which figure is missing. The processor is not judged here: `bsfg bench ingest` measures it.
+Each answer is returned with its calculation. If a figure was neither measured nor published, there is no answer, and
+the text names the missing figure. The processor is not judged here: `bsfg bench ingest` measures it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine is and how fast its disk is: read from /proc and /sys, and measured in a folder of the disk.
+"""Identifies this machine from /proc and /sys, and measures the speed of its disk in a folder.
 
 `read_machine` only reads. `measure_disk` writes one file of 64 MB at most, for five seconds at most, and deletes it.
 """
@@ -29,7 +29,7 @@ _TIMEX_BYTES = 256  # more than struct timex has on any machine
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the kernel says of this machine."""
+    """Properties of this machine as the kernel reports them."""
 
     architecture: str  # Debian's word, of the programs and not of the kernel
     cpu_cores: int
@@ -113,8 +113,8 @@ def _serial_ports(root: Path) -> list[str]:
 
 
 def read_serial_port(device: Path, root: Path = Path("/")) -> SerialPort:
-    """What tells a serial port from others; `device` may be a link such as those in /dev/serial/by-id. Raises OSError
-    where there is no such port."""
+    """The identifying properties of a serial port; `device` may be a link such as those in /dev/serial/by-id. Raises
+    OSError if there is no such port."""
     kernel = (root / device.relative_to("/")).resolve(strict=True).name
     found = (root / "sys/class/tty" / kernel / "device").resolve(strict=True)
     interface = ""

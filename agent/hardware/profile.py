@@ -1,8 +1,8 @@
 """Core: the profile of a class of gateways, read from its file, and the choice of the profile that fits a machine.
 
 A profile (profiles/*.toml) holds what the maker publishes and a measurement does not show: how often a cell of the
-flash can be erased, whether the clock has a battery. A figure without a source is left out, and sums that need it do
-without.
+flash can be erased, whether the clock has a battery. A figure without a source is left out, and calculations that need
+it are skipped.
 
     ProfileError            a profile cannot be used; the text lists every problem (its author corrects them)
 """
@@ -108,7 +108,7 @@ class Profile:
 def choose(
     profiles: Iterable[Profile], architecture: str, device_tree: Iterable[str], dmi: Iterable[str]
 ) -> Profile | None:
-    """The profile of a machine that calls itself this; None for an architecture that no profile is for."""
+    """The profile of a machine with these identifiers; None for an architecture without a profile."""
     trees, names = tuple(device_tree), tuple(dmi)
     found = list(profiles)
     for profile in found:

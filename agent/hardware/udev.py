@@ -1,5 +1,5 @@
-"""Core: names for serial ports that stay the same, as udev rules. A kernel numbers USB adapters in the order in which
-it finds them, so `/dev/ttyUSB0` may be another line after a restart."""
+"""Core: renders udev rules that give serial ports stable names. A kernel numbers USB adapters in the order in which it
+finds them, so `/dev/ttyUSB0` may be another line after a restart."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _ABOUT = (
 
 @dataclass(frozen=True, slots=True)
 class SerialPort:
-    """What tells a port from others. `usb_serial` is empty for adapters without one, which are known by the socket that
-    they are plugged into; `usb_port` is empty for ports of the board, whose kernel name never changes."""
+    """The properties that identify a port. `usb_serial` is empty for adapters without one, which are known by the
+    socket that they are plugged into; `usb_port` is empty for ports of the board, whose kernel name never changes."""
 
     kernel: str  # ttyUSB0
     usb_vendor: str = ""

@@ -1,4 +1,5 @@
-"""Core: who reaches a page at an address, what to do about it, and where its port is written."""
+"""Core: whether other machines can reach the health page at an address, the remedy, and the file that holds its
+port."""
 
 from __future__ import annotations
 

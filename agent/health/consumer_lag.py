@@ -1,8 +1,8 @@
 """Core: how far the consumers of a store, and the pulls of a node, are behind in time, and which consumers catch up,
 from samples of the last minutes.
 
-Source times do not give it: a zone that reads a year of history is not a year late, a relay that fills up holds facts
-that were old when they came, and a device's clock may be hours off. What counts is how long a fact has been in this
+Source times do not measure lag: a zone that reads a year of history is not a year late, a relay that fills up holds
+facts that were old on arrival, and a device's clock may be hours off. Lag is the time for which a fact has been in this
 store unconfirmed. The store's own marks give it to the minute (`fact_store`'s forecast), samples of the end of each
 stream to the second.
 

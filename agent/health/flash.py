@@ -1,4 +1,4 @@
-"""Core: what a node writes to its disk, and how many years flash bears it.
+"""Core: the bytes that a node writes to its disk, and the resulting lifetime of flash in years.
 
 Measured with `bsfg bench wear`, by the device's own count, at 11,000 tags a second, 2.8 bytes a sealed fact: 16.7 and
 8.9 bytes a fact with 3.97 and 0.94 commits a second. The sum below gives 17.6 and 9.2.

@@ -46,7 +46,8 @@ class Notifier:
         return self.send("READY=1")
 
     def still_starting(self) -> bool:
-        """Not ready, but working: request more time. A zone that is cut off collects on and must not be restarted."""
+        """Not ready, but working: request more time. A zone that is cut off continues to collect and must not be
+        restarted."""
         return self.send(f"EXTEND_TIMEOUT_USEC={START_EXTENSION_S * 1_000_000}")
 
     def stopping(self) -> bool:

@@ -1,6 +1,6 @@
 """Core: the bytes of a request and a snapshot in, the bytes of an answer out, for /healthz and /metrics.
 
-It can only read: GET is the only method, paths are compared whole, and of the headers only their end is looked for. It
+It is read-only: GET is the only method, paths are compared whole, and of the headers only the end is searched for. It
 never keeps a connection, reads a body, compresses, or puts internal errors into an answer.
 """
 

@@ -1,9 +1,9 @@
 """Shell around page.py: a small HTTP server on the node's own event loop.
 
 One request per connection, with limits on bytes, time and connections, so that a stuck or hostile client costs little
-and never delays the node. An address that has its share of connections, or a page that has all of its, loses the oldest
-one to a new client, so half requests keep no client out. It listens on loopback by default and has no authentication:
-`listen_host` decides who can reach it.
+and never delays the node. When an address has its share of connections, or all connections are in use, a new client
+replaces the oldest one, so half-open requests cannot block other clients. It listens on loopback by default and has no
+authentication: `listen_host` decides who can reach it.
 """
 
 from __future__ import annotations

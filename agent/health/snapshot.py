@@ -1,4 +1,4 @@
-"""The status of a node at one moment, as the node takes it and health judges and shows it.
+"""The status of a node at one moment: taken by the node, judged and displayed by this package.
 
 Each value is declared here once: its JSON name at /healthz is the field's name, and its annotation names the Prometheus
 metric that shows it at /metrics (`metrics.py` renders from these annotations). A value that the node does not have is
@@ -275,7 +275,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, slots=True)
 class OriginStatus:
-    """The signatures of a zone's facts in a stream, as far as peers have passed them on."""
+    """The state of the signatures of a zone's facts in a stream, as passed on by peers."""
 
     zone: Annotated[str, Label("zone")]
     stream: Annotated[str, Label("stream")]

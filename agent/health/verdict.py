@@ -163,7 +163,7 @@ def _node_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _config_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
-    """node.toml says something else than what is in force."""
+    """node.toml differs from the settings in force."""
     if snapshot.config_refused:
         text = f"was refused when it was reloaded, and the previous settings stay in force: {snapshot.config_refused}"
         hint = "bsfg check lists every problem; then bsfg reload"
@@ -199,8 +199,8 @@ def _full_reasons(snapshot: NodeSnapshot) -> Iterator[Reason]:
 
 
 def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
-    """An artifact waits for room that only an operator or retention makes, and the facts behind it wait with it; a zone
-    is at its quota."""
+    """An artifact waits for room that only an operator or retention can free, and the facts behind it wait with it; or
+    a zone is at its quota."""
     of = "" if store.artifact_bytes_max is None else f" of {store.artifact_bytes_max / 1e6:,.1f}"
     taken = f"artifacts take {store.artifact_bytes / 1e6:,.1f}{of} MB"
     if store.artifact_bytes_lacking:
@@ -219,7 +219,7 @@ def _artifact_reasons(store: StoreStatus) -> Iterator[Reason]:
 
 
 def _integrity_reasons(integrity: IntegrityStatus) -> Iterator[Reason]:
-    """One changed bit is an alert: the disk that changed it will change more."""
+    """One changed bit is an alert, because the disk will change more."""
     if integrity.damages:
         text = f"{integrity.damages} places are damaged; the rest is served"
         hint = "bsfg store verify names them; check the disk, and see docs/operate/integrity.md"
@@ -310,8 +310,8 @@ def _peer_reasons(peer: PeerStatus) -> Iterator[Reason]:
 
 
 def _origin_reasons(origin: OriginStatus, now_unix_ms: int) -> Iterator[Reason]:
-    """Signed facts that do not arrive although signatures do: the zone is well, and what is between it and here is not.
-    An origin of which nothing is heard at all looks like any outage, which the peer's lag shows."""
+    """Signed facts that do not arrive although newer signatures do: the zone works, and a node on the path withholds
+    facts. An origin without any signatures looks like an outage, which the peer's lag shows."""
     subject = f"origin {origin.zone}/{origin.stream}"
     if origin.is_withheld:
         text = f"{origin.behind} facts that it has signed do not arrive: a node in between holds them back"
@@ -331,7 +331,7 @@ def _lag_hint(peer: PeerStatus) -> str:
 
 
 def _comparison_reasons(peer: PeerStatus) -> Iterator[Reason]:
-    """What a comparison found and could not repair. Waiting does not make it worse, so it is no alert."""
+    """Differences that a comparison could not repair. They do not get worse with time, so they are no alert."""
     if peer.compared is not None and peer.compared.is_equal is False:
         text = "the last comparison left ranges that differ from what the peer holds"
         hint = f"bsfg peer compare {peer.zone} names them; see docs/operate/integrity.md"

@@ -1,7 +1,7 @@
 """Core: whether the watchdog may be fed, from proof of work alone.
 
-A timer that feeds the watchdog proves only that timers work. So each part that must not hang has a counter that it
-moves itself, and says whether it has work. A part with work whose counter does not move for longer than its limit is
+A timer that feeds the watchdog proves only that timers work. So each part that must not hang increments a counter of
+its own and reports whether it has work. A part with work whose counter does not move for longer than its limit is
 stalled, and while one part is stalled the watchdog is not fed. systemd then ends the process with a traceback of every
 thread and restarts it; the store recovers by itself.
 

@@ -1,7 +1,7 @@
 """Ingest: reads OPC UA servers and Modbus devices and appends their values to the fact store.
 
-Each configured source is supervised on its own: it connects, delivers samples, is lost, and is built anew. A tag map
-says which values of a source are read; sampling rules decide which samples become facts. Samples leave through a port
+Each configured source is supervised separately: it connects, delivers samples, is lost, and is rebuilt. A tag map says
+which values of a source are read; sampling rules decide which samples become facts. Samples leave through a port
 (`StorePort`).
 
     opcua/  modbus/     the two adapters, alike file by file
@@ -15,21 +15,10 @@ The package drops no value without a fact that says so. It never writes to a dev
 
 from agent.ingest.errors import SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
-from agent.ingest.lifecycle import State
-from agent.ingest.ports import Newest, RemovedTag
+from agent.ingest.lifecycle import Newest, State
+from agent.ingest.ports import RemovedTag
 from agent.ingest.probe_result import ProbeStep, TagReading
 from agent.ingest.quality import BAD_OUT_OF_SERVICE
-from agent.ingest.settings import (
-    APPLICATION_URI,
-    DeviceProfile,
-    ModbusSourceSettings,
-    OpcuaSourceSettings,
-    Parity,
-    SecurityMode,
-    SecurityPolicy,
-    SourceSettings,
-    Transport,
-)
 from agent.ingest.source_memory import LEARNED, SourceMemory
 from agent.ingest.source_probe import (
     is_read_by_node,

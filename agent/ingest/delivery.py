@@ -1,12 +1,12 @@
 """Applies the sampling rules to the raw samples of one source and passes the result to the recorder, stream by stream.
 
-A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler must
-know what was recorded last when the source returns. It keeps no sample that it has passed on.
+A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler needs
+the last recorded values when the source returns. It keeps no sample that it has passed on.
 
 A new tag map waits here (`offer_map`) until the source takes it over (`retag`) in the one task that records, behind
 everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
 ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
-value would look current for ever.
+value would look current forever.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from agent.columns import SampleColumns
 from agent.ingest import quality as status
 from agent.ingest.gap import TAGS_NAMED_MAX, Gap, TagGap
-from agent.ingest.ports import Newest
+from agent.ingest.lifecycle import Newest
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Sampler
 from agent.ingest.tags.tag_map import Tag
@@ -31,14 +31,13 @@ class Delivery:
     def __init__(self, source: str, tags: Sequence[Tag], numbers: Sequence[int], recorder: Recorder) -> None:
         self.source = source
         self.recorder = recorder
-        self.sampler = Sampler(())
+        self.sampler = Sampler()
         self.tags: dict[int, Tag] = {}
         self.points: dict[int, Any] = {}
-        self._streams: dict[int, str] = {}
-        self._subjects: dict[int, str] = {}
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
+        self.renumbered: Mapping[int, int] = {}  # by their earlier numbers, the tags that have another one now
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
@@ -46,13 +45,13 @@ class Delivery:
     def numbers_by_stream(self) -> dict[str, list[int]]:
         """The numbers of the tags by the stream they are recorded in."""
         found: dict[str, list[int]] = {}
-        for number, stream in self._streams.items():
-            found.setdefault(stream, []).append(number)
+        for number, tag in self.tags.items():
+            found.setdefault(tag.stream, []).append(number)
         return found
 
     def seed(self, newest: Mapping[int, Newest]) -> None:
         """Go on from what an earlier process recorded last of these tags."""
-        for number, (sample, good_ns) in newest.items():
+        for number, (sample, good_ns, _) in newest.items():
             self.sampler.seed(number, sample, good_ns)
 
     @property
@@ -61,7 +60,7 @@ class Delivery:
         return self._wanted is not None
 
     def offer_map(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
-        """Leave a new tag map for the source. It replaces one that still waits."""
+        """Offer a new tag map to the source. It replaces one that is still waiting."""
         self._wanted = _numbered(tags, numbers)
 
     def retag(self, now_ns: int) -> bool:
@@ -70,8 +69,10 @@ class Delivery:
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return False
-        subjects = {tag.definition.subject for tag in wanted.values()}
-        gone = [n for n in self.points if n not in wanted and self._subjects[n] not in subjects]
+        subjects = {tag.definition.subject: number for number, tag in wanted.items()}
+        ended = {n: subjects.get(self.tags[n].definition.subject) for n in self.points if n not in wanted}
+        gone = [number for number, later in ended.items() if later is None]
+        self.renumbered = _with_later(self.renumbered, ended, wanted)
         ruled = [n for n in self.points if n not in wanted or wanted[n].rule != self.sampler.rule(n)]
         self._hand_in(SampleColumns.of(self.sampler.release(ruled, now_ns)))
         self._hand_in(SampleColumns.of(self.sampler.lose(status.BAD_OUT_OF_SERVICE, now_ns, gone, corrects=True)))
@@ -91,17 +92,17 @@ class Delivery:
         """Whether no good value has come since `expect_value`."""
         return self._on_value is not None
 
-    async def deliver(self, samples: Iterable[Sample], now_ns: int, returned_ns: int | None = None) -> None:
+    async def deliver(self, samples: Iterable[Sample], now_ns: int) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns, returned_ns)), now_ns)
+        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns)), now_ns)
 
     async def deliver_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
         """As `deliver`, for columns."""
         await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
 
     def hand_in_late(self, samples: SampleColumns) -> None:
-        """Record samples that are older than what is known of their tags, whatever the rules. They change nothing of
-        what later samples are compared with. The caller then awaits `settle`."""
+        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
+        the state with which later samples are compared. The caller then awaits `settle`."""
         if samples.tags:
             self._hand_in(samples)
 
@@ -147,16 +148,20 @@ class Delivery:
         is_over: bool = True,
     ) -> None:
         """Note lost values, which become a gap fact. Times in ns since 1970. `is_over`: the end of the gap is known."""
-        hit = tuple(tags)
+        hit = tuple(dict.fromkeys(map(self.number, tags)))
         last_ns = max(first_ns, last_ns)
         named = tuple(self.subjects(hit[:TAGS_NAMED_MAX]))
         self.recorder.add_gap(Gap(self.source, reason, first_ns, last_ns, count, exact, named))
         for listener in self._gap_listeners if is_over else ():
             listener(TagGap(reason, first_ns, last_ns, hit))
 
+    def number(self, tag: int) -> int:
+        """The present number of a tag. One that is read no more has that which it had."""
+        return self.renumbered.get(tag, tag)
+
     def subjects(self, tags: Iterable[int]) -> list[str]:
         """What these tags are called."""
-        return [self._subjects[tag] for tag in tags if tag in self._subjects]
+        return [self.tags[tag].definition.subject for tag in tags if tag in self.tags]
 
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
@@ -167,7 +172,7 @@ class Delivery:
         if self._one_stream is not None:
             self.recorder.hand_in(self._one_stream, columns)
             return
-        streams = [self._streams[tag] for tag in columns.tags]
+        streams = [self.tags[number].stream for number in columns.tags]
         for stream in dict.fromkeys(streams):
             is_here = [one == stream for one in streams]
             self.recorder.hand_in(stream, SampleColumns._make(list(compress(column, is_here)) for column in columns))
@@ -175,11 +180,15 @@ class Delivery:
     def _assign(self, wanted: dict[int, Tag]) -> None:
         self.tags = wanted
         self.points = {n: tag.point for n, tag in wanted.items()}
-        self.sampler.adopt({n: tag.rule for n, tag in wanted.items()})
-        self._streams = {n: tag.stream for n, tag in wanted.items()}
-        self._subjects = {n: tag.definition.subject for n, tag in wanted.items()}
-        streams = set(self._streams.values())
+        self.sampler.adopt({n: tag.rule for n, tag in wanted.items()}, self.renumbered)
+        streams = {tag.stream for tag in wanted.values()}
         self._one_stream = streams.pop() if len(streams) == 1 else None
+
+
+def _with_later(known: Mapping[int, int], ended: Mapping[int, int | None], wanted: Mapping[int, Tag]) -> dict[int, int]:
+    """The earlier numbers of the tags of a new map, with the present ones. As many as these tags were edited."""
+    later = {**ended, **{number: ended.get(then, then) for number, then in known.items()}}
+    return {number: now for number, now in later.items() if now is not None and number not in wanted}
 
 
 def _numbered(tags: Sequence[Tag], numbers: Sequence[int]) -> dict[int, Tag]:

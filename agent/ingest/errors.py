@@ -8,7 +8,7 @@
       NoHistory                 a command asks for the history of a source that has none to read (for the operator)
       HistoryRefused            a server does not answer a HistoryRead as a whole; its session goes on
       StoredUnreadable          the store cannot be read for what it holds already; live values go on
-      SourceError               one life of a source has ended; the supervisor builds it anew after a pause
+      SourceError               one life of a source has ended; the supervisor rebuilds it after a pause
         SourceLost              the connection broke, fell silent or was never established
           SourceBusy            the server has no room for another client at present
         SourceRefused           the server or our own rules refuse the connection; the text ends with what to do
@@ -114,8 +114,7 @@ class StoredUnreadable(IngestError):
 
 
 class SourceRefused(SourceError):
-    """The source refused us, or we refuse it. Retrying does not help until somebody changes something; it is done,
-    slowly."""
+    """The source refused us, or we refuse it. Retries fail until an operator changes something, so they are rare."""
 
 
 def tag_file_problem(file: Path, why: str) -> Problem:

@@ -4,8 +4,9 @@ A source that cannot wait (a poll whose time has passed, a server whose queue ov
 the line is too slow. Losses are merged here into one message per source and reason, so that many losses make few facts.
 The caller decides when to append it.
 
-A lost source makes two facts with the same `first_time`, its last sign of life: one at once, so that the loss is known
-even if this process ends before the source returns, and one when a value has come again. The later one says more.
+A lost source produces two facts with the same `first_time`, its last sign of life: one at once, so that the loss is
+recorded even if this process ends before the source returns, and one when the next value has arrived. The later one is
+complete.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 
 from agent.message import Envelope, Fact, Message, canonical_json, time_text
 
-TAGS_NAMED_MAX = 20  # a fact names the first tags affected; the count tells how many values were lost
+TAGS_NAMED_MAX = 20  # a fact names the first tags affected; the count is the number of values lost
 GAP_PREDICATE = "samples_lost"
 
 STORE_REFUSED = "store_refused"  # polls that were not made because the store took nothing
@@ -24,9 +25,12 @@ STORE_REJECTED = "store_rejected"  # samples the store failed at, not for want o
 SERVER_QUEUE_OVERFLOW = "server_queue_overflow"  # the OPC UA server discarded values it had queued for us
 NOTIFICATIONS_MISSING = "notifications_missing"  # the server sent a notification that never came
 SUBSCRIPTION_LOST = "subscription_lost"  # the server ended one subscription of several; it was created anew
+ITEM_RENEWED = "item_renewed"  # an item that published nothing, or was to be monitored otherwise, was created anew
+ITEM_REFUSED = "item_refused"  # the server had no item for a tag: its node was gone, or it refused the item
 VALUES_UNREADABLE = "values_unreadable"  # the server sent a malformed value; those behind it have no known place
 AGENT_STOPPED = "agent_stopped"  # what happened at the source while no process of this node ran
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
+CLOCK_SET_BACK = "clock_set_back"  # a gap in the times that came again, because the server's clock was set back in it
 OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
@@ -68,6 +72,7 @@ class TagGap:
     tags: tuple[int, ...]
 
 
+_APART = frozenset({SOURCE_LOST, CLOCK_SET_BACK, ITEM_RENEWED, ITEM_REFUSED})  # a second and a week would be a week
 OUTAGES_OPEN_MAX = 100  # a source that flaps while the store refuses for days; beyond, outages are merged too
 
 
@@ -81,7 +86,7 @@ class GapLog:
         return bool(self._open)
 
     def add(self, gap: Gap) -> None:
-        is_apart = gap.reason == SOURCE_LOST and len(self._open) < OUTAGES_OPEN_MAX  # there were values in between
+        is_apart = gap.reason in _APART and len(self._open) < OUTAGES_OPEN_MAX  # there were values in between
         key = gap.reason, gap.first_time_ns if is_apart else -1
         known = self._open.get(key)
         self._open[key] = gap if known is None else known.merged(gap)
@@ -99,7 +104,7 @@ class GapLog:
 
 
 def gap_message(gap: Gap, zone: str, produced_at_unix_ms: int, predicate: str = GAP_PREDICATE) -> Message:
-    """The fact that tells of a gap. Its id comes from what it tells, so that a repeated append is stored once."""
+    """The fact that records a gap. Its id is derived from its content, so a repeated append is stored once."""
     content = {
         "count": gap.count,
         "count_exact": gap.count_exact,

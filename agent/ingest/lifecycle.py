@@ -1,19 +1,23 @@
-"""The life of a source, as a table, how long to wait before the next one, and what of an outage the log tells.
+"""The states of a source as a table, the back-off between connections, when an earlier process ended, and which
+reasons of an outage are logged.
 
     idle --start--> connecting --up--> connected --down--> waiting --start--> connecting
                     connecting --down--> waiting
     any of them --stop--> stopped
 
-Core: what the table lacks raises, for then the supervisor itself is wrong.
+Core: a transition that is not in the table raises AssertionError, because it is a mistake of the supervisor.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from agent.ingest.gap import SOURCE_LOST
+from agent.message import Sample
 
 
 class State(Enum):
@@ -49,14 +53,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 
 
 def next_state(state: State, event: Event) -> State:
-    """The state after an event. What the table lacks is our own mistake."""
+    """The state after an event. Asserts that the table has the transition."""
     assert (state, event) in TRANSITIONS, f"a source that is {state.value} cannot {event.value}"
     return TRANSITIONS[state, event]
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter so that many sources do not knock at
+    """Waiting times that double from `delay_ms` to `delay_max_ms`, with jitter so that many sources do not connect at
     once."""
 
     delay_ms: int
@@ -101,20 +105,77 @@ class Failures:
         self.count = 0
 
 
+AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minute ahead of another (decision 0042)
+CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: a clock of ours that shows less was never set
+
+
+class Newest(NamedTuple):
+    """The newest sample of a tag, the time of its newest good one (0: not found), and a time before it was recorded, at
+    most a minute, by this node's clock (0: not known)."""
+
+    sample: Sample
+    good_ns: int
+    recorded_ns: int = 0
+
+
+class Ahead(NamedTuple):
+    """One moment by a clock of a source that was ahead, and by ours."""
+
+    first_ns: int
+    ours_ns: int
+
+    def last_ns(self, now_ns: int) -> int:
+        """What the source's clock shows now, if it was not set right. `now_ns` is our clock."""
+        return self.first_ns + max(0, now_ns - self.ours_ns)
+
+
+class Stop(NamedTuple):
+    """When an earlier process ended, or earlier, in the times of its source; also by a clock that was ahead then."""
+
+    first_ns: int
+    ahead: Ahead | None
+
+
+def stop_of(streams: Iterable[Sequence[Newest]], undelivered_ns: int) -> Stop | None:
+    """The end of the process that recorded these samples, in each stream the last one first; None if there are none.
+    Values that are so much older may have been missing. The time of a sample that is ahead of its recording, since a
+    clock was wrong then, says nothing; where all are, the time of the last recording counts."""
+    stops = [_stop_of(newest, undelivered_ns) for newest in streams if newest]
+    ahead = [one.ahead for one in stops if one.ahead is not None]
+    return Stop(max(one.first_ns for one in stops), max(ahead, default=None)) if stops else None
+
+
+def _stop_of(newest: Sequence[Newest], undelivered_ns: int) -> Stop:
+    right_ns = [one.sample.source_time_ns for one in newest if not _is_ahead(one)]
+    last, ahead = newest[0], None
+    if _is_ahead(last):
+        ahead = Ahead(last.sample.source_time_ns - undelivered_ns, last.recorded_ns - undelivered_ns)
+    if not right_ns:  # what was recorded last had come late by the one, and what had not come by the other
+        return Stop(last.recorded_ns - 2 * undelivered_ns, ahead)
+    # By the order of recording, for a clock may have been set back; but not by that of a device that is far behind.
+    last_ns, newest_ns = right_ns[0], max(right_ns)
+    return Stop((last_ns if newest_ns - last_ns <= AHEAD_NS else newest_ns) - undelivered_ns, ahead)
+
+
+def _is_ahead(one: Newest) -> bool:
+    return one.recorded_ns > CLOCK_LEAST_NS and one.sample.source_time_ns > one.recorded_ns + AHEAD_NS
+
+
 REASONS_PER_OUTAGE_MAX = 20  # an error whose text is new each time must not fill the log
 _DIGITS = re.compile(r"\d+")
 
 
 class Outage:
-    """What is known of a source that is away: since when, and which reasons the log has told."""
+    """An outage of a source: its start, and the reasons that were logged."""
 
-    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST) -> None:
+    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST, ahead: Ahead | None = None) -> None:
         self.first_ns = first_ns  # the last sign of life before it; 0: there was none; None: not known yet
         self.reason = reason
+        self.ahead = ahead  # see Stop
         self._told: set[str] = set()
 
     def is_news(self, why: str) -> bool:
-        """Whether this reason is to be told: the first time in this outage. Numbers in it make no difference."""
+        """Whether this reason is logged for the first time in this outage. Numbers in the text are ignored."""
         reason = _DIGITS.sub("#", why)
         if reason in self._told or len(self._told) >= REASONS_PER_OUTAGE_MAX:
             return False

@@ -1,4 +1,5 @@
-"""The ports of ingest: what it needs of a store, which the fact store satisfies as it is, and of a memory.
+"""The ports of ingest: the parts of a store that it uses, which the fact store implements directly, and a memory for
+each source.
 
 A store refuses for the moment by raising one of the exception types it is introduced with (`Refusals`), from the call
 or through the future. A refused append is repeated until the store takes it. The source is slowed meanwhile, and what
@@ -12,7 +13,8 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from agent.columns import SampleColumns
-from agent.message import Message, Sample, TagDefinition
+from agent.ingest.lifecycle import Newest
+from agent.message import Message, TagDefinition
 
 Refusals = tuple[type[Exception], ...]
 
@@ -30,13 +32,6 @@ class StorePort(Protocol):
         """Commit one message; the same message_id twice is stored once."""
 
 
-class Newest(NamedTuple):
-    """The newest sample of a tag, and the time of its newest good one (0: not found)."""
-
-    sample: Sample
-    good_ns: int
-
-
 class RemovedTag(NamedTuple):
     """A tag of this node that no tag file names any more: where its newest sample was recorded, its number, subject,
     and the source time of that sample."""
@@ -48,20 +43,22 @@ class RemovedTag(NamedTuple):
 
 
 class StoredFacts(Protocol):
-    """What the store holds already, for what fills gaps. Each call reads the store, in any thread, and may take
+    """Facts that the store holds already, for filling gaps. Each call reads the store, in any thread, and may take
     seconds. Times in ns of source time since 1970. Where the store cannot be read, the searches at the start of a
     source find nothing."""
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
-        """The newest sample of each of these tag numbers, where one is found near the end of the stream."""
+        """The newest sample of each of these tag numbers, where one is found near the end of the stream; the one that
+        was recorded last comes first."""
 
-    def stopped_ns(self, stream: str) -> int:
-        """The time of the last sample in a stream that is too large for `newest_samples` to see all of it, else 0."""
+    def last_sample(self, stream: str) -> Newest | None:
+        """The last sample in a stream that is too large for `newest_samples` to see all of it."""
 
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
     ) -> Mapping[int, Collection[int]] | None:
-        """The times of all samples of these tag numbers from `first_ns` to `last_ns`; None if there are more than
+        """The times of all samples of these tags from `first_ns` to `last_ns`, by their numbers; those of other numbers
+        that the same tag had (live, from history, before an edit) under one of these. None if there are more than
         `times_max`. Raises StoredUnreadable."""
 
     def open_outages(self, source: str) -> Sequence[int]:
@@ -69,7 +66,7 @@ class StoredFacts(Protocol):
 
 
 class MemoryPort(Protocol):
-    """Keeps a small document for each source over restarts. Neither call raises: what is lost is learned again."""
+    """Keeps a small document for each source over restarts. Neither call raises: a lost document is learned again."""
 
     def load(self, source: str) -> bytes | None:
         """The document that was saved last, None if there is none."""

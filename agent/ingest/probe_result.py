@@ -1,4 +1,4 @@
-"""What looking at a source gives, whatever its protocol: the steps of a test, and values of tags read once."""
+"""Results of testing a source, for both protocols: the steps of a test, and values of tags read once."""
 
 from __future__ import annotations
 

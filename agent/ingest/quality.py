@@ -1,7 +1,7 @@
 """OPC UA status codes (Part 6, Annex A.2) that this package itself gives to samples, whatever the protocol.
 
 A source's own code is kept bit for bit; these are for what only we can know: that a device does not answer, that bytes
-do not make a value. The bits that tell an overflow of the server's queue are Part 4, 7.39.1.
+do not make a value. The bits for an overflow of the server's queue are defined in Part 4, 7.39.1.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ BAD_COMMUNICATION_ERROR = 0x8005_0000
 BAD_DECODING_ERROR = 0x8007_0000
 BAD_ENCODING_LIMITS_EXCEEDED = 0x8008_0000
 BAD_TIMEOUT = 0x800A_0000
+BAD_WAITING_FOR_INITIAL_DATA = 0x8032_0000
 BAD_NODE_ID_INVALID = 0x8033_0000
 BAD_NODE_ID_UNKNOWN = 0x8034_0000
 BAD_ATTRIBUTE_ID_INVALID = 0x8035_0000
@@ -21,6 +22,16 @@ BAD_INDEX_RANGE_INVALID = 0x8036_0000
 BAD_NOT_SUPPORTED = 0x803D_0000
 BAD_OBJECT_DELETED = 0x803F_0000
 BAD_MONITORED_ITEM_ID_INVALID = 0x8042_0000
+BAD_USER_ACCESS_DENIED = 0x801F_0000
+BAD_NOT_READABLE = 0x803A_0000
+BAD_DATA_ENCODING_INVALID = 0x8038_0000
+BAD_DATA_ENCODING_UNSUPPORTED = 0x8039_0000
+BAD_MONITORING_MODE_INVALID = 0x8041_0000
+BAD_FILTER_INVALID = 0x8043_0000
+BAD_FILTER_UNSUPPORTED = 0x8044_0000
+BAD_FILTER_NOT_ALLOWED = 0x8045_0000
+BAD_DEADBAND_FILTER_INVALID = 0x808E_0000
+BAD_SECURITY_MODE_INSUFFICIENT = 0x80E6_0000
 BAD_DEVICE_FAILURE = 0x808B_0000
 BAD_OUT_OF_SERVICE = 0x808D_0000
 BAD_TOO_MANY_MONITORED_ITEMS = 0x80DB_0000
@@ -42,6 +53,21 @@ GONE = frozenset(
 )
 """What a value is notified with when its node is gone. A monitored item does not recover from them, even when a node of
 that name exists again."""
+
+DENIED = frozenset({BAD_USER_ACCESS_DENIED, BAD_NOT_READABLE, BAD_SECURITY_MODE_INSUFFICIENT})
+"""What a value is notified with that this user may not read, or not like this. The server may allow it at any time; an
+item that it does not sample (node-opcua, with an interval of 0) stays silent even then, until the value changes."""
+
+NO_ITEM = (
+    GONE
+    | DENIED
+    | {
+        *(BAD_INDEX_RANGE_INVALID, BAD_DATA_ENCODING_INVALID, BAD_DATA_ENCODING_UNSUPPORTED),
+        *(BAD_MONITORING_MODE_INVALID, BAD_FILTER_INVALID, BAD_FILTER_UNSUPPORTED, BAD_FILTER_NOT_ALLOWED),
+        *(BAD_DEADBAND_FILTER_INVALID, BAD_TOO_MANY_MONITORED_ITEMS),
+    }
+)
+"""What a tag is recorded with that has no item: its node is gone, or the item was refused (OPC 10000-4, 5.13.2.4)."""
 
 OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Overflow bit 7
 

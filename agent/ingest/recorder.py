@@ -1,4 +1,4 @@
-"""Appends the samples of one source to the store, waits while the store refuses, and appends again what failed.
+"""Appends the samples of one source to the store, waits while the store refuses, and retries failed appends.
 
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
@@ -81,7 +81,7 @@ class Recorder:
 
     async def define(self, definitions: Sequence[TagDefinition]) -> list[int]:
         """The numbers of tag definitions. Waits while the store refuses."""
-        return await self._insist(lambda: self._store.define(definitions))
+        return await self._retry_while_refused(lambda: self._store.define(definitions))
 
     async def record(self, stream: str, columns: SampleColumns) -> None:
         """Append samples; returns once the store has queued them and the number of uncommitted samples is within its
@@ -145,14 +145,14 @@ class Recorder:
 
     async def append_fact(self, message: Message) -> None:
         """Append an operational fact; returns once it is committed. Waits while the store refuses."""
-        await self._insist(lambda: self._store.append_message(self._operational_stream, message))
+        await self._retry_while_refused(lambda: self._store.append_message(self._operational_stream, message))
 
     async def committed(self) -> None:
         """Wait until everything handed in before this is committed, or given up. For a task that does not record; the
         one that does goes on meanwhile."""
         before = list(self._flights)
         while before := [one for one in before if one in self._flights and not one.is_committed]:  # noqa: ASYNC110
-            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them anew meanwhile
+            await asyncio.sleep(REFUSED_WAIT_S)  # the recording task may append them again meanwhile
 
     async def drain(self) -> None:
         """Wait until everything handed in is committed, gaps included."""
@@ -178,7 +178,7 @@ class Recorder:
 
     def _failed(self, flight: _Flight) -> None:
         """Count a failure that waiting does not resolve. Samples that fail FAILURES_MAX times are given up and recorded
-        as a gap: otherwise they would block all later samples for ever."""
+        as a gap: otherwise they would block all later samples forever."""
         flight.future = None
         flight.failures += 1
         if flight.failures < FAILURES_MAX:
@@ -215,7 +215,7 @@ class Recorder:
         self.samples_total += flight.count
         self.last_value_unix_ms = max(self.last_value_unix_ms, flight.value_ns // 1_000_000)
 
-    async def _insist(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
+    async def _retry_while_refused(self, ask: Callable[[], Future[ResultT]]) -> ResultT:
         wait_s = REFUSED_WAIT_S
         while True:
             try:

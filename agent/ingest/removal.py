@@ -1,5 +1,5 @@
-"""Records what was removed from the tag files while no process ran: one sample for each tag, out of service, as for a
-tag that is removed from the file of a running source. Otherwise its last value would look current for ever.
+"""Records tags that were removed from the tag files while no process ran: one sample with the status out of service for
+each, as for a tag that is removed while its source runs. Otherwise the last value would look current forever.
 """
 
 from __future__ import annotations

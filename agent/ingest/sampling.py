@@ -18,6 +18,10 @@ recorded with the time of the return: otherwise the newest sample of the tag wou
 times are moved to the clock of the tag's own values where that is behind the source's (a device without time
 synchronisation, local time for UTC): otherwise every value up to that time would seem older than the loss.
 
+A tag that goes on under another number, because its definition was edited, is compared with nothing: its first sample
+is recorded in any case. If that is not newer than what was recorded last, because the value stands still, it is given
+the time of a return too: otherwise the tag would have two samples of one time. A tag that was lost is lost still.
+
 Most tags have no rule, and most of their samples are just newer than the one before. `select_columns` passes such
 samples by the column: what it must remember of these tags lies in columns too (`_Current`), and moves to a `_State`
 when anything else happens to the tag.
@@ -30,6 +34,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from operator import gt
+from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.columns import SampleColumns
@@ -111,6 +116,12 @@ class _State:
         self.recorded_seen_ns = 0  # our clock when it was recorded: max_interval counts from here
         self.held: Sample | None = None
 
+    def follow(self, earlier: _State) -> None:
+        """Go on in time where this tag was under another number. Its value meant something else."""
+        self.recorded_ns = earlier.recorded_ns
+        if earlier.condition == _LOST:
+            self.condition, self.quality, self.is_seeded = _LOST, earlier.quality, earlier.is_seeded
+
 
 class _Current:
     """The last sample of each tag that is live and has no rule: what `_State` would hold, in columns."""
@@ -150,23 +161,28 @@ class _Current:
 class Sampler:
     """The sampling decisions of one source. Tags are numbers as their origin gave them."""
 
-    def __init__(self, rules: Sequence[tuple[int, SamplingRule]]) -> None:
+    def __init__(self) -> None:
         self._states: dict[int, _State] = {}  # of a tag that is in `_current` only the rule is true
         self._current = _Current()
         self._timed: list[int] = []
         self._lags_ns: dict[int, int] = {}  # of tags whose last change came with a time far behind the source's clock
         self.counts = SamplingCounts()
         self._returns: list[tuple[int, Return]] | None = None  # bounded by the tags and how often they are taken
-        self.adopt(dict(rules))
 
-    def adopt(self, rules: Mapping[int, SamplingRule]) -> None:
-        """Handle exactly these tags. A tag that was known keeps its state under its new rule."""
+    def adopt(self, rules: Mapping[int, SamplingRule], renumbered: Mapping[int, int] = MappingProxyType({})) -> None:
+        """Handle exactly these tags. A tag that was known keeps its state under its new rule; one that was known under
+        another number, by which `renumbered` has it, keeps its times."""
         for tag in [*self._current.times_ns]:
             self._state(tag)
         known, self._states = self._states, {}
         for tag, rule in rules.items():
             self._states[tag] = state = known.get(tag) or _State(rule)
             state.rule = rule
+        for tag, now in renumbered.items():
+            if tag in known and now not in known:
+                self._states[now].follow(known[tag])
+                if tag in self._lags_ns:
+                    self._lags_ns[now] = self._lags_ns[tag]
         self._timed = [tag for tag, rule in rules.items() if rule.min_interval_ns or rule.max_interval_ns]
         self._lags_ns = {tag: lag_ns for tag, lag_ns in self._lags_ns.items() if tag in rules}
 
@@ -273,8 +289,8 @@ class Sampler:
         """One bad sample for each tag (of `tags`, or all) that is not lost already.
 
         `corrects`: also where another reason is recorded, because this one is known and the other was presumed.
-        `since_ns`: the last sign of life, if it was not now. The bad sample gets that time, or the one right after the
-        tag's last fact if that is later: a fact is never older than the one before it.
+        `since_ns`: the last sign of life of what had a value, if it was not now. The bad sample gets that time, or the
+        one right after the tag's last fact if that is later: a fact is never older than the one before it.
         """
         found: list[Sample] = []
         for tag in self._states if tags is None else tags:
@@ -287,10 +303,10 @@ class Sampler:
                 self.counts.recorded += 1
                 state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
                 state.held = None
-            lost_ns = now_ns if since_ns is None or state.condition == _NEVER else since_ns
+            had_value = state.condition == _LIVE or (state.condition == _NEVER and state.recorded_ns)  # or renumbered
+            lost_ns = since_ns if had_value and since_ns is not None else now_ns
             lost_ns -= self._lags_ns.get(tag, 0)
-            time_ns = lost_ns if state.condition == _NEVER else max(lost_ns, state.recorded_ns + 1)
-            lost = Sample(tag, time_ns, None, quality)
+            lost = Sample(tag, max(lost_ns, state.recorded_ns + 1), None, quality)
             self._record(state, lost, now_ns)
             state.condition = _LOST
             found.append(lost)
@@ -303,6 +319,16 @@ class Sampler:
             state = self._state(tag)
             if state.condition == _LIVE and state.quality & _BAD_BIT:
                 state.condition = _LOST
+
+    def is_lost(self, tag: int, quality: int) -> bool:
+        """Whether it is recorded already that a tag is lost, with this status."""
+        state = self._states.get(tag)
+        return state is not None and state.condition == _LOST and state.quality == quality
+
+    def losses(self) -> dict[int, tuple[int, int]]:
+        """The tags that are lost, with the status and the time of the sample that says so."""
+        found = {tag: state for tag, state in self._states.items() if state.condition == _LOST}
+        return {tag: (state.quality, state.recorded_ns) for tag, state in found.items()}
 
     def tally(self) -> Tally:
         """How the tags stand now."""
@@ -335,15 +361,27 @@ class Sampler:
         """Source time of the last sample of a tag, 0 before the first."""
         if tag in self._current.times_ns:
             return self._current.times_ns[tag]
-        seen = self._states[tag].seen
-        return 0 if seen is None else seen.source_time_ns
+        return self.last_reading(tag)[0]
 
     def last_reading(self, tag: int) -> tuple[int, Value]:
-        """Source time and value of the last sample of a tag, also of an earlier process; (0, None) before the first."""
+        """Source time and value of the last sample of a tag, also of an earlier process; (0, None) before the first,
+        and of a tag that is handled no more."""
         if tag in self._current.times_ns:
             return self._current.times_ns[tag], self._current.values[tag]
-        seen = self._states[tag].seen
-        return (0, None) if seen is None else (seen.source_time_ns, seen.value)
+        state = self._states.get(tag)
+        return (0, None) if state is None or state.seen is None else (state.seen.source_time_ns, state.seen.value)
+
+    def last_quality(self, tag: int) -> int:
+        """The status of that; good before the first."""
+        if tag in self._current.times_ns:
+            return self._current.qualities[tag]
+        state = self._states.get(tag)
+        return 0 if state is None or state.seen is None else state.seen.quality
+
+    def lag_ns(self, tag: int) -> int:
+        """How far the times of a tag are behind its source's clock, as far as that is known and more than
+        LAG_NS_MIN."""
+        return self._lags_ns.get(tag, 0)
 
     def _state(self, tag: int) -> _State:
         """The state of a tag, no longer in columns."""
@@ -413,7 +451,7 @@ class Sampler:
         """The first sample of a tag after it was lost, or in this process, and whether it is recorded in any case."""
         is_first, was_lost = state.condition != _LIVE, state.condition == _LOST
         state.condition, state.is_seeded = _LIVE, False
-        if was_lost and sample.source_time_ns <= state.recorded_ns:
+        if is_first and state.recorded_ns and sample.source_time_ns <= state.recorded_ns:
             returned_ns -= self._lags_ns.get(sample.tag, 0)
             sample = sample._replace(source_time_ns=max(returned_ns, state.recorded_ns + 1))
         if self._returns is not None:

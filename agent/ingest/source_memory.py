@@ -1,7 +1,7 @@
-"""Keeps what sources have learned in files, one a source, in a folder of the node's state.
+"""Stores a small document for each source in a file below the node's state folder.
 
-Nothing of it is needed: a file that is lost or cannot be read costs a source what it learned, never a value. So errors
-are logged, not raised, and nothing is forced to the disk.
+The documents are only hints: a lost or unreadable file costs a source some requests, never a value. So errors are
+logged instead of raised, and files are not synced.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from agent.ingest import quality
 from agent.ingest.errors import SourceError
 from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
-from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Value
+from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 TAGS_TESTED = 20  # enough to meet each part of a device, few enough for a slow serial line
 
@@ -57,7 +57,8 @@ async def probe_source(settings: SourceSettings, tags: Sequence[Tag], tags_total
 
 
 def readings_of_node(tags: Sequence[Tag], found: Mapping[str, tuple[Value, int, str]]) -> list[TagReading]:
-    """What the running node has read for us, as (value, status, why) by tag, in the order of `tags`."""
+    """Values that the running node has read for a command, given as (value, status, why) by tag, in the order of
+    `tags`."""
     absent = (None, quality.BAD_NODE_ID_UNKNOWN, "the running node does not read it; bsfg source list says why")
     readings = []
     for tag in tags:

@@ -1,11 +1,11 @@
-"""Supervises all sources, each on its own: the failure of one does not affect the others.
+"""Supervises all sources separately: the failure of one does not affect the others.
 
-A source runs, is lost, waits and is built anew; `lifecycle` decides how long it waits. Its loss is logged once for each
+A source runs, is lost, waits and is rebuilt; `lifecycle` decides how long it waits. Its loss is logged once for each
 reason, its return once, when a value has come. When a source is lost, each of its tags is recorded once as bad, with
 the time of the last sign of life, and a gap fact says from when to when nothing is known of the source.
 
-A new tag map (`offer`) is numbered by the store while the source goes on, and left at the source, which takes it over
-at a moment of its own, connected or at its next attempt. No connection is closed for it.
+A new tag map (`offer`) is numbered by the store while the source goes on, and offered to the source, which applies it
+between two polls or deliveries, or at its next connection. No connection is closed for it.
 
 This module has the only broad except of the project: whatever a driver raises ends one life of one source and is
 counted. An AssertionError is a bug of ours and passes through, so that the process ends.
@@ -25,16 +25,16 @@ from typing import Protocol
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
-from agent.ingest.gap import AGENT_STOPPED, SOURCE_LOST
-from agent.ingest.lifecycle import Backoff, Event, Failures, Outage, State, next_state
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
+from agent.ingest.lifecycle import Ahead, Backoff, Event, Failures, Newest, Outage, State, next_state, stop_of
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
-from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.tag_map import TagMap
 from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
+from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class EventStatistics:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatistics:
-    """What a source has done since the start of the process. Times of 0: never."""
+    """The counters and state of a source since the start of the process. Times of 0: never."""
 
     name: str
     kind: str
@@ -86,7 +86,7 @@ class SourceStatistics:
 
 
 class Backfill(Protocol):
-    """What fills the gaps of a source from its own records, while the source is connected."""
+    """Fills the gaps of a source from its own history, while the source is connected."""
 
     @property
     def gaps_open(self) -> int:
@@ -103,28 +103,31 @@ class Backfill(Protocol):
 
 
 class Events(Protocol):
-    """What receives the events of a source."""
+    """Receives the events of a source."""
 
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
 
-    def note_stop(self, first_ns: int) -> None:
-        """No process of this node ran since then."""
+    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
+        """No process of this node ran since then, also by a clock that was ahead."""
+
+    async def end(self) -> None:
+        """This process ends: declare what is missing up to here."""
 
 
 class Source(Protocol):
-    """What the supervisor asks of a source, whatever its protocol."""
+    """The interface of a source, for both protocols."""
 
     polls_missed_total: int
     polls_late_total: int
 
     @property
     def backfill(self) -> Backfill | None:
-        """What fills gaps from the source's own records; None where it has none."""
+        """Fills gaps from the source's own history; None if it has none."""
 
     @property
     def events(self) -> Events | None:
-        """What receives its events; None where none are asked for."""
+        """Receives its events; None if none are configured."""
 
     @property
     def alive_s(self) -> float:
@@ -132,7 +135,7 @@ class Source(Protocol):
 
     @property
     def alive_ns(self) -> int:
-        """The last proof of life, in the time of its samples; 0: none yet, in no life."""
+        """The last proof of life, in the time of its samples; 0: none since the start of the process."""
 
     @property
     def read_tags(self) -> ReadTags | None:
@@ -182,7 +185,7 @@ def source_maker(
 
 
 class SourceSupervisor:
-    """One source: begins it, waits for its end, begins it again."""
+    """Runs one source: starts it, waits for its end, and starts it again."""
 
     def __init__(
         self,
@@ -222,7 +225,7 @@ class SourceSupervisor:
         self._running = group.create_task(self.run(), name=f"supervise {self.settings.name}")
 
     def stop(self) -> asyncio.Task[None]:
-        """Begin to end the source; the task is done when what it held is committed."""
+        """Begin to stop the source; the task is done when everything it held is committed."""
         assert self._running is not None, "it was started"
         self._stop.set()
         return self._running
@@ -241,6 +244,8 @@ class SourceSupervisor:
             async with asyncio.timeout(DRAIN_S):
                 if self._source is not None:
                     await self._source.finish()
+                    if self._source.events is not None:
+                        await self._source.events.end()
                     if self._outage is not None:  # its gap is declared up to here: this process sees no end of it
                         self._declare(self._outage, self._source.now_ns(), is_over=False)
                 await self._recorder.drain()
@@ -332,13 +337,13 @@ class SourceSupervisor:
             self._retry.clear()
             outage = self._outage = self._outage or Outage()
             self._log_loss(outage, error)
-            await self._outcome(self._mend(outage))
+            await self._outcome(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
             wait_s = self._backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
-            await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(error, SourceBusy) else wait_s)
+            await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
 
     async def _pause(self, wait_s: float) -> None:
-        """Wait before the next life, or until `retry`."""
+        """Wait before the next connection attempt, or until `retry`."""
         try:
             async with asyncio.timeout(wait_s):
                 await self._retry.wait()
@@ -346,7 +351,7 @@ class SourceSupervisor:
             pass
 
     async def _outcome(self, part: Awaitable[None]) -> Exception | None:
-        """Await a part of a life. Returns what it raised, counted, or None."""
+        """Await a part of a life, and count its error. Returns the error, or None."""
         try:
             await part
         except Exception as error:
@@ -375,7 +380,7 @@ class SourceSupervisor:
         await self._source.run(self._came_up)
 
     async def _prepare(self) -> Source:
-        """Number the tags at the store and make the source; once."""
+        """Number the tags at the store and create the source; once."""
         while True:
             offered = self._tags
             tags = offered.tags
@@ -387,27 +392,30 @@ class SourceSupervisor:
             await self._resume(self._delivery, self._stored)
         source = self._source_from(self._delivery)
         if self._outage is not None and self._outage.first_ns:
-            for beside in (source.backfill, source.events):
-                if beside is not None:
-                    beside.note_stop(self._outage.first_ns)
+            if source.backfill is not None:
+                source.backfill.note_stop(self._outage.first_ns)
+            if source.events is not None:
+                source.events.note_stop(self._outage.first_ns, self._outage.ahead)
         return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
-        """Go on where an earlier process of this node ended: what happened at the source since then is not known."""
-        times_ns: list[int] = []  # negative before 1970
+        """Continue where an earlier process of this node ended, and declare the time since then as a gap."""
+        streams: list[list[Newest]] = []
         for stream, numbers in delivery.numbers_by_stream().items():
             newest = await asyncio.to_thread(stored.newest_samples, stream, numbers)
             delivery.seed(newest)
-            times_ns += [found.sample.source_time_ns for found in newest.values()]
+            streams.append([*newest.values()])
             if not newest:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
-                times_ns.append(await asyncio.to_thread(stored.stopped_ns, stream))
-        if stopped_ns := max(filter(None, times_ns), default=0):
-            self._outage = Outage(stopped_ns, AGENT_STOPPED)
-            delivery.add_gap(AGENT_STOPPED, stopped_ns, time.time_ns(), 0, delivery.points, exact=False)
+                last = await asyncio.to_thread(stored.last_sample, stream)
+                streams.append([] if last is None else [last])
+        stop = stop_of(streams, self.settings.undelivered_ms(delivery.points.values()) * 1_000_000)
+        if stop is not None:
+            self._outage = Outage(stop.first_ns, AGENT_STOPPED, stop.ahead)
+            _add_gap(delivery, self._outage, time.time_ns(), is_over=True)
             await self._recorder.flush_gaps(at_once=True)  # before the first value hides where the last process ended
 
     async def _number_offers(self) -> None:
-        """Have new tag maps numbered and leave them at the source."""
+        """Number new tag maps at the store and offer them to the source."""
         while True:
             await self._offered.wait()
             self._offered.clear()
@@ -423,8 +431,9 @@ class SourceSupervisor:
         if self._delivery is not None and offered is self._tags:
             self._delivery.offer_map(offered.tags, numbers)
 
-    async def _mend(self, outage: Outage) -> None:
-        """After a life: deliver what it left, then record that no tag has a value since the last sign of life."""
+    async def _finish_life(self, outage: Outage) -> None:
+        """After a life: deliver its remaining samples, then record that no tag has a value since the last sign of
+        life."""
         source, delivery = self._source, self._delivery
         if source is None or delivery is None:
             return
@@ -465,9 +474,7 @@ class SourceSupervisor:
         if outage.first_ns is None:
             outage.first_ns = min(source.alive_ns, now_ns)
         if outage.first_ns and delivery is not None:
-            delivery.add_gap(
-                *(outage.reason, outage.first_ns, now_ns, 0, delivery.points), exact=False, is_over=is_over
-            )
+            _add_gap(delivery, outage, now_ns, is_over=is_over)
 
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """One line for each reason of an outage."""
@@ -522,12 +529,12 @@ class Ingest:
                 task.cancel()
 
     def stop(self) -> None:
-        """Ask `run` to end: stop taking, drain, see it committed."""
+        """Ask `run` to end: stop the sources, drain, wait for the commit."""
         self._stop.set()
 
     async def change(self, sources: Sequence[SourceSettings], tag_maps: Mapping[str, TagMap]) -> None:
         """Read these sources from now on. One whose settings are the same goes on undisturbed; any other ends, delivers
-        what it still holds, and begins anew if it is among `sources`. `run` runs, and has not been stopped."""
+        what it still holds, and restarts if it is among `sources`. `run` runs, and has not been stopped."""
         assert self._group is not None, "sources are changed while they run"
         kept = {s.name for s in sources if s.name in self._by_name and self._by_name[s.name].settings == s}
         ending = [one.stop() for name, one in self._by_name.items() if name not in kept]
@@ -568,7 +575,7 @@ class Ingest:
         self._by_name[source].note_file_problems(problems)
 
     def retry(self, source: str) -> str:
-        """End the waiting of a source. Returns the state in which this found it. Raises UnknownSource."""
+        """Make a source connect now. Returns its state before the call. Raises UnknownSource."""
         return self._named(source).retry().value
 
     async def read_tags(self, source: str, names: Collection[str]) -> list[TagReading]:
@@ -591,8 +598,25 @@ class Ingest:
         return tuple(supervisor.statistics() for supervisor in self._by_name.values())
 
 
-def _text(error: BaseException) -> str:
-    """The innermost error of a group, in one line."""
+def _add_gap(delivery: Delivery, outage: Outage, now_ns: int, *, is_over: bool) -> None:
+    """Note the gap of an outage up to now. A clock of the source that was ahead when it began may still have been."""
+    assert outage.first_ns is not None, "it has a begin"
+    delivery.add_gap(*(outage.reason, outage.first_ns, now_ns, 0, delivery.points), exact=False, is_over=is_over)
+    if outage.ahead is not None:
+        last_ns = outage.ahead.last_ns(time.time_ns())
+        delivery.add_gap(
+            *(CLOCK_SET_BACK, outage.ahead.first_ns, last_ns, 0, delivery.points), exact=False, is_over=is_over
+        )
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """The first error of a group, of groups in it too."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def _text(error: BaseException) -> str:
+    """The innermost error of a group, in one line."""
+    error = _innermost(error)
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,11 +1,9 @@
 """The node's local socket: applications and commands on the same machine append, confirm and administer through it.
 
-`messages` has the requests and answers, `client` asks, `server` serves the socket, `handler` carries requests out on
-the store.
+`messages` has the requests and answers, `client` asks. `serving` answers, on the store, and is imported by itself.
 """
 
 from agent.local_socket.client import accepted, ask
-from agent.local_socket.handler import NoNode, RequestHandler, open_store
 from agent.local_socket.messages import (
     NODE_REQUESTS,
     AcquireLease,
@@ -44,5 +42,4 @@ from agent.local_socket.messages import (
     SourceRetried,
     TagValue,
 )
-from agent.local_socket.server import serve
-from agent.local_socket.transport import SOCKET, LocalError, StateFolderUnusable
+from agent.local_socket.transport import SOCKET, LocalError, NoNode, StateFolderUnusable

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from agent.fact_store import Acks, Start
 from agent.message import Envelope, Fact
+from agent.pages import Start
 from agent.replication.protocol.messages import AppendedEntry
+from agent.settings.store import Acks
 
 
 class AppendFact(msgspec.Struct, frozen=True, tag="AppendFact", tag_field="operation"):
@@ -86,7 +87,7 @@ class Reload(msgspec.Struct, frozen=True, tag="Reload", tag_field="operation"):
 
 
 class ListSources(msgspec.Struct, frozen=True, tag="ListSources", tag_field="operation"):
-    """The sources that the node reads, and how they fare."""
+    """The sources that the node reads, with their state."""
 
 
 class ReadSource(msgspec.Struct, frozen=True, tag="ReadSource", tag_field="operation"):

@@ -4,6 +4,7 @@ JSON.
 The socket is in the state folder and only its owner may open it, so the operating system decides who may append.
 
     LocalError              the node refused the request, or the socket broke
+      NoNode                no node runs, and only a running one can answer (the operator's)
     StateFolderUnusable     the state folder cannot be made or entered (the operator's)
 """
 
@@ -32,6 +33,13 @@ class LocalError(BsfgError):
     def __init__(self, text: str, hint: str = "") -> None:
         super().__init__(text)
         self.hint = hint
+
+
+class NoNode(LocalError):
+    """The request is for a running node, and none runs."""
+
+    def __init__(self) -> None:
+        super().__init__("no node runs here", "start it: bsfg run, or systemctl start bsfg@ZONE")
 
 
 class StateFolderUnusable(BsfgError):

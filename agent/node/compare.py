@@ -1,4 +1,4 @@
-"""A node's comparisons with its peers: which peers are compared, on a request at the local socket, or by a command
+"""A node's comparisons with its peers: those that run periodically, on a request at the local socket, and by a command
 while no node runs.
 
 How a stream is compared and repaired is in `agent.replication.pulling.anti_entropy`.
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from agent import local_socket
-from agent.config import BrokerSettings, NodeSettings, PeerSettings
 from agent.fact_store import FactStore
+from agent.local_socket.serving import RequestHandler, open_store
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.node.trust import TrustFiles
 from agent.replication.mqtt import Access, Link, Requester
@@ -25,6 +25,8 @@ from agent.replication.pulling import (
     PageJudge,
     ThrottledRequester,
 )
+from agent.settings.node import NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
 from agent.signing.heads import SignerInForce
 from agent.telemetry import Telemetry
 
@@ -83,16 +85,16 @@ async def compare(known: Mapping[str, AntiEntropy], request: local_socket.Compar
 async def compare_alone(settings: NodeSettings, request: local_socket.ComparePeer) -> local_socket.Answer:
     """Compare while no node runs: open the store, connect to the broker, compare. Raises BsfgError."""
     peer = next((peer for peer in settings.peer if peer.zone == request.zone and peer.pulls), None)
-    with local_socket.open_store(settings) as store:
+    with open_store(settings) as store:
         if peer is None:
-            return await local_socket.RequestHandler(store, partial(compare, {})).answer(request)
+            return await RequestHandler(store, partial(compare, {})).answer(request)
         broker = next(broker for broker in settings.broker if broker.name == peer.broker)
         identity = identity_of(broker, settings.node.zone)
         link = Link(access_of(broker, identity, settings.node.zone, lambda: store.signer))
         judge = TrustFiles.opened(settings, store).judge
         requester = Requester(link, peer.zone, judge.refuses_answer)
         known = comparers(settings, store, {peer.zone: requester}, bandwidths(settings.peer), judge)
-        handler = local_socket.RequestHandler(store, partial(compare, known))
+        handler = RequestHandler(store, partial(compare, known))
         async with link.connected():
             return await handler.answer(request)
 

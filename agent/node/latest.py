@@ -1,5 +1,5 @@
-"""Latest values between `query` and `replication`, which do not import each other: what this node answers a peer that
-asks, and what peers sent it.
+"""Connects `query` and `replication`, which do not import each other, for latest values: answers to peers, and values
+received from peers.
 
 A search reads the store as any reader does, so it blocks no writer. Tags without a value are left out, because a peer
 that may read one stream must not see the tags of others.
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,8 @@ from agent.fact_store import StoreReader
 from agent.message import check_depth
 from agent.query.latest import AbsentTags, LatestRecord, find_latest_in_stream, latest_record, merge_peer_records
 from agent.query.scan import Dictionary, Scanner
-from agent.replication.protocol.messages import LatestEntry, PeerLatest
+from agent.replication.protocol.messages import CLAIM_MAX, LatestEntry, PeerLatest, readable
+from agent.replication.pulling import PullStatistics
 from agent.replication.serving import LatestValues, LookUp, TagFilter, TagKey
 
 FOLDER = "peer_latest"
@@ -61,6 +62,13 @@ def latest_lookup(
         return LatestValues(tags, lambda at: entry_of(latest_record(known[at])), depth_facts, queue_depth(stream))
 
     return look_up
+
+
+def facts_at_peers(pulls: Iterable[PullStatistics], stream: str) -> int:
+    """Facts of a stream that are known to be at peers and not yet here. Any peer may claim the most that an answer can
+    name, and the sum goes into ours."""
+    behind = sum(max(0, pull.peer_end_offset - pull.offset) for pull in pulls if pull.stream == stream)
+    return min(behind, CLAIM_MAX)
 
 
 def save_peer_latest(state_dir: Path, sent: PeerLatest) -> None:
@@ -116,6 +124,7 @@ def _read(file: Path) -> PeerLatest | None:
     try:
         data = file.read_bytes()
         check_depth("values", data)
-        return _DECODER.decode(data)
+        sent = _DECODER.decode(data)
     except (OSError, ValueError):  # missing, or not written by us; every msgspec error is a ValueError
         return None
+    return None if readable(sent.values)[1] else sent  # kept by a version that did not check each value

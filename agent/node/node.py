@@ -5,7 +5,7 @@ brokers. At a stop the sources end first (stop reading, drain, wait for the comm
 then the store. A part that ends by itself ends the node, and systemd restarts it; a source may fail alone, because it
 has its own supervisor.
 
-Nothing is decided here: the settings say which parts exist, `reload_plan` which of them begin anew when the settings
+Nothing is decided here: the settings say which parts exist, `reload_plan` which of them restart when the settings
 change, and the parts decide everything else.
 """
 
@@ -23,14 +23,16 @@ from functools import partial
 from typing import Any
 
 from agent import local_socket
-from agent.config import ConfigFile, NodeSettings
+from agent.config import ConfigFile
 from agent.errors import BsfgError
 from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreLocked
 from agent.health import notify, server
 from agent.health.verdict import assess
 from agent.ingest import LEARNED, Ingest, SourceMemory, TagMap, load_tag_maps
+from agent.local_socket.serving import RequestHandler, open_store, serve
 from agent.node import compare
-from agent.node.exchange import Exchange, SharedParts
+from agent.node.broker_runtime import BrokerRuntime, SharedParts
+from agent.node.latest import facts_at_peers
 from agent.node.reload import Reloader
 from agent.node.reload_plan import ReloadPlan
 from agent.node.removed_tags import find_removed_tags
@@ -38,6 +40,8 @@ from agent.node.status import StatusCollector
 from agent.node.stored_samples import StoredSamples
 from agent.node.trust import TrustFiles
 from agent.replication.pki import IdentityWatcher
+from agent.replication.serving import Turns
+from agent.settings.node import NodeSettings
 from agent.signing.freshness import Freshness
 from agent.telemetry import Telemetry
 
@@ -74,7 +78,7 @@ async def _open_store(settings: NodeSettings, resources: contextlib.ExitStack) -
     deadline, is_said = time.monotonic() + LOCK_WAIT_S, False
     while True:
         try:
-            return resources.enter_context(local_socket.open_store(settings))
+            return resources.enter_context(open_store(settings))
         except StoreLocked as error:
             if time.monotonic() >= deadline:
                 raise
@@ -100,9 +104,11 @@ class Node:
         self._telemetry = Telemetry()
         self._trust = TrustFiles.opened(settings, store)
         self._reloader = Reloader(settings, file, self._trust, self._carry_out, reload_asked)
-        self._shared = SharedParts(store, self._trust.judge, self._telemetry, Freshness(), self._queue_depth)
-        self._exchanges = {broker.name: Exchange(settings, broker, self._shared) for broker in settings.broker}
-        self._identities = [one.identity for one in self._exchanges.values()]
+        self._shared = SharedParts(
+            *(store, self._trust.judge, self._telemetry, Freshness(), self._queue_depth), turns=Turns()
+        )
+        self._runtimes = {broker.name: BrokerRuntime(settings, broker, self._shared) for broker in settings.broker}
+        self._identities = [one.identity for one in self._runtimes.values()]
         stored = StoredSamples(store.reader, lambda: store.origin)
         self._ingest = Ingest(
             *(settings.node.zone, settings.sources, tag_maps, store.appends, _SOURCE_RETRIES),
@@ -111,7 +117,7 @@ class Node:
             find_removed=lambda subjects: find_removed_tags(store.reader, store.origin, subjects),
         )
         self._collector = StatusCollector(
-            *(store, self._exchanges, self._ingest, self._telemetry, self._reloader),
+            *(store, self._runtimes, self._ingest, self._telemetry, self._reloader),
             freshness=self._shared.freshness,
         )
         self._group: asyncio.TaskGroup | None = None
@@ -144,11 +150,11 @@ class Node:
                 group.create_task(self._trust.run(), name="trust"),
                 group.create_task(IdentityWatcher(self._identities).run(), name="identities"),
             ]
-            for exchange in self._exchanges.values():
-                exchange.start(group)
+            for runtime in self._runtimes.values():
+                runtime.start(group)
             self._wait_for_readiness(group)
-            handler = local_socket.RequestHandler(self._store, self._compare, self._ingest, self._reload)
-            local = group.create_task(local_socket.serve(handler, state_dir), name="local")
+            handler = RequestHandler(self._store, self._compare, self._ingest, self._reload)
+            local = group.create_task(serve(handler, state_dir), name="local")
             reloading = group.create_task(self._reloader.run(), name="reload")
             log.info("node_started", extra={"zone": self._store.zone, "epoch": self._store.epoch.hex()})
             await stop.wait()
@@ -157,7 +163,7 @@ class Node:
             await _cancelled([reloading])  # no part begins any more
             self._ingest.stop()
             await ingest  # before all else: what the sources have read is committed while the store still runs
-            await _ended([exchange.stop() for exchange in self._exchanges.values()])
+            await _ended([runtime.stop() for runtime in self._runtimes.values()])
             assert self._readiness is not None
             await _cancelled([local])
             await _cancelled([self._readiness, *watching])
@@ -185,19 +191,19 @@ class Node:
             self._trust.reconfigure(settings)
         if plan.sources:
             await self._ingest.change(settings.sources, tag_maps)
-        ending = [self._exchanges.pop(name).stop() for name in plan.exchanges & self._exchanges.keys()]
+        ending = [self._runtimes.pop(name).stop() for name in plan.brokers & self._runtimes.keys()]
         await _ended(ending)
         for broker in settings.broker:
-            if broker.name in plan.exchanges:
-                self._exchanges[broker.name] = Exchange(settings, broker, self._shared)
-                self._exchanges[broker.name].start(group)
-        self._identities[:] = [one.identity for one in self._exchanges.values()]
-        if plan.exchanges:
+            if broker.name in plan.brokers:
+                self._runtimes[broker.name] = BrokerRuntime(settings, broker, self._shared)
+                self._runtimes[broker.name].start(group)
+        self._identities[:] = [one.identity for one in self._runtimes.values()]
+        if plan.brokers:
             self._reloader.settings = settings
             self._wait_for_readiness(group)
 
     async def _compare(self, request: local_socket.ComparePeer) -> local_socket.Compared:
-        known = {zone: one for each in self._exchanges.values() for zone, one in each.comparers.items()}
+        known = {zone: one for each in self._runtimes.values() for zone, one in each.comparers.items()}
         return await compare.compare(known, request)
 
     async def _checkpoint_daily(self) -> None:
@@ -208,10 +214,8 @@ class Node:
             await asyncio.sleep(CHECKPOINT_TRY_S)
 
     def _queue_depth(self, stream: str) -> int:
-        """Facts of a stream that are known to be at peers and not yet here."""
-        pullers = [puller for each in self._exchanges.values() for puller in each.pullers]
-        pulls = [pull for each in pullers if (pull := each.statistics()).stream == stream]
-        return sum(max(0, pull.peer_end_offset - pull.offset) for pull in pulls)
+        pullers = [puller for each in self._runtimes.values() for puller in each.pullers]
+        return facts_at_peers((each.statistics() for each in pullers), stream)
 
     async def _until_the_store_fails(self) -> None:
         """Raises when the store has failed at its disk: no part may go on without it."""
@@ -219,9 +223,9 @@ class Node:
 
     async def _report_ready(self) -> None:
         """Ready: the store is open, and every broker that is not optional has been reached."""
-        for exchange in list(self._exchanges.values()):
-            if not exchange.broker.optional:
-                await exchange.link.wait_up()
+        for runtime in list(self._runtimes.values()):
+            if not runtime.broker.optional:
+                await runtime.link.wait_up()
         self._notifier.ready()
         log.info("node_ready", extra={"zone": self._store.zone})
 

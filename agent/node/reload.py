@@ -1,8 +1,8 @@
-"""Reads node.toml again while the node runs, one reload after the other: asked for by SIGHUP or at the local socket.
+"""Reads node.toml again while the node runs, one reload at a time: on SIGHUP or on a request at the local socket.
 
 `reload_plan` decides, the node carries out. A file that is not good changes nothing: the settings in force stay, and
 the reason goes to the log, to the status, and to the caller. The same holds for tag files, for facts authorities, for
-the own signing key, and for the certificates of a broker that would begin anew.
+the own signing key, and for the certificates of a broker that would restart.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from agent.config import ConfigFile, NodeSettings
+from agent.config import ConfigFile
 from agent.errors import BsfgError
 from agent.ingest import TagMap, load_tag_maps
 from agent.node.reload_plan import ReloadPlan, plan_reload
 from agent.node.trust import TrustFiles
 from agent.replication.pki import check_identity
+from agent.settings.node import NodeSettings
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +46,22 @@ class Reloader:
         self.settings = settings
         self.needs_restart: tuple[str, ...] = ()
         self.refused = ""
+        self.is_file_changed = False  # as of the last look or reload: the file holds what was not taken over
         self._file = file
         self._trust = trust
         self._carry_out = carry_out
         self._is_asked = is_asked or asyncio.Event()  # set by SIGHUP
         self._waiting: list[asyncio.Future[ReloadPlan]] = []  # bounded by the places of the local socket
 
-    @property
-    def is_file_changed(self) -> bool:
-        """Whether the file holds something that was not taken over. Reads the file."""
-        return self._file is not None and self._file.is_changed()
+    async def look_at_file(self) -> None:
+        """See whether the file holds something that was not taken over."""
+        if self._file is None:
+            return
+        settings = self.settings
+        is_changed = await asyncio.to_thread(self._file.is_changed)
+        # A reload that ended meanwhile knows better: this read may have been of the file before.
+        if self.settings is settings:
+            self.is_file_changed = is_changed
 
     async def reload(self) -> ReloadPlan:
         """Reload, and return what was carried out. Raises ReloadRefused."""
@@ -76,6 +83,7 @@ class Reloader:
                 continue
             await self._carry_out(plan, tag_maps)
             self.settings, self.needs_restart, self.refused = plan.settings, plan.needs_restart, ""
+            self.is_file_changed = False
             log.info("reloaded", extra={"applied": list(plan.applied), "needs_restart": list(plan.needs_restart)})
             for outcome in waiting:
                 if not outcome.done():
@@ -110,7 +118,7 @@ class Reloader:
         problems = [
             str(problem)
             for broker in plan.settings.broker
-            if broker.name in plan.exchanges
+            if broker.name in plan.brokers
             for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, plan.settings.node.zone)
         ]
         if problems:

@@ -1,7 +1,7 @@
-"""Decides, without IO, what a changed node.toml means for a running node.
+"""Decides, without IO, how a running node applies a changed node.toml.
 
 Each field of the settings is in one class. APPLY: taken over while the node runs; a source, or everything that goes
-over one broker, is ended and begun anew, and nothing else is touched. RESTART: the value of the start stays in force.
+over one broker, is ended and restarted, and nothing else is touched. RESTART: the value of the start stays in force.
 REFUSE: the whole file is refused, because it describes another node. A field without a class fails here, and in a test.
 """
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from agent.config import BrokerSettings, HealthSettings, IdentitySettings, NodeSettings, PeerSettings
-from agent.fact_store import StoreSettings, StreamSettings
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings
-from agent.signing.settings import OriginSettings, SigningSettings
+from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.signing import OriginSettings, SigningSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from agent.settings.store import StoreSettings, StreamSettings
 
 
 class Reach(Enum):
@@ -60,7 +61,7 @@ _KEYS = {"stream": "name", "broker": "name", "peer": "zone", "origin": "zone", "
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """What to do about new settings. The names are those that an operator reads: `peer plant-a`, `store.bytes_max`."""
+    """How to apply new settings. Names are in the operator's form: `peer plant-a`, `store.bytes_max`."""
 
     settings: NodeSettings
     """In force when the plan is carried out."""
@@ -68,10 +69,10 @@ class ReloadPlan:
     needs_restart: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     """If not empty, nothing is done."""
-    exchanges: frozenset[str] = frozenset()
-    """Brokers over which everything ends, and begins anew where they are still configured."""
+    brokers: frozenset[str] = frozenset()
+    """Brokers over which everything ends, and restarts where they are still configured."""
     sources: frozenset[str] = frozenset()
-    """Sources that end, and begin anew where they are still configured."""
+    """Sources that end, and restart where they are still configured."""
     has_new_limits: bool = False
     """Settings of streams, of the store's file, or of what peers may hold back are others."""
     has_new_trust: bool = False
@@ -99,7 +100,7 @@ def plan_reload(old: NodeSettings, new: NodeSettings) -> ReloadPlan:
         settings,
         applied=tuple(by_reach[Reach.APPLY]),
         needs_restart=tuple(by_reach[Reach.RESTART]),
-        exchanges=frozenset(_changed(_exchanges(old), _exchanges(settings))),
+        brokers=frozenset(_changed(_brokers(old), _brokers(settings))),
         sources=frozenset(_changed(_named(old.sources, "name"), _named(settings.sources, "name"))),
         has_new_limits=_limits(old) != _limits(settings),
         has_new_trust=(old.signing, old.origin) != (settings.signing, settings.origin),
@@ -136,7 +137,7 @@ def _named(entries: Iterable[Any], key: str) -> dict[str, Any]:
     return {getattr(one, key): one for one in entries}
 
 
-def _exchanges(settings: NodeSettings) -> dict[str, object]:
+def _brokers(settings: NodeSettings) -> dict[str, object]:
     """By broker, all that decides what goes over it."""
     return {
         broker.name: (broker, _named((peer for peer in settings.peer if peer.broker == broker.name), "zone"))

@@ -42,7 +42,7 @@ from agent.health.snapshot import (
 from agent.health.watchdog import Progress
 from agent.ingest import Ingest
 from agent.ingest.opcua.security.file_check import certificate_days_left
-from agent.node.exchange import Exchange
+from agent.node.broker_runtime import BrokerRuntime
 from agent.node.reload import Reloader
 from agent.replication.mqtt import Link
 from agent.replication.protocol.pull_events import Asking
@@ -70,7 +70,6 @@ class _FromDisk:
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
     certificate_days_left: float | None = None
     source_days_left: Mapping[str, float | None] = field(default_factory=dict)
-    config_changed: bool = False
 
 
 class StatusCollector:
@@ -79,7 +78,7 @@ class StatusCollector:
     def __init__(
         self,
         store: FactStore,
-        exchanges: Mapping[str, Exchange],
+        runtimes: Mapping[str, BrokerRuntime],
         ingest: Ingest,
         telemetry: Telemetry,
         reloader: Reloader,
@@ -89,7 +88,7 @@ class StatusCollector:
         self._reloader = reloader
         self._freshness = freshness or Freshness()
         self._store = store
-        self._exchanges, self._ingest = exchanges, ingest
+        self._runtimes, self._ingest = runtimes, ingest
         self._telemetry = telemetry
         self._clock_s = clock_s
         self._started_unix_ms = _now_unix_ms()
@@ -105,10 +104,10 @@ class StatusCollector:
             if self._turns % CERTIFICATE_REFRESHES == 0:
                 self._from_disk.certificate_days_left = await asyncio.to_thread(self._certificate_days_left)
                 self._from_disk.source_days_left = await asyncio.to_thread(self._source_days_left)
-            self._from_disk.config_changed = await asyncio.to_thread(lambda: self._reloader.is_file_changed)
+            await self._reloader.look_at_file()
             self._from_disk.space = await asyncio.to_thread(self._read_from_disk)
             self._sample_consumers()
-            for puller in [one for each in self._exchanges.values() for one in each.pullers]:
+            for puller in [one for each in self._runtimes.values() for one in each.pullers]:
                 self._sample_pull(puller.statistics())
             self._turns += 1
             await asyncio.sleep(REFRESH_S)
@@ -122,8 +121,8 @@ class StatusCollector:
         store, space = self._store, self._from_disk.space
         stream_spaces = {} if space is None else {one.name: one for one in space.streams}
         consumer_spaces = {} if space is None else {one.name: one for one in space.consumers}
-        exchanges = list(self._exchanges.values())
-        comparers = [one for each in exchanges for one in each.comparers.values()]
+        runtimes = list(self._runtimes.values())
+        comparers = [one for each in runtimes for one in each.comparers.values()]
         compared = {(one.peer_zone, one.stream): one for each in comparers for one in each.statistics()}
         damage = store.integrity()
         return NodeSnapshot(
@@ -134,10 +133,10 @@ class StatusCollector:
             store_fill_percent=_fill_percent(space),
             streams=tuple(_status(StreamStatus, info, stream_spaces.get(info.name)) for info in store.streams()),
             consumers=tuple(self._consumer(one, consumer_spaces.get(one.name)) for one in store.consumers.all()),
-            brokers=tuple(_broker(each.broker.name, each.link) for each in exchanges),
+            brokers=tuple(_broker(each.broker.name, each.link) for each in runtimes),
             peers=tuple(
                 self._peer(one, compared.get((one.peer_zone, one.stream)))
-                for one in (puller.statistics() for each in exchanges for puller in each.pullers)
+                for one in (puller.statistics() for each in runtimes for puller in each.pullers)
             ),
             origins=tuple(OriginStatus(*one) for one in self._origins()),
             sources=tuple(
@@ -160,7 +159,7 @@ class StatusCollector:
                 for one in self._telemetry.statistics()
             ),
             certificate_days_left=self._from_disk.certificate_days_left,
-            config_changed=self._from_disk.config_changed,
+            config_changed=self._reloader.is_file_changed,
             config_refused=self._reloader.refused,
             config_waits=self._reloader.needs_restart,
             integrity=_status(IntegrityStatus, damage, set_aside_bytes=sum(size for _, size in damage.quarantined)),
@@ -226,7 +225,7 @@ class StatusCollector:
 
     def _requests(self) -> RequestStatus:
         counted = self._store.statistics()
-        asked = [each.server.statistics().requests for each in self._exchanges.values()]
+        asked = [each.server.statistics().requests for each in self._runtimes.values()]
         return _status(
             *(RequestStatus, counted),
             fetches_total=sum(requests.get("FetchFacts", 0) for requests in asked),
@@ -236,7 +235,7 @@ class StatusCollector:
 
     def _serving(self) -> ServingStatus:
         """All brokers together."""
-        counted = [each.server.statistics() for each in self._exchanges.values()]
+        counted = [each.server.statistics() for each in self._runtimes.values()]
         return ServingStatus(
             requests=_sums(one.requests for one in counted),
             refusals=_sums(one.refusals for one in counted),
@@ -285,7 +284,7 @@ class StatusCollector:
         """Of the certificate in use that ends first; None when none can be used, which the broker's own status
         reports."""
         now = datetime.now(UTC)
-        ends = [link.statistics().identity_ends for link in [each.link for each in list(self._exchanges.values())]]
+        ends = [link.statistics().identity_ends for link in [each.link for each in list(self._runtimes.values())]]
         return min(((each - now).total_seconds() // 86_400 for each in ends if each is not None), default=None)
 
     def _source_days_left(self) -> dict[str, float | None]:

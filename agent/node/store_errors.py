@@ -1,5 +1,5 @@
-"""The store's exceptions as replication handles them: which types servers, pulls and comparisons catch, and the
-protocol's code for each.
+"""Maps the store's exceptions for replication: the types that servers, pulls and comparisons catch, and the protocol's
+error code for each.
 
 The store and the protocol do not import each other, so the table that joins them is here. A server checks a request
 before it calls the store; the codes about consumers and streams are therefore for races, such as a consumer that was

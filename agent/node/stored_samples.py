@@ -1,23 +1,25 @@
-"""Answers what ingest asks of the store when it fills gaps: what was recorded last, at which times, and which outages
-are open. `ingest` and `query` do not import each other; here they meet.
+"""Looks up stored samples for ingest when it fills gaps: the newest ones, their times, and open outages. It connects
+`ingest` and `query`, which do not import each other.
 
 Only facts of this zone's present epoch count: an earlier epoch numbered its tags differently. The searches at the start
 of a source end at a fixed depth of their stream, so that a store of hundreds of millions of facts does not delay it;
-what lies deeper is as if it were not there. Nor does a store that cannot be read: the source then starts as a new one.
+older facts are ignored. If the store cannot be read, the source starts as a new one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
 from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, StoredUnreadable
 from agent.message import Sample
-from agent.query.scan import Bounds, Dictionary, Facts, Scanner, parse_time_ns
+from agent.query.scan import Bounds, Dictionary, Facts, NumbersOnly, Scanner, parse_time_ns
 
 log = logging.getLogger(__name__)
 
@@ -32,46 +34,57 @@ class StoredSamples:
     def __init__(self, reader: StoreReader, origin: Callable[[], Origin]) -> None:
         """`origin`: the present one; a new epoch may begin while the node runs."""
         self._reader, self._origin = reader, origin
-        self._dictionary = Dictionary(reader)
 
     def newest_samples(self, stream: str, numbers: Collection[int]) -> Mapping[int, Newest]:
-        """The newest sample of each tag by the order of recording, and the time of its newest good one."""
+        """The newest sample of each tag by the order of recording, the last one first."""
         found = dict[int, Newest]()
         bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers))
         try:
-            find_newest(self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS), numbers, found)
+            marks = self._reader.clock_marks(stream)
+            find_newest(self._samples(bounds, depth_facts=NEWEST_DEPTH_FACTS), numbers, found, marks=marks)
         except StoreError as error:
             _log_unreadable(stream, error)
         return found
 
-    def stopped_ns(self, stream: str) -> int:
-        """The time of the last sample in a stream that is too large for `newest_samples` to see all of it, else 0."""
+    def last_sample(self, stream: str) -> Newest | None:
+        """The last sample in a stream that is too large for `newest_samples` to see all of it."""
         try:
             first, last = self._reader.bounds().get(stream, (1, 0))
             if first == 1 and last <= NEWEST_DEPTH_FACTS:  # nothing is released: the search has seen every fact
-                return 0
+                return None
+            marks = self._reader.clock_marks(stream)
             for facts in self._samples(Bounds(frozenset({stream})), depth_facts=NEWEST_DEPTH_FACTS):
-                return int(max(facts.column("source_time_ns")))
+                offset, sample = _rows(facts)[-1]
+                return Newest(sample, 0, _recorded_ns(marks, offset))
         except StoreError as error:
             _log_unreadable(stream, error)
-        return 0
+        return None
 
     def sample_times(
         self, stream: str, numbers: Collection[int], first_ns: int, last_ns: int, times_max: int
     ) -> Mapping[int, Collection[int]] | None:
         """The times of all samples of these tags in a range; None if there are more than `times_max`."""
-        bounds = Bounds(frozenset({stream}), numbers=frozenset(numbers), time_min_ns=first_ns, time_max_ns=last_ns)
         found, count = dict[int, set[int]](), 0
         try:
+            asked = self._with_other_numbers(numbers)
+            bounds = Bounds(frozenset({stream}), numbers=frozenset(asked), time_min_ns=first_ns, time_max_ns=last_ns)
             for facts in self._samples(bounds):
                 for tag, time_ns in zip(facts.column("tag"), facts.column("source_time_ns"), strict=True):
-                    found.setdefault(tag, set()).add(time_ns)
+                    found.setdefault(asked[tag], set()).add(time_ns)
                 count += len(facts.places)
                 if count > times_max:
                     return None
         except StoreError as error:
             raise StoredUnreadable(f"the store cannot say what it holds of stream {stream}: {error}") from error
         return found
+
+    def _with_other_numbers(self, numbers: Collection[int]) -> dict[int, int]:
+        """All numbers of these tags, with the number that was asked for: an edit of a tag begins a new one."""
+        # Not kept: of ten thousand tags these are 4 MB.
+        definitions = Dictionary(self._reader).all_of(self._origin())
+        known = {definitions[number - 1].subject: number for number in numbers if number <= len(definitions)}
+        others = {n: known[one.subject] for n, one in enumerate(definitions, 1) if one.subject in known}
+        return others | {number: number for number in numbers}
 
     def open_outages(self, source: str) -> Sequence[int]:
         """First times of outages of a source that no later fact calls filled, newest first."""
@@ -101,7 +114,7 @@ class StoredSamples:
         """Facts of this origin in the one stream of the bounds; with a depth, only the last ones, newest first."""
         assert bounds.streams is not None, "a depth is of one stream"
         (stream,) = bounds.streams
-        scanner, origin = Scanner(self._reader, self._dictionary), self._origin()
+        scanner, origin = Scanner(self._reader, NumbersOnly(self._reader)), self._origin()
         if stream not in scanner.ends:
             return  # nothing was ever recorded in it
         if depth_facts is not None:
@@ -112,17 +125,23 @@ class StoredSamples:
 
 
 def find_newest(
-    pages: Iterable[Facts], numbers: Collection[int], found: dict[int, Newest], *, is_good_needed: bool = True
+    pages: Iterable[Facts],
+    numbers: Collection[int],
+    found: dict[int, Newest],
+    *,
+    is_good_needed: bool = True,
+    marks: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Put the newest sample of each tag by the order of recording into `found`, from samples of one stream that come
-    newest first; ends as soon as each has one, and a good one where that is needed. Raises StoreError."""
+    newest first; ends as soon as each has one, and a good one where that is needed. `marks` are those of the clock in
+    the stream. Raises StoreError."""
     wanted = set(numbers)
     for facts in pages:
-        for sample in reversed(_rows(facts)):
+        for offset, sample in reversed(_rows(facts)):
             known = found.get(sample.tag)
             good_ns = 0 if sample.quality & 0x8000_0000 else sample.source_time_ns
             if known is None:
-                found[sample.tag] = Newest(sample, good_ns)
+                found[sample.tag] = Newest(sample, good_ns, _recorded_ns(marks, offset))
             elif not known.good_ns and good_ns:
                 found[sample.tag] = known._replace(good_ns=good_ns)
             if found[sample.tag].good_ns or not is_good_needed:
@@ -131,11 +150,18 @@ def find_newest(
             break
 
 
-def _rows(facts: Facts) -> list[Sample]:
-    """The samples of some facts in the order of recording."""
+def _rows(facts: Facts) -> list[tuple[int, Sample]]:
+    """The samples of some facts, with their offsets, in the order of recording."""
     tags, times_ns, qualities = (facts.column(name) for name in ("tag", "source_time_ns", "quality"))
-    rows = [Sample(*row) for row in zip(tags, times_ns, facts.values(), qualities, strict=True)]
+    samples = [Sample(*row) for row in zip(tags, times_ns, facts.values(), qualities, strict=True)]
+    rows = list(zip(facts.column("offset"), samples, strict=True))
     return rows if _is_forward(facts) else rows[::-1]
+
+
+def _recorded_ns(marks: Sequence[tuple[int, int]], offset: int) -> int:
+    """What the clock showed at the mark before a fact, 0 if there is none."""
+    place = bisect_right(marks, offset, key=itemgetter(0))
+    return marks[place - 1][1] * 1_000_000 if place else 0
 
 
 def _is_forward(facts: Facts) -> bool:

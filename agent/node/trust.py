@@ -1,9 +1,9 @@
-"""Whose signatures a node believes: facts authorities and compromised keys, in files that [signing] of node.toml names,
-and pins and rules of [[origin]]; and the key with which it signs itself. The files of authorities and compromised keys
-are read at the start and again when they change, node.toml and the own key at a reload.
+"""The signers that a node trusts: facts authorities and compromised keys, in files named by [signing] of node.toml, and
+pins and rules of [[origin]]; and the node's own signing key. The files of authorities and compromised keys are read at
+the start and again when they change, node.toml and the own key at a reload.
 
-Files that cannot be used change nothing: who was believed stays believed, who was compromised stays compromised, the
-own key stays in force, and the reason is logged and recorded once for each content.
+Unusable files change nothing: trusted signers, compromised keys and the own key stay as they are, and the reason is
+logged and recorded once for each content.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent.config import NodeSettings
 from agent.fact_store import FactStore, StoreBusy, StoreReader
-from agent.file_hints import PATIENT, WatchTimes, watch_files
+from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pulling import Beliefs, EvidenceFolder, MessageJudge, PageJudge
+from agent.settings.node import NodeSettings
 from agent.signing.certificates import Refusal, SignerTrust, describe_signer
 from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
@@ -48,7 +48,6 @@ class TrustFiles:
         self.judge = PageJudge(store, beliefs, EvidenceFolder(settings.node.state_dir / "declined"))
         self._read: bytes | None = None  # digest of the files that were read last
         self._trust: SignerTrust | None = None  # what is in force; None before any file could be used
-        self._is_deaf = False
 
     @classmethod
     def opened(cls, settings: NodeSettings, store: FactStore) -> TrustFiles:
@@ -98,7 +97,7 @@ class TrustFiles:
 
     async def run(self) -> None:
         """Watch the files until cancelled."""
-        await watch_files(lambda: self.files, self._look, self._on_watch_error, self._times)
+        await watch_files("trust files", lambda: self.files, self._look, self._times)
 
     def read(self, *, is_start: bool = False) -> None:
         """Read the files if they have changed. Raises StoreBusy; then it is to be done again."""
@@ -138,11 +137,6 @@ class TrustFiles:
         with contextlib.suppress(StoreBusy):  # the next look does it
             self.read()  # two small files: reading them costs less than a thread
         return self._times.reread_s
-
-    def _on_watch_error(self, error: OSError) -> None:
-        if not self._is_deaf:
-            self._is_deaf = True
-            log.warning("signers_watch_failed", extra={"why": str(error), "reread_s": self._times.reread_s})
 
 
 def _rules(settings: NodeSettings) -> dict[str, Rule]:

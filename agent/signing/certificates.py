@@ -1,4 +1,4 @@
-"""Core: whose facts a signer certificate speaks for, and whether it may be believed.
+"""Core: the zone and key that a signer certificate names, and whether the certificate is trusted.
 
 A signer certificate is X.509 with an Ed25519 key, the zone as its only common name, and an extended key usage that is
 `FACT_SIGNING` alone. TLS software refuses it for that usage, and `signer_of` refuses every certificate with another
@@ -45,7 +45,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RefusalReason(Enum):
-    """Why a signer, or a signature of it, is not believed."""
+    """Why a signer, or one of its signatures, is not trusted."""
 
     MALFORMED = "not a certificate"
     WRONG_KEY = "not an Ed25519 key"
@@ -107,8 +107,8 @@ class SignerTrust:
     """What the operator trusts.
 
     `anchors`: certificates of facts authorities, each accepted by `refuse_anchor`. `pins`: for a zone, the SHA-256 of
-    the signer certificates that alone are accepted for it, whoever issued them. `compromised_since_ms`: key id -> the
-    time from which its signatures prove nothing.
+    the only signer certificates accepted for it, regardless of the issuer. `compromised_since_ms`: key id -> the time
+    from which its signatures prove nothing.
     """
 
     anchors: Sequence[x509.Certificate] = ()

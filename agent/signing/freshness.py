@@ -1,13 +1,14 @@
-"""How far each origin has signed its history, as the newest signed ends show that any peer has passed on.
+"""How far each origin has signed its history, from the newest signed ends that any peer has passed on.
 
 A relay can withhold facts; that looks like an outage. But an origin signs the end of its chain afresh whenever a peer
 asks (`GetHeads`), and nodes pass the newest ends on. An end that is far ahead of the facts held shows that the peer
-which brings the facts holds some back, and an end that grows old shows that nobody has heard of the zone. Two ends of
-one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no IO.
+which brings the facts holds some back, and an old end shows that no peer has received a newer one of the zone. Two ends
+of one origin with the same sequence and different digests prove that the zone has signed two histories. Core: no IO.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +22,8 @@ WITHHELD_AFTER_MS = 10 * 60_000
 """For so long facts may be behind the newest end that is known: a pull that drains a backlog takes hours, but gets
 on."""
 ORIGINS_MAX = 1000
-"""Origins of all streams; beyond, the one that was signed longest ago is forgotten."""
+"""Origins of all streams; beyond, the zone that has most of them loses the one that was signed longest ago. A zone may
+sign ends of any number of epochs, and so must not displace the ends of another."""
 
 
 class SignedEnd(NamedTuple):
@@ -74,15 +76,28 @@ class Freshness:
         if known is None or (known.last_sequence, known.signed_at_ms) < (end.last_sequence, end.signed_at_ms):
             self._ends[key] = end
             if len(self._ends) > ORIGINS_MAX:
-                oldest = min(self._ends, key=lambda one: self._ends[one].signed_at_ms)
-                del self._ends[oldest]
-                self._behind.pop(oldest, None)
+                self._forget_one()
         return None
 
+    def _forget_one(self) -> None:
+        counts = Counter(origin.zone for _, origin in self._ends)
+        largest = max(counts, key=lambda zone: counts[zone])
+        ends = [(end.signed_at_ms, key) for key, end in self._ends.items() if end.origin.zone == largest]
+        _, oldest = min(ends, key=lambda one: one[0])
+        del self._ends[oldest]
+        self._behind.pop(oldest, None)
+
     def newest(self, stream: str) -> list[SignedEnd]:
-        """The ends of a stream, the most recently signed first."""
-        found = [end for end in self._ends.values() if end.stream == stream]
-        return sorted(found, key=lambda end: end.signed_at_ms, reverse=True)
+        """The ends of a stream: the most recently signed one of each zone, then the second of each, and so on. Only the
+        first ones are passed on."""
+        found = sorted(
+            (end for end in self._ends.values() if end.stream == stream), key=lambda end: end.signed_at_ms, reverse=True
+        )
+        seen, turns = Counter[str](), list[tuple[int, SignedEnd]]()
+        for end in found:
+            turns.append((seen[end.origin.zone], end))
+            seen[end.origin.zone] += 1
+        return [end for _, end in sorted(turns, key=lambda one: one[0])]
 
     def views(self, held: Mapping[str, Mapping[Origin, Sequence[HeldRange]]], now_ms: int) -> list[OriginView]:
         """One for each zone and stream; `held`: by stream and origin. To be called every minute or so, because a delay

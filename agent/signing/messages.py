@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from agent.batch import DIGEST_BYTES
+from agent.pages import BATCHES_MAX
 from agent.signing.heads import HeadSigner
 
 REQUEST_MARK, ANSWER_MARK = b"\1", b"\xff\xff\xff\xff"
@@ -56,10 +57,7 @@ def request_bytes(place: MessagePlace, request: bytes | memoryview) -> bytes:
 
 def answer_bytes(place: MessagePlace, answer: bytes | memoryview) -> bytes:
     """What the signature of an answer covers."""
-    covered = hashlib.sha256()
-    for part in _without_bodies(answer):
-        covered.update(part)
-    return _covered(ANSWER_MARK, place, covered.digest())
+    return _covered(ANSWER_MARK, place, _digest_of(_without_bodies(answer)))
 
 
 def sign_request(signer: HeadSigner, place: MessagePlace, request: bytes) -> bytes:
@@ -68,10 +66,16 @@ def sign_request(signer: HeadSigner, place: MessagePlace, request: bytes) -> byt
     return _joined(REQUEST_MARK, signer.certificate, signature, request)
 
 
-def sign_answer(signer: HeadSigner, place: MessagePlace, answer: bytes, known: Collection[str] = ()) -> bytes:
-    """The answer with its proof in front; without the certificate if the requester has named its key id (hex)."""
+def sign_answer(
+    signer: HeadSigner, place: MessagePlace, answer: bytes | Sequence[bytes], known: Collection[str] = ()
+) -> bytes:
+    """The answer, or its parts, the first of which is the header, with the proof in front; without the certificate if
+    the requester has named its key id (hex)."""
     certificate = signer.key_id if signer.key_id.hex() in known else signer.certificate
-    return _joined(ANSWER_MARK, certificate, signer.sign(answer_bytes(place, answer)), answer)
+    if isinstance(answer, bytes):
+        return _joined(ANSWER_MARK, certificate, signer.sign(answer_bytes(place, answer)), answer)
+    covered = _covered(ANSWER_MARK, place, _digest_of(_parts_without_bodies(answer)))
+    return _joined(ANSWER_MARK, certificate, signer.sign(covered), *answer)
 
 
 def proof_bytes(signer: HeadSigner | None) -> int:
@@ -91,23 +95,26 @@ def split_answer(payload: _Payload) -> tuple[_Payload, MessageProof | None]:
     return _split(ANSWER_MARK, payload)
 
 
+_ENTRY_BYTES_MAX = 64
+"""One entry of `batches`: three numbers of up to 19 digits."""
+
+
 class _Batches(msgspec.Struct):
-    batches: list[tuple[int, int, int]] = []
+    batches: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 _BATCHES = msgspec.json.Decoder(_Batches)
+_ENTRIES = msgspec.json.Decoder(list[tuple[int, int, int]])
 
 
 def _without_bodies(answer: bytes | memoryview) -> list[memoryview]:
-    """An answer, with the digest of each batch in the batch's place; all of one whose batches cannot be told."""
+    """An answer, with the digest of each batch in place of the batch; the whole answer if its batches cannot be
+    located."""
     view = memoryview(answer)
     if len(answer) < _HEADER_LENGTH.size:
         return [view]
     end = _HEADER_LENGTH.size + _HEADER_LENGTH.unpack_from(answer)[0]
-    try:
-        lengths = [length for _, _, length in _BATCHES.decode(view[_HEADER_LENGTH.size : end]).batches]
-    except (ValueError, RecursionError):  # every msgspec error is a ValueError
-        lengths = []
+    lengths = _batch_lengths(view[_HEADER_LENGTH.size : end])
     if any(length < DIGEST_BYTES for length in lengths) or end + sum(lengths) > len(answer):
         return [view]
     parts = [view[:end]]
@@ -117,14 +124,43 @@ def _without_bodies(answer: bytes | memoryview) -> list[memoryview]:
     return [*parts, view[end:]]
 
 
+def _parts_without_bodies(parts: Sequence[bytes]) -> list[bytes]:
+    """The same of an answer that is not one piece yet: its header, its batches, the rest."""
+    header, *attached = parts
+    lengths = _batch_lengths(memoryview(header)[_HEADER_LENGTH.size :])
+    assert [len(one) for one in attached[: len(lengths)]] == lengths, "the header lists other batches"
+    digests = [one[-DIGEST_BYTES:] for one in attached[: len(lengths)]]
+    return [header, *digests, *attached[len(lengths) :]]
+
+
+def _batch_lengths(header: memoryview) -> list[int]:
+    """The lengths of the batches that a header lists; none where it lists more than a page may have: nothing is proven
+    yet, and a megabyte of them takes long to read."""
+    try:
+        listed = _BATCHES.decode(header).batches
+        if len(listed) > BATCHES_MAX * _ENTRY_BYTES_MAX:
+            return []
+        lengths = [length for _, _, length in _ENTRIES.decode(listed)]
+    except (ValueError, RecursionError):  # every msgspec error is a ValueError
+        return []
+    return lengths if len(lengths) <= BATCHES_MAX else []
+
+
+def _digest_of(parts: Iterable[bytes | memoryview]) -> bytes:
+    covered = hashlib.sha256()
+    for part in parts:
+        covered.update(part)
+    return covered.digest()
+
+
 def _covered(mark: bytes, place: MessagePlace, digest: bytes) -> bytes:
     parts = (place.serving_zone.encode(), place.asking_zone.encode(), place.instance.encode(), place.correlation)
     return _CONTEXTS[mark] + b"".join(struct.pack("<B", len(part)) + part for part in parts) + digest
 
 
-def _joined(mark: bytes, certificate: bytes, signature: bytes, message: bytes) -> bytes:
+def _joined(mark: bytes, certificate: bytes, signature: bytes, *message: bytes) -> bytes:
     assert len(certificate) <= CERTIFICATE_BYTES_MAX
-    return b"".join([mark, _LENGTH.pack(len(certificate)), certificate, signature, message])
+    return b"".join([mark, _LENGTH.pack(len(certificate)), certificate, signature, *message])
 
 
 def _split(mark: bytes, payload: _Payload) -> tuple[_Payload, MessageProof | None]:

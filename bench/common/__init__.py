@@ -1,2 +1,2 @@
-"""What every benchmark needs: data sets, measurements of processes and disks, and the test bed with its worker
+"""Shared by all benchmarks: data sets, measurements of processes and disks, and the test bed with its worker
 processes."""

@@ -1,4 +1,4 @@
-"""What the processes of a benchmark share: their options, the lines they print, and what they measure of themselves.
+"""Shared by the processes of a benchmark: their options, the lines they print, and their own measurements.
 
 A worker prints READY, then RESULT {...} once its work is done, and ENDED {...} when it is stopped. `testbed.Worker`
 reads these lines. All times are of the monotonic clock, which the processes of one machine share.

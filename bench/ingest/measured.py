@@ -1,5 +1,5 @@
-"""What the benchmarks of sources share: a client in a process of its own, and what it measures of itself between two
-moments at which its values are counted.
+"""Shared by the benchmarks of sources: a client in a process of its own, and its measurements between two moments at
+which its values are counted.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.fact_store import FactStore, StoreBusy, StoreFull, StoreSettings
-from agent.ingest import Ingest, SourceSettings, load_tag_maps
+from agent.fact_store import FactStore, StoreBusy, StoreFull
+from agent.ingest import Ingest, load_tag_maps
+from agent.settings.sources import SourceSettings
+from agent.settings.store import StoreSettings
 from bench.common.measuring import files_bytes, peak_rss_mib, rounded
 from bench.common.testbed import SERVING, Worker, start_worker
 from bench.common.worker_io import Options

@@ -15,7 +15,7 @@ from typing import Any
 
 from pymodbus.client import AsyncModbusTcpClient
 
-from agent.ingest import ModbusSourceSettings
+from agent.settings.sources import ModbusSourceSettings
 from bench.common.worker_io import Options, emit
 from bench.ingest.measured import measured, measured_ingest
 from bench.ingest.modbus_server import places, registers_of

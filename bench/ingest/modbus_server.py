@@ -80,12 +80,18 @@ class Device(asyncio.Protocol):
     rounds: tuple[bytes, ...] = ()
     polls_s: dict[int, list[float]] = {}  # noqa: RUF012 of all devices, by the number of the connection
     requests = 0
+    connections: set[asyncio.Transport] = set()  # noqa: RUF012 of all devices, the open ones
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin its grid."""
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._unread, self._round = transport, b"", 0
         self._polls_s = Device.polls_s.setdefault(len(Device.polls_s), [])
+        Device.connections.add(transport)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """The client has hung up."""
+        Device.connections.discard(self._transport)
 
     def data_received(self, data: bytes) -> None:
         """Answer every request in full."""
@@ -119,6 +125,9 @@ async def _serve(options: Options) -> None:
     async with server:
         emit("READY")
         await stopped.wait()
+        # While the loop ends it would go on answering, and its account below would lack these answers.
+        for transport in Device.connections:
+            transport.abort()
     polls = [moments for moments in Device.polls_s.values() if moments]
     emit(
         "ENDED",

@@ -18,7 +18,7 @@ from asyncua.client.client import Client
 from asyncua.common.node import Node
 from asyncua.ua.attribute_ids import AttributeIds
 
-from agent.ingest import OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
 from bench.common.worker_io import Options, emit
 from bench.ingest.measured import START_S, measured, measured_ingest
 

@@ -21,14 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from agent.columns import BatchError
-from agent.fact_store import FactStore, StoreError, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreError, StoreReader
 from agent.message import Sample
 from agent.replication.mqtt import Access, Link, Requester
 from agent.replication.pki import client_context
 from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
 from agent.replication.serving import Server
+from agent.settings.signing import OriginSettings, SigningSettings
+from agent.settings.store import StoreSettings
 from agent.signing.files import load_identity, load_trust
-from agent.signing.settings import OriginSettings, SigningSettings
 from bench.common.data_sets import definitions, runs, samples
 from bench.common.measuring import results
 from bench.common.testbed import ASKING, SERVING, BrokerAccess

@@ -1,6 +1,6 @@
-"""What a hostile zone does in `bench hostile`: floods of requests, parked fetches, artifacts, sessions that do not
-read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not the
-node's.
+"""The attacks of the hostile zone in `bench hostile`: floods of requests, parked fetches, artifacts, sessions that do
+not read, and bare sockets, each from a process of lowest priority, because in the field the attacker's processor is not
+the node's.
 
 It has a valid certificate and keeps to the topics that the broker gives it. Each flood is as fast as the answers come;
 what is refused or dropped is sent again.

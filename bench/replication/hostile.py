@@ -27,7 +27,7 @@ from agent.health.client import NodeSilent, ask_health
 from agent.message import Envelope, Fact
 from agent.replication.mqtt import Link, Requester
 from agent.replication.pulling import Puller
-from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, rounded
+from bench.common.measuring import Latency, Report, files_bytes, machine, peak_rss_mib, process_cpu_ns, rounded
 from bench.common.testbed import ASKING, SERVING, Testbed, scratch_folder
 from bench.common.worker_io import Options, broker_access, emit
 from bench.replication.endpoints import STORE_ERRORS, access, opened, pull_settings, running
@@ -62,10 +62,11 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
         with attacked.honest.worker("honest", "hostile-pull", ASKING, file=file) as pulling:
             begun = {"quiet-0": _append_for(attacked, file, seconds)}
             _append_for(attacked, file, min(1.0, seconds))  # definitions, caches
-            counts = dict[str, dict[str, int]]()
+            counts, shares = dict[str, dict[str, int]](), dict[str, dict[str, float]]()
             for kind in floods:
                 with attacked.hostile.worker(f"flood-{kind}", "flood", HOSTILE, kind=kind, stream=STREAM) as flooding:
-                    begun[kind] = _append_for(attacked, file, seconds)
+                    with _measured(attacked, {"puller": pulling, "attacker": flooding}) as shares[kind]:
+                        begun[kind] = _append_for(attacked, file, seconds)
                     counts[kind] = flooding.ended()
                 begun[f"quiet-{kind}"] = _append_for(attacked, file, seconds)
             durable_ns = pulling.ended()["durable_ns"]
@@ -73,7 +74,18 @@ def run(seconds: float, floods: Sequence[str], below: Path | None) -> Report:
         assert attacked.node.running, attacked.node.log_tail()
         kept = files_bytes(target) / len(durable_ns)
     lags_ns = {part: [durable_ns[offset - 1] - at for offset, at in one.items()] for part, one in begun.items()}
-    return _report(lags_ns, counts, described, kept, rss_mib, seconds)
+    return _report(lags_ns, counts, shares, described, kept, rss_mib, seconds)
+
+
+@contextlib.contextmanager
+def _measured(attacked: Attacked, workers: Mapping[str, Child]) -> Iterator[dict[str, float]]:
+    """How many cores each process uses in the block; filled at its end."""
+    brokers = {"honest_broker": attacked.honest.broker, "hostile_broker": attacked.hostile.broker}
+    processes, used = {"node": attacked.node, **brokers, **workers}, dict[str, float]()
+    before_ns, begun_ns = {name: process_cpu_ns(one.pid) for name, one in processes.items()}, time.monotonic_ns()
+    yield used
+    elapsed_ns = time.monotonic_ns() - begun_ns
+    used |= {name: rounded((process_cpu_ns(one.pid) - before_ns[name]) / elapsed_ns) for name, one in processes.items()}
 
 
 def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int]:
@@ -96,6 +108,7 @@ def _append_for(attacked: Attacked, file: Path, seconds: float) -> dict[int, int
 def _report(
     lags_ns: Mapping[str, list[int]],
     counts: Mapping[str, Mapping[str, int]],
+    shares: Mapping[str, Mapping[str, float]],
     described: Mapping[str, Any],
     bytes_per_fact: float,
     rss_mib: float,
@@ -109,6 +122,7 @@ def _report(
             "p99_ratio": rounded(latency.p99_ms / calm.p99_ms),
             "is_reached": latency.p99_ms <= max(RATIO_MAX * calm.p99_ms, P99_MS_MAX),
             "counts": counts[kind],
+            "cores": shares[kind],
         }
         for kind, latency in each.items()
     }
@@ -129,6 +143,7 @@ def _report(
     for kind, latency in each.items():
         became = ", ".join(f"{what} {count:,}" for what, count in counts[kind].items())
         lines.append(f"{kind:<10} {latency}, p99 {told[kind]['p99_ratio']} of quiet; {became}")
+        lines.append(f"{'cores':<10} " + ", ".join(f"{name} {used}" for name, used in shares[kind].items()))
     lines.append(f"memory     node {rss_mib:.0f} MiB at most")
     return Report("hostile", values, lines, described)
 

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample
+from agent.settings.store import StoreSettings, StreamSettings
 from agent.signing.heads import HeadSigner
 from agent.signing.keys import SigningKey, ZoneSigner
 from bench.common.data_sets import DataSet, definitions, runs

@@ -15,7 +15,8 @@ import time
 from itertools import islice
 from pathlib import Path
 
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
+from agent.settings.store import StreamSettings
 from bench.common.data_sets import runs
 from bench.common.measuring import Latency, Report, files_bytes, machine, rounded
 from bench.common.testbed import scratch_folder

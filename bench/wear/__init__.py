@@ -1,1 +1,1 @@
-"""What a node writes to its disk, by cause, and how long flash bears it."""
+"""What a node writes to its disk, by cause, and the resulting lifetime of flash."""

@@ -1,4 +1,4 @@
-"""`wear`: the bytes that two nodes write to their disks for each fact, by cause, and how long flash would bear it.
+"""`wear`: the bytes that two nodes write to their disks for each fact, by cause, and the resulting lifetime of flash.
 
 Both nodes are `bsfg run`, each with a file system of its own (file_system.py). The first reads an OPC UA server that
 publishes a thousand values at a time, evenly, so that each tag changes once a second; the second pulls through a broker

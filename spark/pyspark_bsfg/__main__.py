@@ -159,9 +159,10 @@ def _report(made: dict[str, Any]) -> int:
     if lost := jobs.get("land", {}).get("facts_missing"):
         print(f"{PROGRAM}: {lost} facts are missing, see the table of incidents", file=sys.stderr)
     for gap in jobs.get("gaps", {}).get("longest", ()):
-        print(
-            f"{PROGRAM}: undeclared: {gap['tag']} of {gap['zone']} {gap['kind']} since {gap['begin']}", file=sys.stderr
-        )
+        what = f"{gap['tag']} of {gap['zone']} {gap['kind']} since {gap['begin']}"
+        if gap["zone"] is None:
+            what = f"{gap['tag']} never had a fact"
+        print(f"{PROGRAM}: undeclared: {what}", file=sys.stderr)
     for day in kept:
         counts = f"it stands for {day['facts']} facts, now {day['found']} were found"
         print(f"{PROGRAM}: {day['table']} of {day['date']}, {day['zone']} is kept: {counts}", file=sys.stderr)

@@ -27,13 +27,13 @@ from agent.message import Message, sample_message_id
 from pyspark_bsfg import packed
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
-from pyspark_bsfg.schema import ENVELOPE
+from pyspark_bsfg.schema import COUNT, ENVELOPE
 from pyspark_bsfg.values import Values, text_bytes
 
 FACTS_MAX_PER_GROUP = 16_384  # larger record batches measured no faster, and leave the cache
 TEXT_BYTES_MAX = 32 * 1024 * 1024  # a column of 16,384 equal texts of 64 KiB is 2 KB in a batch and 1 GB in Arrow
 # Of every fact, without opening its batch.
-BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified"))
+BY_RUN = frozenset(("offset", "stream", "zone", "epoch", "sequence", "verified", COUNT.name))
 
 _COUNTING = pa.array(range(FACTS_MAX + FACTS_MAX_PER_GROUP + 1), pa.int64())
 _COUNTING_32 = _COUNTING.cast(pa.int32())
@@ -81,6 +81,7 @@ class Columns:
         self._opens_samples = bool(asked - BY_RUN - {"message_id"}) or self._pruning.tests_rows
         self._opens_messages = bool(asked - BY_RUN)
         self._has_text = "value_text" in asked
+        self._counts_facts = COUNT.name in asked
         self.needs_proofs = "verified" in asked
 
     def add(self, batch: Batch, first_offset: int, start: int, stop: int, verified: Verified = "no") -> Iterator[Any]:
@@ -128,7 +129,8 @@ class Columns:
             group.samples.append(samples)
         group.count += run.count
         group.text_bytes += text
-        if group.count >= FACTS_MAX_PER_GROUP or group.text_bytes >= TEXT_BYTES_MAX:
+        rows = len(group.runs) if self._counts_facts else group.count
+        if rows >= FACTS_MAX_PER_GROUP or group.text_bytes >= TEXT_BYTES_MAX:
             yield from self.flush()
 
     def _built_group(self, group: Group, start: int, stop: int) -> Iterator[Any]:
@@ -150,7 +152,8 @@ class Columns:
             yield self._built(group.runs, columns.makers(chosen), chosen)
 
     def _built(self, runs: Sequence[Run], makers: Makers, places: Any) -> Any:
-        makers = _identity_columns(self._stream, runs, places) | makers
+        of_runs = _counts(self._stream, runs) if self._counts_facts else _identity_columns(self._stream, runs, places)
+        makers = of_runs | makers
         return pa.RecordBatch.from_arrays([makers[name]() for name in self._names], schema=self._schema)
 
 
@@ -168,6 +171,21 @@ def _extend(runs: list[Run], new: Run) -> None:
             last.count += new.count
             return
     runs.append(new)
+
+
+def _counts(stream: str, runs: Sequence[Run]) -> Makers:
+    """A row for each run."""
+
+    def texts(values: list[str]) -> Any:
+        return pa.array(values, pa.string())
+
+    return {
+        COUNT.name: lambda: pa.array([run.count for run in runs], pa.int64()),
+        "stream": lambda: texts([stream] * len(runs)),
+        "zone": lambda: texts([run.origin.zone for run in runs]),
+        "epoch": lambda: texts([run.origin.epoch.hex() for run in runs]),
+        "verified": lambda: texts([run.verified for run in runs]),
+    }
 
 
 def _identity_columns(stream: str, runs: Sequence[Run], places: Any) -> Makers:

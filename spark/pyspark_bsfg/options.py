@@ -108,6 +108,16 @@ class Options:
         return options
 
 
+OF_KAFKA = {
+    "kafka.bootstrap.servers": "path of a store's file, or transport mqtt with host and port",
+    "kafka.group.id": "consumer, of readStream",
+    "subscribe": "stream",
+    "subscribepattern": "stream, one for each read",
+    "assign": "stream",
+    "includeheaders": "includeLabels",
+    "startingoffsetsbytimestamp": "startingTimestamp",
+    "endingoffsetsbytimestamp": "endingTimestamp",
+}
 _OF_FILE = {name.lower(): name for name in ("path", "paths")}
 _OF_NODE = {
     name.lower(): name
@@ -190,7 +200,9 @@ def _local(path: str) -> str:
 
 
 def unknown(key: str, known: Mapping[str, str]) -> OptionError:
-    """The error for an option that is not known, with the nearest one."""
+    """The error for an option that is not known, with the nearest one, or with ours for one of Kafka's."""
+    if key in OF_KAFKA:
+        return OptionError(f"option {key} of Kafka", f"here it is {OF_KAFKA[key]}")
     near = get_close_matches(key, known, 1, 0.5)
     hint = f"did you mean {known[near[0]]}?" if near else f"known are {', '.join(sorted(known.values()))}"
     return OptionError(f"unknown option {key}", hint)

@@ -22,6 +22,7 @@ _TYPES = {
     "B": pa.uint8(), "H": pa.uint16(), "I": pa.uint32(), "Q": pa.uint64(),
     "b": pa.int8(), "h": pa.int16(), "i": pa.int32(), "q": pa.int64(),
 }  # fmt: skip
+_BYTES = {code: array(code).itemsize for code in _TYPES}
 _INT16_MAX = 2**15 - 1
 _NS_PER_US = 1000
 
@@ -119,7 +120,7 @@ def _integers(pieces: Iterable[Piece]) -> Any:
             if not joined:
                 joined.append(("b", []))
             code, parts = joined[-1]
-            parts.append(bytes(count * array(code).itemsize))
+            parts.append(bytes(count * _BYTES[code]))
         elif joined and joined[-1][0] == numbers.typecode:
             joined[-1][1].append(numbers)
         else:
@@ -127,7 +128,7 @@ def _integers(pieces: Iterable[Piece]) -> Any:
     chunks = []
     for code, parts in joined:
         data = b"".join(parts)
-        narrow = over(_TYPES[code], data, len(data) // array(code).itemsize)
+        narrow = over(_TYPES[code], data, len(data) // _BYTES[code])
         chunks.append(narrow.view(pa.int64()) if code in "qQ" else narrow.cast(pa.int64()))
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 

@@ -7,9 +7,11 @@ the stream, and the next query on the same DataFrame may read more.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -22,6 +24,13 @@ from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange, recorded, resolve, split, task_count
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.transports import Asked, HoleLog, Place, places, record_batches
+
+
+@cache
+def exempt_imports() -> None:
+    """Once in each process: leave the objects of imported modules out of garbage collections. PySpark collects after
+    each task of a worker; with some 100,000 objects that takes longer than a small task."""
+    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class BsfgReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:  # Spark takes no other sequence than a list
         """Offset ranges, one a task. Raises SparkError for what cannot be read."""
+        exempt_imports()
         options = self.options
         stores = places(options)
         if len(stores) > 1 and (options.start_offset, options.end_offset) != (None, None):
@@ -68,6 +78,7 @@ class BsfgReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one task."""
         assert isinstance(partition, Offsets), partition
+        exempt_imports()
         stream = self.options.stream
         asked = Asked(stream, OffsetRange(partition.first, partition.last), partition.epoch)
         with partition.place.opened() as source:

@@ -24,6 +24,11 @@ sample (docs/reference/messages.md). `includeLabels` adds the first one to a rea
 
     labels          names with texts; empty where the message has none
     to_zone correlation_id causation_id object_media_type object_schema
+
+A row for each fact costs most of a count, so facts can be counted by their batches' headers:
+
+    facts           how many facts a row stands for; only with stream, zone, epoch and verified, which they share. Their
+                    sum is what is promised, not where one row ends and the next one begins
 """
 
 from __future__ import annotations
@@ -72,6 +77,8 @@ ENVELOPE = ("to_zone", "correlation_id", "causation_id", "object_media_type", "o
 TABLE = StructType([*FACTS.fields, LABELS, *(StructField(name, StringType()) for name in ENVELOPE)])
 LANDED = StructType([*TABLE.fields, StructField("date", DateType())])
 IDENTITY = ("stream", "zone", "epoch", "sequence")
+COUNT = StructField("facts", LongType(), nullable=False)
+SHARED = ("stream", "zone", "epoch", "verified")
 
 # Spark compares the first record batch with this to the letter: names, order, types and nullability.
 _ARROW: dict[type[DataType], Any] = {
@@ -84,8 +91,9 @@ _ARROW: dict[type[DataType], Any] = {
 
 
 def projection(names: Sequence[str]) -> StructType:
-    """Some columns of TABLE, in any case, as the schema of a read. Raises OptionError for what is no column."""
-    known = {field.name: field for field in TABLE.fields}
+    """Some columns of TABLE, or COUNT, in any case, as the schema of a read. Raises OptionError for what is no
+    column."""
+    known = _known()
     if unknown := [name for name in names if name.lower() not in known]:
         raise OptionError(f"there is no column {unknown[0]!r}", f"the columns are {', '.join(known)}")
     return StructType([known[name.lower()] for name in names])
@@ -94,9 +102,15 @@ def projection(names: Sequence[str]) -> StructType:
 def arrow_schema(asked: StructType) -> Any:
     """The Arrow schema of the columns asked for, in their order and by their names as asked, for Spark compares those.
 
-    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE.
+    Columns are found in any case, as Spark finds them. Raises OptionError for what is no column of TABLE or COUNT, and
+    for one beside COUNT in which its facts differ.
     """
-    known = {field.name: field for field in TABLE.fields}
+    known = _known()
+    names = [name.lower() for name in asked.fieldNames()]
+    if COUNT.name in names and (differing := [name for name in names if name not in {COUNT.name, *SHARED}]):
+        raise OptionError(
+            f"column {differing[0]} was asked for beside {COUNT.name}", f"it goes with {', '.join(SHARED)} only"
+        )
     fields = []
     for field in asked.fields:
         if (ours := known.get(field.name.lower())) is None:
@@ -110,3 +124,8 @@ def arrow_schema(asked: StructType) -> Any:
     if not fields:
         raise OptionError("no column was asked for", "name at least one, or leave the schema out")
     return pa.schema(fields)
+
+
+def _known() -> dict[str, StructField]:
+    """All columns by their names."""
+    return {field.name: field for field in (*TABLE.fields, COUNT)}

@@ -70,7 +70,7 @@ def facts(spark: SparkSession, *paths: str | Path, columns: str = "", **options:
     NODE_PARTITIONS for a node. What was chosen is logged.
 
     `columns` are the columns to be made, separated by commas or blanks; all by default. `facts(spark, path,
-    columns="offset").count()` opens no batch.
+    columns="zone facts").groupBy("zone").sum("facts")` counts without opening a batch.
     """
     register(spark)
     is_pushing = spark.conf.get(PUSH_DOWN, "false") == "true"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +24,7 @@ from tests.waiting import wait_until
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "appliance"
 MAKE_ROOT = Path(__file__).resolve().parent / "make_root"
-COMMAND_S = 300
+COMMAND_S = 900  # an emulated processor compiles the package for five minutes and more
 BOOT_S = 120
 PROGRAMS = ("mmdebstrap", "systemd-nspawn", "unshare", "nsenter", "dpkg-deb", "ip")
 
@@ -68,17 +70,16 @@ class Gateway:
             "LC_ALL": "C.UTF-8",
             "DEBIAN_FRONTEND": "noninteractive",
         }
-        return subprocess.Popen(
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | options
+        started: subprocess.Popen[str] = subprocess.Popen(
             inside,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
             env=environment,
             start_new_session=True,
-            **options,  # type: ignore[call-overload]
+            **streams,  # type: ignore[call-overload]
         )
+        return started
 
     def try_(self, command: str, limit_s: float = COMMAND_S) -> Done:
         """Run a shell command to its end, whatever that is."""
@@ -95,6 +96,37 @@ class Gateway:
         done = self.try_(command, limit_s)
         assert done.status == 0, f"{command}\n{done.text}"
         return done.text
+
+    def type(self, command: str, dialog: Iterable[tuple[str, Callable[[], str]]] = ()) -> str:
+        """Type a command at a terminal, and the answer to each question, asked for once the question is there; what the
+        terminal showed. The command must succeed, and ask nothing else."""
+        terminal, inside = pty.openpty()
+        try:
+            process = self.process(command, stdin=inside, stdout=inside, stderr=inside)
+            os.close(inside)
+            shown = ""
+            for question, answer in dialog:
+                part = _read_until(terminal, f"{question} ")
+                assert part.endswith(f"{question} "), f"{command}: {question!r} was not asked\n{shown}{part}"
+                shown += part
+                os.write(terminal, f"{answer()}\n".encode())
+            shown += _read_until(terminal, None)
+            assert process.wait(COMMAND_S) == 0, f"{command}\n{shown}"
+        finally:
+            os.close(terminal)
+        return shown
+
+    def connect(self, other: Gateway, mine: str, its: str) -> None:
+        """A cable to another machine, with an address at each end."""
+        peer = ["type", "veth", "peer", "name", "eth0", "netns", str(other._network_pid)]
+        subprocess.run([*self.in_network, "ip", "link", "add", "eth0", *peer], check=True)
+        for gateway, address in ((self, mine), (other, its)):
+            gateway.add_address(address, "eth0")
+            subprocess.run([*gateway.in_network, "ip", "link", "set", "eth0", "up"], check=True)
+
+    def add_address(self, address: str, device: str) -> None:
+        """An address, as 10.0.0.1/24, in this machine's network."""
+        subprocess.run([*self.in_network, "ip", "address", "add", address, "dev", device], check=True)
 
     def kill_when(self, command: str, condition: str, *, is_power_cut: bool = False) -> None:
         """Kill a command and all it started once the shell condition holds in its root, or the whole machine; it must
@@ -138,12 +170,13 @@ class Gateway:
     @contextmanager
     def boot(self) -> Iterator[None]:
         """Start systemd for the length of a block; then power off."""
-        console = self.root.parent / "console"
+        console, cgroups = self.root.parent / "console", _cgroups(f"{self.root.parent.name}-{self._network_pid}")
         with console.open("wb") as output:
             process = subprocess.Popen(
                 [
+                    *_in_cgroups(cgroups),
                     *("systemd-nspawn", "--quiet", "--boot", "--directory", str(self.root), "--register=no"),
-                    *("--keep-unit", "--console=pipe"),
+                    *("--keep-unit", "--console=pipe", f"--machine={self.root.parent.name}"),
                     f"--network-namespace-path=/proc/{self._network_pid}/ns/net",
                 ],
                 stdin=subprocess.DEVNULL,
@@ -161,10 +194,50 @@ class Gateway:
             self.try_("systemctl poweroff")
             process.wait(BOOT_S)
         finally:
-            self._leader = 0
+            leader, self._leader = self._leader, 0
             if process.poll() is None:
+                if leader:  # it outlives the program that made its container
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(leader, signal.SIGKILL)
                 process.kill()
                 process.wait()
+            _remove_cgroups(cgroups)
+
+
+def _cgroups(name: str) -> list[Path]:
+    """Control groups of its own for a container: in shared ones two systemds would end each other's processes."""
+    trees = [tree for tree in map(Path, ("/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")) if tree.is_dir()]
+    return [tree / f"bsfg-{name}" for tree in trees or [Path("/sys/fs/cgroup")]]
+
+
+def _in_cgroups(folders: list[Path]) -> list[str]:
+    """The beginning of a command that runs in these control groups."""
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    enter = "".join(f"echo $$ >{folder}/cgroup.procs && " for folder in folders)
+    return ["sh", "-c", f'{enter} exec "$@"', "sh"]
+
+
+def _remove_cgroups(folders: list[Path]) -> None:
+    """Remove the control groups that a container has left."""
+    for folder in folders:
+        below = (one for one in folder.rglob("*") if one.is_dir())
+        for one in [*sorted(below, reverse=True), folder]:
+            with contextlib.suppress(OSError):  # a process of a killed container may still be ending
+                one.rmdir()
+
+
+def _read_until(terminal: int, end: str | None) -> str:
+    """What a terminal shows up to this text, or up to the end of the program."""
+    shown = ""
+    while end is None or not shown.endswith(end):
+        assert select.select([terminal], [], [], COMMAND_S)[0], f"nothing more was shown:\n{shown}"
+        try:
+            data = os.read(terminal, 1 << 16)
+        except OSError:  # the other side is closed
+            break
+        shown += data.decode("utf-8", "replace").replace("\r\n", "\n")
+    return shown
 
 
 def _name(pid: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,14 +61,14 @@ def boiler(gateway: Gateway, folder: Path) -> Iterator[ModbusDevice]:
 
 
 @contextmanager
-def press(gateway: Gateway, folder: Path) -> Iterator[ForeignServer]:
-    """An OPC UA server of another make in the gateway's network, with one variable that changes."""
+def press(gateway: Gateway, folder: Path, **options: Any) -> Iterator[ForeignServer]:
+    """An OPC UA server of another make in the gateway's network, by default with one variable that changes."""
     if why := NODE_OPCUA.why_not():
         pytest.skip(why)
     server = ForeignServer(
         folder / "press",
         dataclasses.replace(NODE_OPCUA, command=(*gateway.in_network, *NODE_OPCUA.command)),
-        variables=[{"name": "count", "type": "Int32", "period_ms": 200}],
+        **{"variables": [{"name": "count", "type": "Int32", "period_ms": 200}], **options},
     )
     (folder / "press").mkdir()
     asyncio.run(server.start())
@@ -282,7 +283,7 @@ def test_udev_accepts_the_names_of_serial_ports(gateway: Gateway, deb: Path) -> 
         assert re.search(rf"{'Success' if is_good else 'Fail'}: +1\b", done.text), done.text
 
 
-@pytest.mark.parametrize("target", ["debian12-arm64"], indirect=True)
+@pytest.mark.parametrize("target", ["debian12-arm64", "debian13-arm64"], indirect=True)
 def test_arm64_runs_under_emulation(gateway: Gateway, deb: Path, target: Target) -> None:
     """The arm64 package on an arm64 root: installed, every package imported, a key made, a fact stored and read."""
     put_on_stick(gateway, deb)

@@ -9,10 +9,10 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
-from agent import local_socket
 from agent.append_contract import Outcome
 from agent.cli import bsfg
 from agent.config import load
+from agent.local_socket.serving import open_store
 from tests.replication.nodes import whole_node, write_node_toml
 from tests.support.mosquitto import Mosquitto
 from tests.support.page import ROOT, shown
@@ -58,7 +58,7 @@ def test_documented_commands_for_another_node_work(tmp_path: Path, monkeypatch: 
         allowed = 'zone = "plant-a"\nappends = ["facts.operational"]'
         async with whole_node(tmp_path / "idmz", broker, "idmz", allowed) as file:
             said = [await asyncio.to_thread(CliRunner().invoke, bsfg, command) for command in commands]
-        with local_socket.open_store(load(file)) as store:
+        with open_store(load(file)) as store:
             assert store.end_offset("facts.operational") == 1
         return [(done.exit_code, done.output + str(done.exception or "")) for done in said]
 

@@ -6,10 +6,10 @@ import os
 import socket
 from pathlib import Path
 
-from agent import local_socket
 from agent.config import load
 from agent.fact_store import FactStore
 from agent.health.server import note_port
+from agent.local_socket.serving import open_store
 from tests.cli.conftest import Bsfg
 from tests.support import command
 
@@ -123,7 +123,7 @@ def test_a_state_that_others_may_read_is_a_note(bsfg: Bsfg, tmp_path: Path) -> N
     before = os.umask(0)
     try:
         state.chmod(0o755)
-        with local_socket.open_store(load(node)) as store:
+        with open_store(load(node)) as store:
             made = list(state.rglob("*"))
             assert {path.name for path in made} >= {"facts.db", "facts.db-wal", "facts.db-shm"}
             store.artifacts.put_chunk("plant-a", "sha256:" + hashlib.sha256(b"x").hexdigest(), 1, 0, b"x")

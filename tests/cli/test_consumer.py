@@ -109,27 +109,23 @@ def test_an_unknown_consumer() -> None:
     assert "nobody" in str(done.exception)
 
 
-def test_with_a_running_node(folder: Path) -> None:
+async def test_with_a_running_node(folder: Path) -> None:
     """The node at the socket knows who is online and in sync; it refuses to remove one in use, and with --force does
     it."""
     (folder / "state").mkdir()
-
-    async def scenario() -> None:
-        async with served_store(folder / "state") as store:
-            message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
-            await asyncio.wrap_future(store.appends.append_message(STREAM, message))
-            await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
-            await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
-            (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
-            assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
-            assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
-            refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
-            assert "'idmz.ops' is online" in str(refused.exception)
-            forced = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops", "--force", "--json")
-            told = json.loads(forced.output)
-            assert (told["state"], told["was"]["state"]) == ("deletion started", "online")
-
-    asyncio.run(scenario())
+    async with served_store(folder / "state") as store:
+        message = Message(Envelope("m", "plant-a", "*", 1), Fact("batch:1", "done", b"{}"))
+        await asyncio.wrap_future(store.appends.append_message(STREAM, message))
+        await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", STREAM))
+        await asyncio.wrap_future(store.consumers.confirm("idmz.ops", 1))
+        (one,) = json.loads((await asyncio.to_thread(run, "consumer", "list", "--json")).output)
+        assert (one["state"], one["in_sync"], one["frontier"]) == ("online", True, 1)
+        assert "online, in sync" in (await asyncio.to_thread(run, "consumer", "list")).output
+        refused = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops")
+        assert "'idmz.ops' is online" in str(refused.exception)
+        forced = await asyncio.to_thread(run, "consumer", "remove", "idmz.ops", "--force", "--json")
+        told = json.loads(forced.output)
+        assert (told["state"], told["was"]["state"]) == ("deletion started", "online")
 
 
 def test_a_store_error_is_printed_once_with_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:

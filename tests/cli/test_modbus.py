@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import ModbusSourceSettings, load_tag_map
+from agent.ingest import load_tag_map
+from agent.settings.sources import ModbusSourceSettings
 from tests.cli.conftest import Bsfg
 from tests.ingest.fakes import Program, running
 from tests.ingest.modbus.test_transports import certificate

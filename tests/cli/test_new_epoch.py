@@ -42,16 +42,12 @@ def test_it_asks_first_and_records_why(folder: Path) -> None:
         assert store.end_offset("facts.operational") == 2, "the fact, and the one about the epoch"
 
 
-def test_a_running_node_goes_on(folder: Path) -> None:
+async def test_a_running_node_goes_on(folder: Path) -> None:
     """The node is asked at its socket, and its store goes on under the new epoch."""
     (folder / "state").mkdir()
-
-    async def scenario() -> None:
-        async with served_store(folder / "state") as store:
-            before = store.epoch.hex()
-            done = await asyncio.to_thread(run, "--yes", "--json")
-            assert json.loads(done.output) == {"epoch": store.epoch.hex(), "previous_epoch": before}
-            assert store.epoch.hex() != before
-            assert store.failure is None
-
-    asyncio.run(scenario())
+    async with served_store(folder / "state") as store:
+        before = store.epoch.hex()
+        done = await asyncio.to_thread(run, "--yes", "--json")
+        assert json.loads(done.output) == {"epoch": store.epoch.hex(), "previous_epoch": before}
+        assert store.epoch.hex() != before
+        assert store.failure is None

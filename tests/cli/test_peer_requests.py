@@ -3,12 +3,17 @@
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
+from agent.cli.facts import peer_requests
 from agent.cli.facts.peer_requests import literal_prefix
 from agent.query.scan.bounds import matches_glob
+from agent.replication.protocol.messages import LatestAnswer
 from tests.replication.nodes import STREAM, Node, run_commands, write_node_toml
+from tests.replication.serving.test_latest import value
 from tests.support.mosquitto import Mosquitto
 
 
@@ -93,3 +98,17 @@ def test_the_prefix_asked_for_leaves_nothing_out(glob: str) -> None:
     matching = [subject for subject in subjects if matches_glob(subject, [glob])]
     assert matching
     assert all(subject.startswith(literal_prefix(glob)) for subject in matching)
+
+
+def test_a_value_that_is_no_json_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are printed; a line says which value of which peer cannot be read."""
+    values = [value(1), msgspec.structs.replace(value(2), value=msgspec.Raw(b'"\xff"')), value(3)]
+    own: dict[str, Any] = {"store_zone": "idmz", "epoch": "0" * 32, "stream": STREAM}
+    answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values)
+    monkeypatch.setattr(peer_requests, "_ask", lambda *_: answer)
+    settings: Any = None
+    rows = peer_requests.get_latest(settings, "idmz", STREAM, "*", 1_000, 1.0)
+    assert [row["subject"] for row in rows] == ["tag:001", "tag:003"]
+    assert "1 values of idmz left out: the value of 'tag:002'" in capsys.readouterr().err

@@ -1,33 +1,43 @@
 """`bsfg setup`: the answers of the page lead to a node that reads a real device, step by step as an operator would."""
 
-import json
+import fcntl
 import os
+import pty
 import re
+import select
 import subprocess
+import termios
 import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from agent.cli.prepare import setup as command_module
+from agent.cli.prepare.steps import SetupFailed, Steps
 from agent.config import ConfigError
-from agent.replication import pki
-from tests.ingest.fakes import Program
+from tests.cli.test_sources_page import node
+from tests.ingest.fakes import Program, running
+from tests.ingest.opcua.security.certificates import certificate, key
 from tests.support import command
 from tests.support.mosquitto import free_port
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "operate" / "setup.md"
+URI = "urn:freeopcua:python:server"  # what asyncua's server calls itself
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "first-gateway.md"
 
 
-def answers(port: int, more: str = "") -> str:
-    """The answers of the page, at the address of the test's device; `more` are further lines at the top."""
+def answers(port: int) -> str:
+    """The answers of the page, at the address of the test's device."""
     found = re.search(r"```toml answers.toml\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert found is not None
-    return more + found[1].replace('host = "192.0.2.20"', f'host = "127.0.0.1"\nport = {port}')
+    return found[1].replace('host = "192.0.2.20"', f'host = "127.0.0.1"\nport = {port}')
 
 
 def set_up(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
@@ -36,27 +46,49 @@ def set_up(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     return command.process(folder, "setup", "--config", "node.toml", "--answers", "answers.toml")
 
 
-def test_from_answers_to_a_node_and_its_certificate(meter: Program, tmp_path: Path) -> None:
-    """The first run leaves a node that reads the device, and a request; it says what is left to do. The second has the
-    certificate, which the authority has signed meanwhile: broker and peer are added, the source is not added twice."""
-    done = set_up(tmp_path, answers(meter.port))
+def test_from_answers_to_two_zones(meter: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the page, without questions: the first run leaves a node that reads the device, and its request on the
+    stick; the other zone's run makes the authority, signs and configures the broker; the second run here has the
+    certificate, and adds broker and peer, but not the source again; the node that runs by then reloads them, and the
+    end is how its tags are, as the page shows it. Each says what is left to do."""
+    stick, idmz = tmp_path / "usb", tmp_path / "idmz"
+    stick.mkdir()
+    idmz.mkdir()
+    (tmp_path / "passphrase").write_text("correct horse\n")
+    (tmp_path / "passphrase").chmod(0o600)
+    monkeypatch.setenv("BSFG_PKI_PASSPHRASEFILE", str(tmp_path / "passphrase"))
+    mine = answers(meter.port).replace("/media/usb", str(stick))
+    done = set_up(tmp_path, mine)
     assert (done.returncode, done.stderr) == (0, "")
     for step in ("init --zone plant-a", "pki request plant-a", "source test boiler", "check --config"):
         assert f"$ bsfg {step}" in done.stdout
     _, _, left = done.stdout.partition("left to do:")
-    request = tmp_path / "pki" / "zones" / "requested" / "plant-a.csr"
-    assert f"have {request} signed" in left
+    assert "take the stick to the authority" in left
     assert "start the node: bsfg run" in left
     found = tomllib.loads((tmp_path / "node.toml").read_text())
     assert (found["modbus"][0]["name"], "broker" in found) == ("boiler", False)
 
-    authority = tmp_path / "authority"
-    pki.create_authority(authority, datetime.now(UTC))
-    issued = pki.sign_request(authority, "plant-a", request, datetime.now(UTC))
-    files = f'certificate = "{issued.cert_file}"\nauthority = "{issued.ca_file}"\n'
-    done = set_up(tmp_path, answers(meter.port, files))
+    theirs = f'zone = "idmz"\nstick = "{stick}"\nauthority = "{tmp_path / "authority"}"\n'
+    theirs += '[broker]\nhere = true\nhost = "broker.idmz.example"\n[peer]\nzone = "plant-a"\n'
+    done = set_up(idmz, f'{theirs}pulls = ["facts.telemetry"]\n')
+    assert (done.returncode, done.stderr) == (0, "")
+    (fingerprint,) = re.findall(r"plant-a.csr: (\S+)", done.stdout)
+    assert f"fingerprint of the key: {fingerprint}" in done.stdout.partition("$ bsfg pki sign plant-a")[2]
+    assert "keep the authority" in done.stdout.partition("left to do:")[2]
+    assert (idmz / "broker" / "idmz.plant-a" / "mosquitto.conf").exists()
+    assert sorted(one.name for one in stick.iterdir()) == ["ca.pem", "plant-a.pem"]
+    found = tomllib.loads((idmz / "node.toml").read_text())
+    assert (found["broker"][0]["host"], found["peer"][0]["zone"]) == ("127.0.0.1", "plant-a")
+
+    with node(tmp_path):
+        wait_until(lambda: command.bsfg(tmp_path, "status").stdout, "the node")
+        done = set_up(tmp_path, mine)
     assert (done.returncode, done.stderr) == (0, "")
     assert "$ bsfg pki import plant-a" in done.stdout
+    assert "start the node" not in done.stdout
+    shown = re.search(r"```text\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert shown is not None
+    assert shown[1].replace("4", "1").replace("/etc/bsfg/plant-a", str(tmp_path / "node")) in done.stdout
     assert "bsfg source test" not in done.stdout
     found = tomllib.loads((tmp_path / "node.toml").read_text())
     assert (len(found["modbus"]), found["broker"][0]["host"]) == (1, "broker.idmz.example")
@@ -67,9 +99,79 @@ def test_from_answers_to_a_node_and_its_certificate(meter: Program, tmp_path: Pa
     }
 
 
+@pytest.mark.parametrize("asks", [False, True])
+def test_answers_that_differ_from_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, asks: bool
+) -> None:
+    """The files stay as they are, with their comments; the last lines name each line that differs with its answer, also
+    rows of a tag file, and setup fails, although all other steps have run; with and without a person at a terminal, who
+    is asked nothing for it. Not with the answers of the file."""
+    file, tags_file = tmp_path / "node.toml", tmp_path / "tags.d" / "boiler.csv"
+    given = tomllib.loads(re.sub("stick.*?(?=\\[\\[modbus)", "", answers(502), flags=re.DOTALL))
+    (source,) = given["modbus"]
+    text = (
+        '[node]\nzone = "plant-a"\n[[modbus]]\nname = "boiler"\ntags_file = "tags.d/boiler.csv"\naddress_base = 0\n'
+        'host = "127.0.0.1"  # moved in May\nport = 502\n'
+    )
+    file.write_text(text)
+    tags_file.parent.mkdir()
+    tags_file.write_text(source["tags"])
+    ran: list[str] = []
+    monkeypatch.setattr(Steps, "run", lambda _, command, shown=(): ran.append(" ".join(shown or command)) or "")
+    command_module.Setup(given, file, asks=asks).run()
+    assert "the answer is" not in capsys.readouterr().out
+    given["modbus"] = [{**source, "host": "10.9.9.9", "tags": source["tags"].replace("0.1,V", "0.1,mV")}]
+    with pytest.raises(SetupFailed, match="2 answers differ"):
+        command_module.Setup(given, file, asks=asks).run()
+    assert ran == [f"bsfg check --config {file}"] * 2
+    *_, before, first, second = capsys.readouterr().out.splitlines()
+    assert before.endswith("correct these lines or the answers, and run setup again:")
+    assert first.strip() == f'{file}:7: host = "127.0.0.1"  # moved in May; the answer is: host = "10.9.9.9"'
+    row = "boiler/voltage,1,input,0,uint16,0.1"
+    assert second.strip() == f"{tags_file}:2: {row},V; the answer is: {row},mV"
+    assert (file.read_text(), tags_file.read_text()) == (text, source["tags"])
+
+
+def test_settings_of_another_zone_are_refused(tmp_path: Path) -> None:
+    """Before anything is made for the zone of the answers."""
+    (tmp_path / "node.toml").write_text('[node]\nzone = "plant-a"\n')
+    with pytest.raises(SetupFailed, match="is of zone plant-a, not plant-b"):
+        command_module.Setup({"zone": "plant-b"}, tmp_path / "node.toml").run()
+
+
+def test_a_connection_that_differs_stays(tmp_path: Path) -> None:
+    """Broker and peer are compared as sources are, before certificates and broker files are made for the new answer."""
+    (tmp_path / "node.toml").write_text(
+        '[node]\nzone = "plant-a"\n[[broker]]\nname = "broker"\nhost = "10.0.0.1"\nca_file = "ca"\ncert_file = "c"\n'
+        'key_file = "k"\n[[peer]]\nzone = "idmz"\nbroker = "broker"\nexports = ["facts.telemetry"]\n'
+    )
+    given = {
+        "broker": {"host": "10.0.0.2"},
+        "peer": {"zone": "idmz", "exports": ["facts.telemetry", "facts.operational"]},
+    }
+    run = command_module.Setup({"zone": "plant-a", **given}, tmp_path / "node.toml")
+    run._connect(given["broker"], given["peer"])
+    assert [(one.line, one.answer) for one in run.differing] == [
+        (5, 'host = "10.0.0.2"'),
+        (12, 'exports = ["facts.telemetry", "facts.operational"]'),
+    ]
+    assert [one.name for one in tmp_path.iterdir()] == ["node.toml"]
+
+
+def test_a_certificate_of_a_former_key_is_not_imported(tmp_path: Path) -> None:
+    """One that lay on the stick before the key was made is left there, and the request comes to it."""
+    (tmp_path / "usb").mkdir()
+    (tmp_path / "usb" / "plant-a.pem").write_text("of the gateway that burnt")
+    text = re.sub(r"\[\[modbus\]\].*", "", answers(free_port()), flags=re.DOTALL)
+    done = set_up(tmp_path, text.replace("/media/usb", str(tmp_path / "usb")))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pki import" not in done.stdout
+    assert (tmp_path / "usb" / "plant-a.csr").exists()
+
+
 def test_a_source_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
     """The failed step is named with its command, and node.toml is as before, so that the next try begins there."""
-    text = re.sub(r"\[broker\].*?(?=\[\[modbus)", "", answers(free_port()), flags=re.DOTALL)
+    text = re.sub(r"stick.*?(?=\[\[modbus)", "", answers(free_port()), flags=re.DOTALL)
     done = set_up(tmp_path, text)
     assert done.returncode == 1
     assert "this step failed: bsfg source test boiler" in done.stderr
@@ -83,7 +185,13 @@ def test_a_source_that_cannot_be_read_is_not_kept(tmp_path: Path) -> None:
         ('zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = "h"\naddress_base = 7\n', "modbus[0].address_base"),
         ('zone = "plant-a"\n[[modbus]]\nname = "m"\nhost = { a = 1 }\n', "host = {'a': 1}: an answer is a text"),
         ('zone = "Plant A"\n', "a zone is 1 to 32"),
+        ('zone = "plant-a"\n[broker]\nport = 8883\n', "[broker] needs host"),
+        ('zone = "plant-a"\n[peer]\nzone = 7\n', "[peer] needs zone"),
+        ('zone = "plant-a"\n[opcua]\nname = "m"\n', "two brackets, [[opcua]]"),
+        ('zone = "plant-a"\nstick = "gone"\n[broker]\nhost = "h"\n', "is the stick mounted?"),
         ("zone = \n", "answers.toml: "),
+        ('zone = "plant-a"\n[peer]\nzone = "plant-a"\n', "the zone of the peer is that of this node"),
+        ('zone = "plant-a"\n[[opcua]]\nname = "m"\nurl = "10.0.0.5:4840"\n', "an address begins with opc.tcp://"),
     ],
 )
 def test_a_bad_answer_is_named(tmp_path: Path, text: str, why: str) -> None:
@@ -122,18 +230,38 @@ def test_a_section_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert [one.name for one in tmp_path.iterdir()] == ["node.toml"]
 
 
-def test_questions_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Typed answers are those of a file, and empty ones leave their part out."""
+def test_questions_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Typed answers are those of a file, are kept as one, and empty ones leave their part out. What cannot be right is
+    asked for again at once: each line of `wrong` is followed by the right one."""
     given: list[dict[str, Any]] = []
     monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
-    typed = ["plant-a", "broker.example", "", "idmz", "reads from here", "modbus", "boiler", "10.0.0.5", "40001"]
-    typed += ["line1/t,holding,40001,float32", ""]
-    assert CliRunner().invoke(command_module.setup, input="\n".join([*typed, ""])).exit_code == 0
-    assert CliRunner().invoke(command_module.setup, input="plant-b\n\nnone\n").exit_code == 0
+    wrong = [
+        "Plant A",
+        "reads",
+        "plant-a",
+        "no/host",
+        "/gone",
+        "Press 1",
+        "10.0.0.5:4840",
+        "press",
+        "a,holding,x,int16",
+    ]
+    typed = [wrong[0], "plant-a", "elsewhere", wrong[3], "broker.example", "", wrong[2], "idmz", "fetches", "reads"]
+    typed += [wrong[4], str(tmp_path), "opcua", wrong[5], "press", wrong[6], "opc.tcp://plc:4840", ""]
+    typed += ["modbus", wrong[7], "boiler", "10.0.0.5", "40001", wrong[8], "line1/t,holding,40001,float32", "", "none"]
+    here = ["idmz", "here", "broker.example", "8890", "plant-a", "is", str(tmp_path), "-", "none"]
+    for name, answered in (("a", typed), ("b", ["plant-b", "none", "none"]), ("c", here)):
+        words = ["--config", str(tmp_path / f"{name}.toml")]
+        done = CliRunner().invoke(command_module.setup, words, input="\n".join([*answered, ""]))
+        assert done.exit_code == 0, done.output
+        assert tomllib.loads((tmp_path / f"{name}.answers").read_text()) == given[-1]
+    streams = ["facts.telemetry", "facts.operational"]
     assert given[0] == {
         "zone": "plant-a",
-        "broker": {"name": "broker", "host": "broker.example", "port": 8883},
-        "peer": {"zone": "idmz", "exports": ["facts.telemetry", "facts.operational"]},
+        "broker": {"host": "broker.example", "port": 8883},
+        "peer": {"zone": "idmz", "exports": streams},
+        "stick": str(tmp_path),
+        "opcua": [{"name": "press", "url": "opc.tcp://plc:4840", "glob": "*"}],
         "modbus": [
             {
                 "name": "boiler",
@@ -144,4 +272,113 @@ def test_questions_give_the_same_answers(monkeypatch: pytest.MonkeyPatch) -> Non
         ],
     }
     assert given[1] == {"zone": "plant-b"}
-    assert json.dumps(given), "as in a file"
+    assert given[2] == {
+        "zone": "idmz",
+        "broker": {"host": "broker.example", "port": 8890, "here": True},
+        "peer": {"zone": "plant-a", "pulls": streams},
+        "stick": str(tmp_path),
+    }
+
+
+def test_the_answers_of_an_earlier_run_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Enter key takes each; a wrong one is typed anew, a row is left out with -, and settings that no question has
+    stay."""
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(command_module.Setup, "run", lambda self: given.append(dict(self.given)))
+    before = f"""zone = "plant-a"
+stick = "{tmp_path}"
+[broker]
+host = "broker.example"
+port = 8884
+[peer]
+zone = "idmz"
+exports = ["facts.telemetry"]
+[[opcua]]
+name = "press"
+url = "opc.tcp://plc:4840"
+glob = "Line1/*"
+trust = true
+[[modbus]]
+name = "boiler"
+host = "10.0.0.5"
+address_base = 0
+port = 1502
+tags = "tag,table,register,type\\na/x,holding,1,int16\\na/y,holding,2,int16\\n"
+"""
+    (tmp_path / "n.answers").write_text(before)
+    typed = ["plant-a", *[""] * 12, "10.0.0.6", "", "-", "", "a/z,holding,3,int16", "", "", ""]
+    done = CliRunner().invoke(command_module.setup, ["--config", str(tmp_path / "n.toml")], input="\n".join(typed))
+    assert done.exit_code == 0, done.output
+    wanted = tomllib.loads(before)
+    wanted["modbus"][0] |= {
+        "host": "10.0.0.6",
+        "tags": "tag,table,register,type\na/y,holding,2,int16\na/z,holding,3,int16\n",
+    }
+    assert given == [wanted]
+
+
+@contextmanager
+def typing(folder: Path) -> Iterator[Callable[[str, str], str]]:
+    """Setup at a terminal: a function waits for a text, shown as the last one, types an answer or a control character,
+    and returns what was shown. At the end of the block, setup has ended."""
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        command.words("setup", "--config", "node.toml", "--answers", "answers.toml"),
+        cwd=folder,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), inside),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 for Ctrl-C, which a terminal sends
+    )
+    os.close(inside)
+
+    def answer(text: str, typed: str) -> str:
+        shown = ""
+        while text not in shown:
+            assert select.select([terminal], [], [], command.LIMIT_S)[0], f"{text!r} was not shown:\n{shown}"
+            shown += os.read(terminal, 1 << 16).decode()
+        os.write(terminal, typed.encode())
+        return shown
+
+    try:
+        yield answer
+        assert process.wait(command.LIMIT_S) == 1
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+def test_a_try_that_failed_or_was_interrupted_leaves_nothing(meter: Program, tmp_path: Path) -> None:
+    """Ctrl-C while the source is tested: node.toml has no source that was not read, and no tag file is left."""
+    (tmp_path / "answers.toml").write_text(re.sub("stick.*?(?=\\[\\[modbus)", "", answers(meter.port), flags=re.DOTALL))
+    with typing(tmp_path) as answer:
+        answer("$ bsfg source test boiler", "\x03")
+    assert "modbus" not in tomllib.loads((tmp_path / "node.toml").read_text())
+    assert not list((tmp_path / "tags.d").iterdir())
+
+
+def test_a_certificate_is_confirmed_once(tmp_path: Path) -> None:
+    """A server whose certificate lacks its address is pinned, not put into the folder of those that are trusted: the
+    next try of the source does not ask for the thumbprint again."""
+    shown = certificate("plc", issuer="authority", uri=URI, address="192.0.2.1", now=datetime.now(UTC))
+    (tmp_path / "server.pem").write_bytes(shown.public_bytes(Encoding.PEM))
+    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    (tmp_path / "server.key").write_bytes(key("plc", 2048).private_bytes(*form))
+    options = ("--certificate", str(tmp_path / "server.pem"), "--private-key", str(tmp_path / "server.key"))
+    with running("opcua_server", *options) as server, typing_answers(tmp_path, server) as answer:
+        answer("Trust it", "y\n")
+        first = answer("Try it again", "y\n")
+        second = answer("Try it again", "n\n")
+    assert "pinned now" in first
+    assert "Trust it" not in second
+    assert "--server-sha256" in second
+
+
+def typing_answers(folder: Path, server: Program) -> AbstractContextManager[Callable[[str, str], str]]:
+    """Setup at a terminal with an OPC UA server none of whose variables is wanted, so that the source cannot be
+    tested."""
+    url = f"opc.tcp://127.0.0.1:{server.port}/plant"
+    (folder / "answers.toml").write_text(
+        f'zone = "plant-a"\n[[opcua]]\nname = "press"\nurl = "{url}"\nglob = "Nothing/*"\n'
+    )
+    return typing(folder)

@@ -208,7 +208,7 @@ def test_wrong_names_are_usage_errors(bsfg: Bsfg, tmp_path: Path) -> None:
     """A source or tag that is not configured is status 2 and names what there is."""
     write_node(tmp_path, 1, 1)
     done = bsfg("source", "test", "metre")
-    assert (done.returncode, "it names plc, meter" in done.stderr) == (2, True)
+    assert (done.returncode, "it has plc, meter" in done.stderr) == (2, True)
     done = bsfg("source", "read", "meter", "a/b")
     assert (done.returncode, "source meter has no tag 'a/b'; its tag file has 26 others" in done.stderr) == (2, True)
 

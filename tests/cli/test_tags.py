@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.tags.options import made_up
+from agent.cli.tags.options import temporary_source
 from agent.ingest.tags.example import json_schema
 from agent.ingest.tags.file import dialect_of, load_tag_map
 from agent.ingest.tags.tag_map import read_tag_map
@@ -19,8 +19,8 @@ NODE = '[node]\nzone = "a"\n[[modbus]]\nname = "m1"\nhost = "h"\ntags_file = "m1
 OTHER = '[[modbus]]\nname = "m2"\nhost = "h"\ntags_file = "m2.csv"\naddress_base = 0\n'
 HEADER = "tag,table,register,type,scale,unit\n"
 DIALECTS = {
-    "opcua": dialect_of(made_up("opcua", Path("t.csv"), None)),
-    "modbus": dialect_of(made_up("modbus", Path("t.csv"), "0")),
+    "opcua": dialect_of(temporary_source("opcua", Path("t.csv"), None)),
+    "modbus": dialect_of(temporary_source("modbus", Path("t.csv"), "0")),
 }
 
 
@@ -39,7 +39,7 @@ def test_a_file_to_begin_with(bsfg: Bsfg, tmp_path: Path, protocol: str, form: s
     checked = bsfg("tags", "check", f"new.{form}", "--protocol", protocol, *base)
     assert (checked.returncode, checked.stdout) == (0, f"new.{form}: good; {7 + (protocol == 'modbus')} tags\n")
     (tmp_path / "other.csv").write_text(bsfg("tags", "template", protocol).stdout)
-    maps = [load_tag_map(made_up(protocol, tmp_path / name, "1")) for name in (f"new.{form}", "other.csv")]
+    maps = [load_tag_map(temporary_source(protocol, tmp_path / name, "1")) for name in (f"new.{form}", "other.csv")]
     one, other = ([(tag.definition, tag.point, tag.rule) for tag in found.tags] for found in maps)
     assert one == other
 
@@ -125,7 +125,7 @@ def test_a_file_is_checked_as_its_source_reads_it(bsfg: Bsfg, tmp_path: Path) ->
         (("new.csv",), "no source of node.toml reads new.csv"),
         (("new.csv", "--protocol", "modbus"), "--base 0, 1, 40001"),
         (("new.csv", "--protocol", "opcua", "--source", "m1"), "give one of them"),
-        (("new.csv", "--source", "m9"), "no good section of a source 'm9'; it has m1, m2"),
+        (("new.csv", "--source", "m9"), "no valid source 'm9'; it has m1, m2"),
     ):
         wrong = bsfg("tags", "check", *arguments)
         assert (wrong.returncode, why in wrong.stderr) == (2, True), wrong.stderr

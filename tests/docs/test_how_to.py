@@ -9,7 +9,7 @@ from tests.docs.one_machine import PAGES, Site
 from tests.ingest.fakes import running
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300), pytest.mark.in_order]
 TYPED = ("map-tags", "survive-an-outage", "rotate-certificates", "move-the-store")
 TYPED += ("add-a-plant", "upgrade-a-fleet", "replace-a-gateway", "use-your-own-pki")
 
@@ -49,8 +49,15 @@ def said_by(said: dict[str, str], part: str) -> str:
 
 
 def test_every_page_is_typed() -> None:
-    """A page without a test could show what does not work; those about Spark are in tests/spark."""
-    assert {page.stem for page in PAGES.glob("*.md")} == {*TYPED, "jobs", "analyse", "spark-for-kafka-users"}
+    """A page without a test could show what does not work; those about Spark are in tests/spark, the first gateway in
+    tests/appliance."""
+    assert {page.stem for page in PAGES.glob("*.md")} == {
+        *TYPED,
+        "first-gateway",
+        "jobs",
+        "analyse",
+        "spark-for-kafka-users",
+    }
 
 
 def test_map_tags(site: Site) -> None:

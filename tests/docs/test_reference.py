@@ -8,9 +8,10 @@ import click
 import pytest
 
 from agent.cli import bsfg
-from agent.config import BrokerSettings, NodeSettings
-from agent.fact_store import StreamSettings
-from agent.ingest import ModbusSourceSettings
+from agent.settings.node import NodeSettings
+from agent.settings.peers import BrokerSettings
+from agent.settings.sources import ModbusSourceSettings
+from agent.settings.store import StreamSettings
 from tools.draw_reference import PAGES, REFERENCE, accepted, commands, configuration, sections, walk
 
 

@@ -9,11 +9,12 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention import housekeeping
 from agent.message import Sample
 from agent.pages import PeerPosition
+from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, done, message, parsed, samples, tag
 from tests.waiting import wait_until

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.pages import Page, PeerPosition, PutResult, ReceivedDefinition
+from agent.settings.store import StoreSettings
 
 T = TypeVar("T")
 TELEMETRY = "facts.telemetry"

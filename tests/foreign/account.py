@@ -15,8 +15,6 @@ from agent.query.scan import parse_time_ns
 from tests.foreign.plant import facts
 from tests.foreign.server import ForeignServer, Recorded
 
-NODE_GONE = {0x8033_0000, 0x8034_0000}  # BadNodeIdInvalid, BadNodeIdUnknown
-
 
 class Stored(NamedTuple):
     """A sample in the store."""
@@ -78,20 +76,9 @@ class Account:
 
     @property
     def undeclared(self) -> list[Recorded]:
-        """What is lost, in no gap fact's time, and not while the variable's own samples say that its node is gone."""
-        spans = [(gap.first_ns, gap.last_ns) for gap in self.gaps] + self._without_node
+        """What is lost, in no gap fact's time."""
+        spans = [(gap.first_ns, gap.last_ns) for gap in self.gaps]
         return [one for one in self.lost if not any(first <= one.time_ns <= last for first, last in spans)]
-
-    @property
-    def _without_node(self) -> list[tuple[int, int]]:
-        """From the value before a sample that says that its node is gone to the value after it."""
-        found = []
-        for i, one in enumerate(self.stored):
-            if one.quality in NODE_GONE:
-                before = [known.time_ns for known in self.stored[:i] if known.quality == 0]
-                after = [known.time_ns for known in self.stored[i:] if known.quality == 0]
-                found += [(before[-1], after[0])] if before and after else []
-        return found
 
     @property
     def twice(self) -> list[int]:

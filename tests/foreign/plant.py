@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT
 from collections import Counter
@@ -15,11 +16,12 @@ from typing import Any
 
 from agent.columns import SampleColumns
 from agent.fact_store import FactStore, StoreReader
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.tags.watch import WatchTimes
 from agent.message import Message, TagDefinition
 from agent.node.stored_samples import StoredSamples
 from agent.pages import Hole
 from agent.query.scan import fact_messages
+from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.server import ForeignServer
 from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import Running, ingesting
@@ -60,9 +62,12 @@ class TappedStore(FakeStore):
         self._good: Counter[int] = Counter()
 
     def good_count(self, tag: str) -> int:
-        """How many good samples of a tag there are, by its scope/id."""
-        subjects = [definition.subject for definition in self.definitions]
-        return self._good[subjects.index(f"tag:{tag}") + 1] if f"tag:{tag}" in subjects else 0
+        """How many good samples of a tag have come live, by its scope/id, under whatever number."""
+        return sum(
+            self._good[number]
+            for number, definition in enumerate(self.definitions, 1)
+            if definition.subject == f"tag:{tag}" and not definition.acquisition
+        )
 
     def define(self, definitions: Sequence[TagDefinition]) -> Future[list[int]]:
         real = self._appends.define(definitions)
@@ -91,11 +96,15 @@ def real_store(folder: Path) -> Iterator[TappedStore]:
         yield TappedStore(store)
 
 
+SWIFT = WatchTimes(settle_s=0.02, settle_max_s=0.2, missing_s=0.5, reread_s=60.0)
+
+
 @asynccontextmanager
 async def storing(source: OpcuaSourceSettings, folder: Path) -> AsyncIterator[Running]:
     """Ingest of a source into the real store of a folder for the length of a block; everything is committed then."""
     with real_store(folder) as store:
-        async with ingesting(source, store=store, stored=StoredSamples(store.reader, lambda: store.origin)) as run:
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        async with ingesting(source, store=store, stored=stored, times=SWIFT) as run:
             yield run
 
 
@@ -114,6 +123,7 @@ class NodeProcess:
 
     def __init__(self, folder: Path, config: Path) -> None:
         self._folder, self._config = folder, config
+        self.ends_by = signal.SIGTERM
 
     def events(self, name: str) -> list[dict[str, Any]]:
         """The events of this name in the node's log."""
@@ -157,9 +167,10 @@ async def source_node(folder: Path, kind: str, *sources: Mapping[str, object]) -
     config.write_text(text)
     with (folder / "node.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(*bsfg_command("run", "--config", config), stderr=log)
+    node = NodeProcess(folder, config)
     try:
-        yield NodeProcess(folder, config)
+        yield node
     finally:
         assert process.returncode is None, f"the node ended by itself:\n{(folder / 'node.log').read_text()[-2000:]}"
-        process.terminate()
+        process.send_signal(node.ends_by)
         await process.wait()

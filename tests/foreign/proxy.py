@@ -5,7 +5,8 @@
 listens on loopback at a free port and passes everything on to PORT. Standard output says where: {"port": n}. Commands
 are lines on standard input, each answered by a line: `flow`; `stall` (nothing passes, connections stand, new ones are
 taken and wait); `cut` (connections are reset, new ones too); `slow 0.5` (it flows, and each direction takes so many
-seconds). Ends with standard input.
+seconds); `lose 790 2` (it flows, and the connection is reset in place of the second answer of this type, a number of
+namespace 0; only without encryption). Ends with standard input.
 """
 
 from __future__ import annotations
@@ -21,6 +22,29 @@ from contextlib import asynccontextmanager
 CHUNK_BYTES = 65_536
 
 
+SIZE_BYTES, TYPE_BYTES = 8, 28  # of a chunk: up to its size, and up to the type of its message
+
+
+class Types:
+    """Reads the types of the messages in what a server sends, chunk by chunk."""
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a chunk whose size or type is not known yet
+        self._skip = 0  # bytes of a chunk that is known
+
+    def read(self, data: bytes) -> list[int]:
+        """The types that are known now, in order."""
+        found, data = [], self._rest + data
+        while True:
+            data, self._skip = data[self._skip :], max(0, self._skip - len(data))
+            if len(data) < (TYPE_BYTES if data[:3] == b"MSG" else SIZE_BYTES):
+                self._rest = data
+                return found
+            if data[:3] == b"MSG":
+                found.append(int.from_bytes(data[TYPE_BYTES - 2 : TYPE_BYTES], "little"))
+            self._skip = int.from_bytes(data[4:SIZE_BYTES], "little")
+
+
 class Network:
     """Passes on what comes, as long as it flows."""
 
@@ -30,14 +54,17 @@ class Network:
         self._flows.set()
         self._is_cut = False
         self._delay_s = 0.0
+        self._lost_type, self._lost_after = 0, 0  # of an answer, and how many of it come before
         self._writers: set[asyncio.StreamWriter] = set()
 
     def command(self, what: str) -> None:
-        """Flow, flow slowly, stall or cut from now on."""
-        word, _, delay = what.partition(" ")
-        self._delay_s = float(delay or 0)
+        """Flow, flow slowly, stall, cut, or lose an answer from now on."""
+        word, *numbers = what.split()
+        self._delay_s = float(numbers[0]) if word == "slow" else 0.0
         self._is_cut = word == "cut"
-        if word in ("flow", "slow"):
+        if word == "lose":
+            self._lost_type, self._lost_after = int(numbers[0]), int(numbers[1]) - 1
+        if word in ("flow", "slow", "lose"):
             self._flows.set()
         else:
             self._flows.clear()
@@ -56,16 +83,34 @@ class Network:
         except OSError:
             reset(writer)
             return
+        if writer.is_closing():  # cut meanwhile
+            reset(there)
+            return
         self._writers.add(there)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._pass_on(reader, there))
-            group.create_task(self._pass_on(there_reader, writer))
+            group.create_task(self._pass_on(there_reader, writer, Types()))
         self._writers -= {writer, there}
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _loses(self, types: list[int]) -> bool:
+        """Whether one of these answers is the one to lose."""
+        for number in types:
+            if number == self._lost_type:
+                if not self._lost_after:
+                    self._lost_type = 0
+                    return True
+                self._lost_after -= 1
+        return False
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, types: Types | None = None
+    ) -> None:
         try:
             while data := await reader.read(CHUNK_BYTES):
                 await self._flows.wait()
+                if types is not None and self._loses(types.read(data)):
+                    reset(writer)
+                    return
                 if self._delay_s:  # the next is read meanwhile
                     asyncio.get_running_loop().call_later(self._delay_s, writer.write, data)
                     continue
@@ -102,7 +147,7 @@ class Proxy:
         self._process, self.port = process, port
 
     async def command(self, what: str) -> None:
-        """Flow, flow slowly, stall or cut from now on."""
+        """Flow, flow slowly, stall, cut, or lose an answer from now on."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{what}\n".encode())

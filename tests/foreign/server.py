@@ -103,6 +103,10 @@ class ForeignServer(ServerProcess):
             fields["time_ns"] = str(time_ns)
         await self.command("set", name=name, status=status, **fields)
 
+    async def permit(self, name: str, *, on: bool) -> None:
+        """Take from the role that everybody has the permission to read a variable, or give it back."""
+        await self.command("permit", name=name, on=on)
+
     async def run(self, *, on: bool) -> None:
         """Let the variables stand still, or change at their periods again."""
         await self.command("run", on=on)
@@ -122,6 +126,10 @@ class ForeignServer(ServerProcess):
     async def kill_subscriptions(self) -> int:
         """End all subscriptions and leave their sessions; how many there were."""
         return int(await self.command("kill_subscriptions"))
+
+    async def mute(self, name: str) -> int:
+        """Let the items of a variable stand and publish nothing more; how many there were."""
+        return int(await self.command("mute", name=name))
 
     async def cut(self) -> None:
         """Close every connection without a word."""

@@ -12,7 +12,6 @@ from agent.ingest.lifecycle import State
 from tests.foreign.account import account
 from tests.foreign.plant import bsfg_command, opcua, storing
 from tests.foreign.server import ForeignServer
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running
 from tests.waiting import wait_until_async
 
@@ -35,7 +34,6 @@ async def wait_value(run: Running, tag: str, value: int) -> None:
     await wait_until_async(lambda: [s.value for s in run.store.of(tag)][-1:] == [value], f"{tag} = {value}")
 
 
-@in_loop
 async def test_the_newest_value_after_a_clock_jump(server: ForeignServer, tmp_path: Path) -> None:
     """A server's clock is set an hour ahead and back, with a value at each time. The latest value is the one that came
     last, although one before it bears a later time; and a time in the future is not shown as if it were nothing."""
@@ -58,7 +56,6 @@ async def test_the_newest_value_after_a_clock_jump(server: ForeignServer, tmp_pa
     assert not back["ahead_ms"]
 
 
-@in_loop
 async def test_nothing_is_lost_by_a_clock_jump(either_server: ForeignServer, tmp_path: Path) -> None:
     """While the clock of a server jumps ahead and back its values flow on over one connection, and each is stored with
     the time it had there."""

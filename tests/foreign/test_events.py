@@ -11,7 +11,6 @@ from agent.message import Message
 from tests.foreign.account import time_ns
 from tests.foreign.plant import facts, opcua, running_node, storing
 from tests.foreign.server import ForeignServer
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -41,7 +40,6 @@ def states(found: list[dict[str, Any]]) -> list[tuple[bool, bool]]:
     return [(one["active"], one["acked"]) for one in found]
 
 
-@in_loop
 async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path) -> None:
     """Each event that the server raises is one message with its fields; values flow beside it."""
     async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
@@ -60,7 +58,6 @@ async def test_an_event_becomes_a_message(server: ForeignServer, tmp_path: Path)
         await run.wait_good("f/count", len(run.store.good("f/count")))
 
 
-@in_loop
 async def test_events_less_severe_than_asked_for_are_left_out(server: ForeignServer, tmp_path: Path) -> None:
     """A condition that was severe enough once is followed to its end, however harmless that is. Its unacknowledged
     occurrence, which this server keeps as a branch, is a state of its own."""
@@ -80,7 +77,6 @@ async def test_events_less_severe_than_asked_for_are_left_out(server: ForeignSer
     assert "branch_id" not in begun.keys() | ended.keys()
 
 
-@in_loop
 async def test_the_life_of_an_alarm(server: ForeignServer, tmp_path: Path) -> None:
     """Active, acknowledged at the server with a comment, inactive: one message for each state, in order, with names."""
     async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
@@ -99,7 +95,6 @@ async def test_the_life_of_an_alarm(server: ForeignServer, tmp_path: Path) -> No
     assert found[0]["retain"]
 
 
-@in_loop
 async def test_states_that_were_missed_come_by_a_refresh(server: ForeignServer, tmp_path: Path) -> None:
     """A state that is known is not stored again after a reconnect; one that was reached while the server had no
     subscription is stored once, marked, under the server's time; events are declared lost from the last sign of life
@@ -132,7 +127,6 @@ async def test_states_that_were_missed_come_by_a_refresh(server: ForeignServer, 
     assert missed["reason"] == "event_subscription_lost"
 
 
-@in_loop
 async def test_events_of_a_lost_session_are_rescued(server: ForeignServer, tmp_path: Path) -> None:
     """Events and changes of conditions that happen while the network is away come by the lost subscription, each once
     and in order, under the server's times; nothing is declared lost, and nothing is left at the server. A process that
@@ -174,7 +168,6 @@ def lost_events(folder: Path) -> list[dict[str, Any]]:
     return [one["object"] for one in facts(folder, "facts.operational") if one["predicate"] == "events_lost"]
 
 
-@in_loop
 async def test_the_store_holds_each_state_once_over_restarts(server: ForeignServer, tmp_path: Path) -> None:
     """A new process of ours knows nothing of the conditions; the server restarts no alarm. The refresh brings the state
     again, and the store has it."""
@@ -191,7 +184,6 @@ async def test_the_store_holds_each_state_once_over_restarts(server: ForeignServ
     assert found[2]["object"]["conditions"] == [found[1]["object"]["condition_id"]]
 
 
-@in_loop
 async def test_a_condition_that_ended_while_we_were_away_is_absent(server: ForeignServer, tmp_path: Path) -> None:
     """A server that was restarted has forgotten the alarm: the refresh does not name it, and a message says so."""
     async with ingesting(opcua(server, tmp_path, "count", events=("Server",))) as run:
@@ -206,7 +198,6 @@ async def test_a_condition_that_ended_while_we_were_away_is_absent(server: Forei
     assert "active" not in absent
 
 
-@in_loop
 async def test_events_of_one_area(server: ForeignServer, tmp_path: Path) -> None:
     """Only what is reported to this node comes, and a refresh is recognised although its beginning and end are events
     of the Server object."""
@@ -223,7 +214,6 @@ async def test_events_of_one_area(server: ForeignServer, tmp_path: Path) -> None
     assert not events(run, "event_raised")
 
 
-@in_loop
 async def test_what_the_servers_queue_discards_is_declared(
     server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +236,6 @@ async def test_what_the_servers_queue_discards_is_declared(
     ]
 
 
-@in_loop
 async def test_a_node_that_is_refused_costs_nothing_else(
     server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -262,7 +251,6 @@ async def test_a_node_that_is_refused_costs_nothing_else(
     assert refused == [f"{ghost}: BadNodeIdUnknown"]
 
 
-@in_loop
 async def test_a_node_records_events_as_its_users_ask_for_them(server: ForeignServer, tmp_path: Path) -> None:
     """From node.toml to SQL, with a stream that is not declared."""
     statement = "select subject, object_json ->> 'message' as message from facts where stream = 'events'"

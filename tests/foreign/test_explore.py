@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest import OpcuaSourceSettings, load_tag_map
+from agent.ingest import load_tag_map
 from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.plant import opcua
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.support import command
 
@@ -28,7 +28,6 @@ async def bsfg(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.foreign("node_opcua")
-@in_loop
 async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
     """`test` stops at the server's certificate, then at ours, each with what to do; when both sides trust each other,
     `browse` writes a tag file with the units, types and descriptions of the server, and a source reads its tags."""
@@ -84,7 +83,6 @@ async def test_from_the_first_test_to_stored_values(tmp_path: Path) -> None:
 
 
 @pytest.mark.foreign("node_opcua")
-@in_loop
 async def test_thousands_of_nodes_within_the_limits_of_the_server(tmp_path: Path) -> None:
     """3,000 variables at a server that takes 40 nodes a Browse and 90 a Read: all of them, and no call was refused."""
     limits = {"nodes_per_browse": 40, "nodes_per_read": 90}
@@ -104,7 +102,6 @@ def enumerations(file: Path) -> dict[str, str]:
 
 
 @pytest.mark.foreign("open62541")
-@in_loop
 async def test_the_names_of_numbers_at_another_stack(shared_second: ForeignServer, tmp_path: Path) -> None:
     """Its own state is an enumeration of the specification."""
     await shared_second.recover()
@@ -115,7 +112,6 @@ async def test_the_names_of_numbers_at_another_stack(shared_second: ForeignServe
 
 
 @pytest.mark.foreign("open62541")
-@in_loop
 async def test_another_stack_refuses_us_and_then_takes_us(tmp_path: Path) -> None:
     """open62541 hides why it refuses a certificate, and `test` names ours all the same; its own certificate fits its
     address, so that a place in trusted/ is enough for browsing, and no pin is printed."""

@@ -13,7 +13,6 @@ from agent.message import Json
 from tests.foreign.plant import opcua
 from tests.foreign.server import ForeignServer
 from tests.foreign.test_explore import bsfg, enumerations
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
@@ -64,7 +63,6 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignS
         yield server
 
 
-@in_loop
 async def test_values_of_a_foreign_server_arrive_exactly(server: ForeignServer, tmp_path: Path) -> None:
     """Each type with what is easily lost: 64 bits, signs of zeros, nulls, locales, namespaces by URI although the
     server numbers them otherwise, structures of a vendor with what is nested in them."""
@@ -82,7 +80,6 @@ async def test_values_of_a_foreign_server_arrive_exactly(server: ForeignServer, 
         assert (found[name], repr(found[name])) == (exact, repr(exact)), name  # repr: -0.0 equals 0.0
 
 
-@in_loop
 async def test_the_names_of_an_enumeration_are_read_for_a_tag_file(server: ForeignServer, tmp_path: Path) -> None:
     """As the column `enumeration` wants them, from the server's description; nothing for a type without names. A browse
     writes those of a vendor's data type, and those that a variable has itself; of nothing else."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,10 @@ from typing import Any
 import pytest
 
 from agent.ingest.lifecycle import State
+from agent.ingest.opcua.history import backfill
 from tests.foreign.account import account, stored
 from tests.foreign.plant import facts, opcua, running_node, storing
-from tests.foreign.server import ForeignServer
-from tests.ingest.fakes import in_loop
+from tests.foreign.server import ForeignServer, foreign_server
 from tests.ingest.plant import Running
 from tests.waiting import wait_until_async
 
@@ -21,6 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
 KEPT = [f"kept_{i}" for i in range(3)]
 STILL = "still"
+HOUR_MS = 3_600_000
 
 
 VARIABLES = [
@@ -82,7 +85,6 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """The server is away twice. What changed meanwhile is read from history and stands in the store once, marked as
     acquired from history; a variable without history keeps its gap fact, and the fact of the filling names it."""
 
-    @in_loop
     async def story() -> None:
         async with storing(opcua(server, tmp_path, *KEPT, STILL, "plain"), tmp_path) as run:
             for outage in (1, 2):
@@ -97,16 +99,53 @@ def test_an_outage_is_filled(server: ForeignServer, tmp_path: Path) -> None:
         assert account(server, tmp_path, "plain").lost
         assert account(server, tmp_path, "plain").undeclared == []
 
-    story()
+    asyncio.run(story())
     marked = [one["object"] for one in facts(tmp_path, "facts.telemetry") if "acquisition" in one["object"]]
     assert {one["acquisition"] for one in marked} == {"history"}
+
+
+def is_shifted(run: Running, ahead_ms: int) -> bool:
+    """Whether a value with a time so far ahead has come."""
+    return run.store.good("f/plain")[-1].source_time_ns > time.time_ns() + ahead_ms * 1_000_000 - 2_000_000_000
+
+
+@pytest.mark.parametrize("ahead_ms, page", [(5_000, 7), (HOUR_MS, backfill.VALUES_PER_READ_MAX)])
+def test_a_clock_set_back_during_an_outage_hides_nothing(
+    server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, page: int
+) -> None:
+    """The server's clock is ahead, and is set right while the server is away: the times of the outage come twice. By
+    the server's own record, what it has no history of is declared in both times, and all the rest is filled, also from
+    pages that are not in the order of time."""
+    monkeypatch.setattr(backfill, "COMMITTED_S", 2.0)
+    monkeypatch.setattr(backfill, "VALUES_PER_READ_MAX", page)
+
+    async def story() -> None:
+        async with storing(opcua(server, tmp_path, *KEPT, "plain"), tmp_path) as run:
+            await run.wait_good("f/plain", 10)
+            await server.shift_clock(ahead_ms)
+            await wait_until_async(lambda: is_shifted(run, ahead_ms), "the shifted time")
+            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 40)
+            await server.listen(on=False)
+            await server.kill_sessions()
+            await run.wait_state("plc", State.WAITING)
+            await server_goes_on(server, 20)
+            await server.shift_clock(0)
+            await server_goes_on(server, 20)
+            await server.listen(on=True)
+            await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+            await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open", 60)
+        check_complete(server, tmp_path, *KEPT)
+        plain = account(server, tmp_path, "plain")
+        assert len(plain.lost) > 30
+        assert plain.undeclared == []
+
+    asyncio.run(story())
 
 
 def test_an_element_of_an_array_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """The server keeps whole arrays: of each that was set while it was away the element is in the store, a number,
     once; of a range the part."""
 
-    @in_loop
     async def story() -> None:
         address = server.address("array")
         tags = f"tag,address\nf/element,{address}[2]\nf/range,{address}[1:2]\nf/kept_0,{server.address('kept_0')}\n"
@@ -125,14 +164,13 @@ def test_an_element_of_an_array_is_filled(server: ForeignServer, tmp_path: Path)
             wanted = {at: value[part] for at, value in between.items()}
             assert {at: value if name == "range" else [value] for at, value in found.items()} == wanted
 
-    story()
+    asyncio.run(story())
 
 
 def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> None:
     """Ingest ends and begins again later on the same store: what changed meanwhile comes from history, a value that
     stood still is not recorded again, and the time of the stop is declared for what has no history."""
 
-    @in_loop
     async def story() -> None:
         source = opcua(server, tmp_path, *KEPT, STILL, "plain")
         for turn in range(3):
@@ -144,14 +182,47 @@ def test_a_stop_of_the_node_is_filled(server: ForeignServer, tmp_path: Path) -> 
         check_complete(server, tmp_path, *KEPT, STILL)
         assert account(server, tmp_path, "plain").undeclared == []
 
-    story()
+    asyncio.run(story())
+
+
+def test_a_stop_after_the_clock_was_ahead_is_declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value is set while the server's clock is an hour ahead; the clock is set right before the node stops, and the
+    next time while it does not run. The stop is declared all the same, in the times of either clock, and filled from
+    history."""
+    monkeypatch.setattr(backfill, "COMMITTED_S", 2.0)
+
+    async def story() -> None:
+        async with foreign_server(tmp_path / "server", variables=VARIABLES) as server:
+            source = opcua(server, tmp_path, *KEPT, STILL, "plain")
+            for number, is_set_right in enumerate([True, False]):
+                async with storing(source, tmp_path) as run:
+                    await run.wait_good("f/plain", 10)
+                    await server.shift_clock(HOUR_MS)
+                    await server.set(STILL, number)
+                    await wait_until_async(lambda: is_shifted(run, HOUR_MS), "the shifted time")
+                    if is_set_right:
+                        await server.shift_clock(0)
+                        await wait_until_async(lambda: not is_shifted(run, HOUR_MS), "the clock set right")
+                        await run.wait_good("f/plain", len(run.store.good("f/plain")) + 20)
+                await server_goes_on(server, 40)
+                await server.shift_clock(0)
+                await server_goes_on(server, 40)
+            async with storing(source, tmp_path) as run:
+                await run.wait_good("f/plain", 20)
+                await wait_filled(run, 1)
+                await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap open", 60)
+            check_complete(server, tmp_path, *KEPT)
+            plain = account(server, tmp_path, "plain")
+            assert len(plain.lost) > 80
+            assert plain.undeclared == []
+
+    asyncio.run(story())
 
 
 def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(server: ForeignServer, tmp_path: Path) -> None:
     """The node stops amid the filling of an outage. The next one fills its own stop, then what is left of the outage:
     the store says which values it has."""
 
-    @in_loop
     async def story() -> None:
         slow = opcua(server, tmp_path, *KEPT, STILL, history_values_per_s_max=40)
         async with storing(slow, tmp_path) as run:
@@ -166,10 +237,9 @@ def test_a_filling_that_was_interrupted_is_finished_by_the_next_process(server: 
             await wait_until_async(lambda: run.source("plc").gaps_open == 0, "no gap of a busy machine open")
         check_complete(server, tmp_path, *KEPT, STILL)
 
-    story()
+    asyncio.run(story())
 
 
-@in_loop
 async def test_a_time_is_filled_by_hand(server: ForeignServer, tmp_path: Path) -> None:
     """`bsfg opcua backfill` has the running node read the time before it was first started. A source without history to
     read and an unknown one are named, with what there is."""
@@ -177,11 +247,8 @@ async def test_a_time_is_filled_by_hand(server: ForeignServer, tmp_path: Path) -
     began_ns = server.record(KEPT[0])[0].time_ns
     await wait_until_async(lambda: server.record(KEPT[0])[-1].time_ns > began_ns + ten_seconds_ns, "ten seconds", 60)
     async with running_node(server, tmp_path, *KEPT) as node:
-        status, output = 1, ""
-        for _ in range(200):
-            status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--json")
-            if status == 0:
-                break
+        await wait_until_async(lambda: node.events("source_connected"), "the source")
+        status, output = await node.bsfg("opcua", "backfill", "plc", "--from", "1h", "--json")
         assert status == 0, output
         await wait_until_async(lambda: node.events("history_backfilled"), "the end of the filling", 60)
         status, output = await node.bsfg("opcua", "backfill", "plx", "--from", "1h")

@@ -5,19 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from agent.ingest import recorder
 from agent.ingest.opcua import subscription
+from agent.status_codes import status_name
 from tests.foreign.account import account
 from tests.foreign.plant import opcua, storing
+from tests.foreign.process import Stack
 from tests.foreign.proxy import network
-from tests.foreign.server import ForeignServer, foreign_server
-from tests.ingest.fakes import in_loop
+from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
 
-@in_loop
 async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> None:
     """Fifty items at a server that takes ten in a subscription and seven in a call: each gives values; no subscription
     holds more than ten."""
@@ -34,18 +35,20 @@ async def test_items_are_spread_within_the_servers_limits(tmp_path: Path) -> Non
             assert all(len(one["queue_sizes"]) <= 10 for one in found)
 
 
-@in_loop
 async def test_a_subscription_that_the_server_ends_is_replaced(
     either_server: ForeignServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the same session, with values again, and every value that was lost lies in a gap."""
+    """In the same session, with values again, and every value that was lost lies in a gap: each gap is a fact of its
+    own here, so that none covers the end of the one before it."""
     monkeypatch.setattr(subscription, "ENDED_EARLY_S", 0.0)
+    monkeypatch.setattr(recorder, "GAP_INTERVAL_S", 0.0)
     async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
         await run.wait_good("f/count", 20)
-        for _ in range(3):
+        for round_number in range(6):
             before = len(run.store.good("f/count"))
             assert await either_server.kill_subscriptions() == 1
             await run.wait_good("f/count", before + 20)
+            await wait_until_async(lambda n=round_number: len(run.store.messages) > n, "a gap fact of its own")
         assert run.source("plc").connects_total == 1
     found = account(either_server, tmp_path, "count")
     assert not found.undeclared
@@ -54,29 +57,23 @@ async def test_a_subscription_that_the_server_ends_is_replaced(
 
 
 @pytest.mark.parametrize("requests", [1, 8])
-def test_a_long_line_needs_several_requests(requests: int, server: ForeignServer, tmp_path: Path) -> None:
+async def test_a_long_line_needs_several_requests(requests: int, server: ForeignServer, tmp_path: Path) -> None:
     """Half a second each way, and queues of 0.6 s at the server: with one Publish at a time they run over, with several
     on their way no value is lost."""
-
-    @in_loop
-    async def story() -> None:
-        name = f"line_{requests}"
-        await server.add({"name": name, "type": "Int32", "period_ms": 20})
-        async with network(server.port) as net:
-            settings = {"publish_requests": requests, "publishing_interval_ms": 250, "queue_size": 30}
-            source = replace(opcua(server, tmp_path, name, **settings), url=f"opc.tcp://127.0.0.1:{net.port}")
-            async with storing(source, tmp_path) as run:
-                await run.wait_good(f"f/{name}", 3)
-                await net.command("slow 0.5")
-                await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 150)
-            found = account(server, tmp_path, name)
-            assert not found.undeclared
-            assert bool(found.lost) == (requests == 1), len(found.lost)
-
-    story()
+    name = f"line_{requests}"
+    await server.add({"name": name, "type": "Int32", "period_ms": 20})
+    async with network(server.port) as net:
+        settings = {"publish_requests": requests, "publishing_interval_ms": 250, "queue_size": 30}
+        source = replace(opcua(server, tmp_path, name, **settings), url=f"opc.tcp://127.0.0.1:{net.port}")
+        async with storing(source, tmp_path) as run:
+            await run.wait_good(f"f/{name}", 3)
+            await net.command("slow 0.5")
+            await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 150)
+        found = account(server, tmp_path, name)
+        assert not found.undeclared
+        assert bool(found.lost) == (requests == 1), len(found.lost)
 
 
-@in_loop
 async def test_elements_and_filters(server: ForeignServer, tmp_path: Path) -> None:
     """One element of an array is a plain value, several are an array, one that does not exist is bad. A server-side
     deadband keeps small moves away, and the timestamp as trigger shows a value that was written again."""
@@ -104,7 +101,6 @@ async def test_elements_and_filters(server: ForeignServer, tmp_path: Path) -> No
         assert {sample.value for sample in run.store.good("f/again")} == {5}
 
 
-@in_loop
 async def test_a_server_is_polled(server: ForeignServer, tmp_path: Path) -> None:
     """Without any subscription: values that are the server's own, each once, and a node that vanishes and returns."""
     await server.add({"name": "polled", "type": "Int32", "period_ms": 200})
@@ -119,3 +115,62 @@ async def test_a_server_is_polled(server: ForeignServer, tmp_path: Path) -> None
     found = account(server, tmp_path, "polled")
     assert not found.twice
     assert not found.invented
+
+
+@pytest.mark.parametrize(
+    "stack, last",
+    [
+        pytest.param(NODE_OPCUA, 2**32 - 1025, marks=pytest.mark.foreign("node_opcua"), id="node_opcua"),
+        pytest.param(OPEN62541, 2**32 - 1, marks=pytest.mark.foreign("open62541"), id="open62541"),
+    ],
+)
+async def test_the_numbers_of_notifications_begin_again(stack: Stack, last: int, tmp_path: Path) -> None:
+    """A subscription whose numbers come to their end, which for node-opcua is 1,024 short of 2^32 - 1: they begin again
+    with 1, and no value is missing or said to be."""
+    count = {"name": "count", "type": "Int32", "period_ms": 50}
+    async with foreign_server(tmp_path / "server", stack, variables=[count], first_number=last - 20) as server:
+        async with storing(opcua(server, tmp_path, "count"), tmp_path) as run:
+            await run.wait_good("f/count", 120)
+            assert run.source("plc").connects_total == 1
+        found = account(server, tmp_path, "count")
+        assert not found.lost
+        assert not found.gaps
+
+
+async def test_what_a_role_may_not_read_comes_back_when_it_may(
+    server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that does not let our user read two of three tags: they are bad with its word, once, the log names them,
+    and the third has values. When the user may read them, both come back over the same connection: the one that the
+    server samples, and the one that stands still, of which it says nothing by itself."""
+    standing, sampled = "role_standing", "role_sampled"
+    await server.add({"name": standing, "type": "Int32", "value": 5})
+    await server.add({"name": sampled, "type": "Int32", "value": 6, "sampling_ms": 100})
+    for name in (standing, sampled):
+        await server.permit(name, on=False)
+    async with ingesting(opcua(server, tmp_path, "count", standing, sampled)) as run:
+        await run.wait_good("f/count", 20)
+        await wait_until_async(lambda: run.source("plc").tags_bad == 2, "bad tags")
+        parked = [record for record in caplog.records if getattr(record, "action", "") == "tags_parked"]
+        named = sorted(name for record in parked for name in getattr(record, "tags", "").split(", "))
+        assert named == [f"f/{sampled}", f"f/{standing}"]
+        assert {getattr(record, "status", "") for record in parked} == {"BadUserAccessDenied"}
+        for name in (standing, sampled):
+            await server.permit(name, on=True)
+        for name, value in ((standing, 5), (sampled, 6)):
+            await run.wait_good(f"f/{name}")
+            found = [(status_name(one.quality), one.value) for one in run.store.of(f"f/{name}")]
+            assert found == [("BadUserAccessDenied", None), ("Good", value)]
+        assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (0, 1)
+
+
+async def test_a_node_that_the_user_may_not_read_is_a_bad_tag(tmp_path: Path) -> None:
+    """Its sample has the status that says so, once; the others give values over the same connection."""
+    count = {"name": "count", "type": "Int32", "period_ms": 50}
+    async with foreign_server(tmp_path / "server", variables=[count], tree=True) as server:
+        tags = server.tags("count") + f"f/recipe,{server.address('recipe')}\n"
+        async with ingesting(opcua(server, tmp_path, tags=tags)) as run:
+            await run.wait_good("f/count", 20)
+            await wait_until_async(lambda: run.store.of("f/recipe"), "the bad sample")
+            assert [status_name(one.quality) for one in run.store.of("f/recipe")] == ["BadNotReadable"]
+            assert (run.source("plc").tags_bad, run.source("plc").connects_total) == (1, 1)

@@ -13,7 +13,6 @@ from tests.foreign.account import account
 from tests.foreign.conftest import COUNT
 from tests.foreign.plant import opcua, running_node, storing
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.sim import IS_LONG, scaled
 from tests.waiting import wait_until_async
@@ -29,7 +28,6 @@ async def live_on(run: Running, seconds: float) -> None:
     await wait_until_async(lambda: run.source("plc").turns_total >= until, f"{seconds} s of life", 20 + 3 * seconds)
 
 
-@in_loop
 async def test_a_connection_lasts(server: ForeignServer, tmp_path: Path) -> None:
     """Values flow beyond the time after which a server without sign of life is given up, then none change and the
     server's clock alone proves that it is alive. There is one connection all the while. `make sim`: the times that the
@@ -47,7 +45,6 @@ async def test_a_connection_lasts(server: ForeignServer, tmp_path: Path) -> None
         assert len(set(subscription["handles"])) == 2
 
 
-@in_loop
 async def test_a_mute_connection_is_given_up(either_server: ForeignServer, tmp_path: Path) -> None:
     """A server that takes every call and publishes nothing any more, not even its clock, is left and connected to anew;
     values come again by themselves."""
@@ -132,36 +129,30 @@ LOSING = (kill, kill_sessions)  # after the others the server still has the subs
     ],
     indirect=["either_server"],
 )
-def test_every_lost_value_is_declared(
+async def test_every_lost_value_is_declared(
     trouble: Callable[[ForeignServer, Running], Awaitable[None]], either_server: ForeignServer, tmp_path: Path
 ) -> None:
     """Each value that the server set, by its own record, and that is not in the store, lies in the time of a gap fact.
     The gap begins where the source was last known to be alive, not where its loss was noticed."""
-
-    @in_loop
-    async def story() -> None:
-        async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
-            await run.wait_good("f/count", 20)
-            before = run.store.good("f/count")[-1]
-            await trouble(either_server, run)
-            await wait_until_async(
-                lambda: run.store.good("f/count")[-1].source_time_ns > before.source_time_ns + 1_000_000_000,
-                "values again",
-            )
-            await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
-        found = account(either_server, tmp_path, "count")
-        assert found.lost or trouble not in LOSING, "the trouble was none"
-        assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
-        assert not found.twice
-        assert not found.invented
-        allowed_ns = 4_000_000_000  # two samples of the server's clock, publishing, and a busy machine
-        gap = min(found.gaps, key=lambda one: one.first_ns)
-        assert gap.first_ns >= before.source_time_ns - allowed_ns, "the gap is no longer than the loss"
-
-    story()
+    async with storing(opcua(either_server, tmp_path, "count"), tmp_path) as run:
+        await run.wait_good("f/count", 20)
+        before = run.store.good("f/count")[-1]
+        await trouble(either_server, run)
+        await wait_until_async(
+            lambda: run.store.good("f/count")[-1].source_time_ns > before.source_time_ns + 1_000_000_000,
+            "values again",
+        )
+        await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
+    found = account(either_server, tmp_path, "count")
+    assert found.lost or trouble not in LOSING, "the trouble was none"
+    assert not found.undeclared, f"{len(found.undeclared)} of {len(found.lost)} lost values are in no gap"
+    assert not found.twice
+    assert not found.invented
+    allowed_ns = 4_000_000_000  # two samples of the server's clock, publishing, and a busy machine
+    gap = min(found.gaps, key=lambda one: one.first_ns)
+    assert gap.first_ns >= before.source_time_ns - allowed_ns, "the gap is no longer than the loss"
 
 
-@in_loop
 async def test_a_source_has_returned_when_a_value_has(
     server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -205,7 +196,6 @@ def recorded_waits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@in_loop
 async def test_short_lives_with_values_are_no_failures(
     server: ForeignServer, tmp_path: Path, waits_ms: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,7 +214,6 @@ async def test_short_lives_with_values_are_no_failures(
         assert max(waits_ms) <= 1_000, "each loss begins with the shortest wait"
 
 
-@in_loop
 async def test_a_server_whose_only_session_is_a_dead_one_is_connected_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,7 +237,6 @@ async def test_a_server_whose_only_session_is_a_dead_one_is_connected_to(
     assert len(lost) == 1, "one line for one reason"
 
 
-@in_loop
 async def test_a_waiting_source_is_retried_by_hand(server: ForeignServer, tmp_path: Path) -> None:
     """`bsfg source retry` ends a long pause: the server is back, and the operator need not wait. A wrong name is told
     the right ones."""

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.account import account
 from tests.foreign.plant import bsfg_command, opcua, storing
 from tests.foreign.server import ForeignServer
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -22,38 +21,35 @@ STALL_MS = 10_000  # what a default queue has room for
 
 
 @pytest.mark.parametrize("pause", ["noticed", "at once"])
-def test_a_node_that_was_deleted_and_made_again_comes_back(pause: str, server: ForeignServer, tmp_path: Path) -> None:
+async def test_a_node_that_was_deleted_and_made_again_comes_back(
+    pause: str, server: ForeignServer, tmp_path: Path
+) -> None:
     """A node is deleted in a running session and made again, after our source has seen it go or before: its values come
-    in again over the same connection, its neighbour's never stopped, and the count of bad tags goes up and down."""
+    in again over the same connection, what was lost lies in a gap, its neighbour's values never stopped, and the count
+    of bad tags goes up and down."""
     name, other = f"deleted_{pause[:2]}", f"stays_{pause[:2]}"
-
-    @in_loop
-    async def story() -> None:
-        await server.add(*({"name": one, "type": "Int32", "period_ms": 50} for one in (name, other)))
-        async with ingesting(opcua(server, tmp_path, name, other)) as run:
-            await run.wait_good(f"f/{name}", 3)
-            assert run.source("plc").tags_bad == 0
-            await server.delete(name)
-            if pause == "noticed":
-                await wait_until_async(lambda: run.store.of(f"f/{name}")[-1].quality >> 31, "the node's end")
-                await wait_until_async(lambda: run.source("plc").tags_bad == 1, "a bad tag")
-            await server.recreate(name)
-            made_again = server.record(name)[-1].time_ns
-            await wait_until_async(
-                lambda: run.store.good(f"f/{name}")[-1].source_time_ns >= made_again, "values of the new node"
-            )
-            await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 5)
-            assert run.source("plc").tags_bad == 0
-            assert run.source("plc").connects_total == 1
-            times = [sample.source_time_ns for sample in run.store.good(f"f/{other}")]
-            record = [entry.time_ns for entry in server.record(other)]
-            first = record.index(times[0])
-            assert times == record[first : first + len(times)], "the neighbour lost nothing"
-
-    story()
+    await server.add(*({"name": one, "type": "Int32", "period_ms": 50} for one in (name, other)))
+    async with storing(opcua(server, tmp_path, name, other), tmp_path) as run:
+        await run.wait_good(f"f/{name}", 3)
+        assert run.source("plc").tags_bad == 0
+        await server.delete(name)
+        if pause == "noticed":
+            await wait_until_async(lambda: run.store.of(f"f/{name}")[-1].quality >> 31, "the node's end")
+            await wait_until_async(lambda: run.source("plc").tags_bad == 1, "a bad tag")
+        await server.recreate(name)
+        made_again = server.record(name)[-1].time_ns
+        await wait_until_async(
+            lambda: run.store.good(f"f/{name}")[-1].source_time_ns >= made_again, "values of the new node"
+        )
+        await run.wait_good(f"f/{name}", len(run.store.good(f"f/{name}")) + 5)
+        assert run.source("plc").tags_bad == 0
+        assert run.source("plc").connects_total == 1
+    found = account(server, tmp_path, name)
+    assert not found.undeclared
+    assert {gap.reason for gap in found.gaps} == {"item_refused"}
+    assert not account(server, tmp_path, other).lost
 
 
-@in_loop
 async def test_a_tag_whose_last_sample_is_bad_is_counted(server: ForeignServer, tmp_path: Path) -> None:
     """A sensor that fails at a server that is well: the sample says so, the status counts the tag, until it is good."""
     await server.add({"name": "sensor", "value": 20.5}, {"name": "sensor_2", "value": 1.5})
@@ -68,7 +64,6 @@ async def test_a_tag_whose_last_sample_is_bad_is_counted(server: ForeignServer, 
         await wait_until_async(lambda: run.source("plc").tags_bad == 0, "no bad tag")
 
 
-@in_loop
 async def test_parked_tags_are_named(server: ForeignServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The log names the first twenty tags that a server refuses and counts the rest, with the status by its name; so do
     the commands that people read."""
@@ -97,11 +92,10 @@ async def printed(*arguments: object) -> str:
     return output.decode()
 
 
-@in_loop
 async def test_an_overflow_is_counted_in_values(server: ForeignServer, tmp_path: Path) -> None:
     """The server's queue overflows at each publication of a variable that changes fifty times a second. The gap facts
     tell no more values than are missing, by the server's record, and not a few percent of them: the values come on a
-    grid of time, by which they can be counted. A count that is a lower bound is marked as one."""
+    grid of time, by which they can be counted. Each count is a lower bound, and marked as one."""
     await server.add({"name": "fast", "type": "Int32", "period_ms": 20})
     async with storing(opcua(server, tmp_path, "fast", publishing_interval_ms=1_000, queue_size=5), tmp_path) as run:
         await run.wait_good("f/fast", 20)
@@ -112,10 +106,9 @@ async def test_an_overflow_is_counted_in_values(server: ForeignServer, tmp_path:
     assert not found.undeclared
     assert told <= missing
     assert told >= missing // 2
-    assert told == missing or not all(gap.count_exact for gap in overflows)
+    assert not any(gap.count_exact for gap in overflows)
 
 
-@in_loop
 async def test_the_default_queue_has_room_for_a_stall(server: ForeignServer, tmp_path: Path) -> None:
     """With default settings, the server's queue of an item holds what is sampled in ten seconds."""
     await server.add({"name": "usual", "value": 1, "sampling_ms": 100})

@@ -13,7 +13,7 @@ from tests.foreign.plant import opcua, storing
 from tests.foreign.server import OPEN62541, ForeignServer, foreign_server
 from tests.foreign.test_events import events
 from tests.foreign.test_history import KEPT, away, check_complete, wait_filled
-from tests.ingest.fakes import in_loop
+from tests.foreign.test_security import connecting, replace_while_connected
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -26,7 +26,6 @@ STRUCTURED: dict[str, dict[str, Any]] = {
 }
 
 
-@in_loop
 async def test_a_quiet_connection_lasts(tmp_path: Path) -> None:
     """While no value changes, the server's clock proves that it is alive; nothing is lost over the whole time."""
     async with foreign_server(tmp_path / "server", OPEN62541, variables=[COUNT]) as server:
@@ -43,16 +42,15 @@ async def test_a_quiet_connection_lasts(tmp_path: Path) -> None:
         assert not found.gaps
 
 
-@in_loop
 async def test_a_node_comes_back_and_limits_are_kept(tmp_path: Path) -> None:
     """A server that takes seven items a call gets forty; one of them is deleted and made again, and comes back over the
-    same connection. It is sampled: with sampling 0 open62541 says nothing of a deleted node's items."""
+    same connection. This server says nothing of a deleted node's items: a Read shows it."""
     many = {"name": "many", "type": "Int32", "period_ms": 100, "count": 40}
     limits = {"items_per_call": 7}
     names = [f"many_{i:04}" for i in range(40)]
     async with (
         foreign_server(tmp_path / "server", OPEN62541, variables=[many], limits=limits) as server,
-        ingesting(opcua(server, tmp_path, *names, sampling_interval_ms=50)) as run,
+        ingesting(opcua(server, tmp_path, *names)) as run,
     ):
         for name in names:
             await run.wait_good(f"f/{name}", 2)
@@ -85,18 +83,29 @@ def server_options(folder: Path, policy: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("policy", ["Basic256Sha256", "Aes128Sha256RsaOaep", "Aes256Sha256RsaPss"])
-def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
+async def test_values_come_over_every_policy(policy: str, tmp_path: Path) -> None:
     """Signed and encrypted with each policy, at a server that trusts our certificate and none other."""
+    async with (
+        foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
+        ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
+    ):
+        await run.wait_good("f/count", 3)
 
-    @in_loop
-    async def story() -> None:
-        async with (
-            foreign_server(tmp_path / "server", OPEN62541, **server_options(tmp_path, policy)) as server,
-            ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
-        ):
-            await run.wait_good("f/count", 3)
 
-    story()
+async def test_our_certificate_is_replaced_while_connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at node-opcua: the session goes on while its channel is renewed, and the next connection shows the new
+    certificate, since a server that trusts none but that one gives values."""
+    policy = "Basic256Sha256"
+    options, clients = server_options(tmp_path, policy), connecting(monkeypatch)
+    async with (
+        foreign_server(tmp_path / "server", OPEN62541, **options) as server,
+        ingesting(opcua(server, tmp_path, "count", **secured(server, tmp_path, policy))) as run,
+    ):
+        await replace_while_connected(run, clients, tmp_path / "bsfg.pem", tmp_path / "bsfg.key")
+        server.kill()
+        await run.wait_state("plc", State.WAITING)
+        await server.start(trusted=[str(tmp_path / "bsfg.pem")])
+        await run.wait_good("f/count", len(run.store.good("f/count")) + 3)
 
 
 def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -104,7 +113,6 @@ def actions(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(record, "action", "") for record in caplog.records]
 
 
-@in_loop
 async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """What the server queued is fetched from the old subscriptions: every value of its record and every event is in the
     store once. The server hands a subscription to the application that its certificate names, so there is encryption.
@@ -144,7 +152,6 @@ async def test_a_network_that_was_away_costs_no_value(tmp_path: Path, caplog: py
         assert actions(caplog).count("conditions_not_refreshed") == 1
 
 
-@in_loop
 async def test_an_outage_is_filled(tmp_path: Path) -> None:
     """The server is away and ends the sessions with their subscriptions: what changed meanwhile is read from its
     history, in parts of a hundred values, and stands in the store once, of an array its element; a variable without

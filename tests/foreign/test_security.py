@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.errors import SourceRefused
-from agent.ingest.opcua.security.certificate import ensure_certificate
-from agent.ingest.opcua.security.certificate_facts import facts_of
+from agent.ingest.opcua.security.certificate import activate_certificate, ensure_certificate, renew_certificate
+from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of
+from agent.ingest.opcua.security.client import SteppedClient
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.plant import opcua
 from tests.foreign.server import ForeignServer, foreign_server
-from tests.ingest.fakes import in_loop
-from tests.ingest.plant import ingesting
+from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
@@ -57,7 +57,6 @@ def losses(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [getattr(r, "why", "") for r in caplog.records if getattr(r, "action", "") == "source_lost"]
 
 
-@in_loop
 async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server does not know our certificate: the log says which server refuses which certificate, where its file is
     and what to do there, once; a server that then goes away is another reason. When the certificate is moved to
@@ -88,7 +87,6 @@ async def test_the_first_day(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         )
 
 
-@in_loop
 async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_their_own_words(tmp_path: Path) -> None:
     """Until a person accepts the server's certificate no session is made and no password sent. This server's is made
     for the machine's own name and not for 127.0.0.1: the refusal says so at once, and that a pin is the way; with the
@@ -118,7 +116,6 @@ async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_the
             await run.wait_good("f/count", 3)
 
 
-@in_loop
 async def test_values_come_over_every_policy(tmp_path: Path) -> None:
     """Signed and encrypted with each policy, at a server that offers nothing less: as a user with a password, and as
     one with a certificate, which is refused as that until the server trusts it."""
@@ -141,3 +138,59 @@ async def test_values_come_over_every_policy(tmp_path: Path) -> None:
                 await run.wait_good("f/count", 3)
             for file in user.values():
                 file.unlink()
+
+
+def connecting(monkeypatch: pytest.MonkeyPatch) -> list[SteppedClient]:
+    """The clients of the sessions that are made from now on."""
+    found: list[SteppedClient] = []
+    original = SteppedClient.create_session
+
+    async def noted(client: SteppedClient) -> object:
+        found.append(client)
+        return await original(client)
+
+    monkeypatch.setattr(SteppedClient, "create_session", noted)
+    return found
+
+
+def replaced(certificate: Path, key: Path) -> CertificateFacts:
+    """Our next certificate, made and put into use."""
+    before = facts_of(certificate.read_bytes())
+    renew_certificate(certificate, key)
+    activate_certificate(certificate, key)
+    new = facts_of(certificate.read_bytes())
+    assert new.sha1 != before.sha1
+    return new
+
+
+async def replace_while_connected(
+    run: Running, clients: list[SteppedClient], certificate: Path, key: Path
+) -> CertificateFacts:
+    """Put our next certificate into use while a source is connected: its session goes on over the same connection, also
+    when the channel is renewed behind that, twice, as the library does in time. Returns the new one."""
+    await run.wait_good("f/count", 3)
+    new = replaced(certificate, key)
+    for _ in range(2):
+        await clients[-1].open_secure_channel(renew=True)
+        clients[-1].uaclient.revolve_security_token()
+        await run.wait_good("f/count", len(run.store.good("f/count")) + 10)
+    assert (run.source("plc").connects_total, run.source("plc").errors_total) == (1, 0)
+    return new
+
+
+async def test_our_certificate_is_replaced_while_connected(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session goes on, and so does its channel when it is renewed. The next connection shows the new certificate:
+    a server that does not trust it yet refuses it by name, and when it does, values come."""
+    caplog.set_level(logging.INFO)
+    clients = connecting(monkeypatch)
+    async with foreign_server(tmp_path / "server", **SECURED) as server:
+        ensure_certificate(tmp_path / "own.der", tmp_path / "own.key", "urn:bsfg:agent")
+        await server.trust(tmp_path / "own.der")
+        async with ingesting(secured(server, tmp_path)) as run:
+            new = await replace_while_connected(run, clients, tmp_path / "own.der", tmp_path / "own.key")
+            await server.cut()
+            await wait_until_async(lambda: [why for why in losses(caplog) if new.sha1 in why], "the refusal")
+            await server.trust(tmp_path / "own.der")
+            await run.wait_good("f/count", len(run.store.good("f/count")) + 3)

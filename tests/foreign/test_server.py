@@ -8,14 +8,12 @@ from agent.ingest.lifecycle import State
 from tests.foreign.plant import opcua
 from tests.foreign.process import Refused
 from tests.foreign.server import ForeignServer
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("node_opcua")]
 
 
-@in_loop
 async def test_the_record_holds_what_the_server_published(server: ForeignServer, tmp_path: Path) -> None:
     """Every value that arrives stands in the server's own record with the same source time, to 100 ns, and none of the
     record is missing between the first and the last; also across a kill, for the server goes on where it ended."""
@@ -38,7 +36,6 @@ def check_whole(server: ForeignServer, stored: list[tuple[int, object]]) -> None
     assert record[first : first + len(stored)] == stored
 
 
-@in_loop
 async def test_trouble_is_trouble(server: ForeignServer, tmp_path: Path) -> None:
     """Sessions closed, subscriptions ended, connections cut, Publish refused: each ends the life of a source. Publish
     held keeps it connected and silent. A refused command says why."""
@@ -65,7 +62,6 @@ async def is_held(server: ForeignServer) -> bool:
     return bool((await server.status())["publish_held"])
 
 
-@in_loop
 async def test_the_clock_is_shifted(server: ForeignServer, tmp_path: Path) -> None:
     """CurrentTime and source times follow the shifted clock."""
     source = opcua(server, tmp_path, tags=server.tags("count") + "f/clock,i=2258\n")

@@ -4,25 +4,28 @@ Of a variable without history, whatever is missing in the store must be declared
 be missing once the gaps are filled, and nothing may be there twice. `make sim` plays fifty rounds.
 """
 
+import asyncio
 import logging
 import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from agent.message import time_text
+from agent.settings.sources import OpcuaSourceSettings
 from tests.foreign.account import Account, account, time_ns
 from tests.foreign.plant import TappedStore, facts, opcua, storing
 from tests.foreign.process import Stack
 from tests.foreign.server import NODE_OPCUA, OPEN62541, ForeignServer, foreign_server
-from tests.ingest.fakes import in_loop
+from tests.ingest.plant import Running
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
 
-HOUR_MS = 3_600_000
+HOUR_MS, SOON_MS = 3_600_000, 5_000
 RECOVERY_S = 60.0
 PLAIN = [f"plain_{i}" for i in range(3)]
 KEPT = [f"kept_{i}" for i in range(3)]
@@ -112,9 +115,60 @@ async def lose(server: ForeignServer, _: random.Random, seconds: float) -> None:
     await server.publish("flow")
 
 
+async def mute(server: ForeignServer, chance: random.Random, seconds: float) -> None:
+    """The items of a variable stand and publish nothing more."""
+    await server.mute(chance.choice(server.names))
+    await lasting(seconds)
+
+
+class Agent:
+    """Ingest of the variables of a server, which may end and begin again on the same store."""
+
+    def __init__(self, server: ForeignServer, source: OpcuaSourceSettings, folder: Path) -> None:
+        self._server, self._source, self._folder = server, source, folder
+        self._life = AsyncExitStack()
+        self._rows = dict.fromkeys(server.names, ("", "", ""))
+        self.run: Running
+
+    async def start(self) -> None:
+        """Begin, or begin again."""
+        self.run = await self._life.enter_async_context(storing(self._source, self._folder))
+
+    async def stop(self) -> None:
+        """End in order."""
+        await self._life.aclose()
+
+    async def edit(self, _: ForeignServer, chance: random.Random, seconds: float) -> None:
+        """The tag map says another sampling interval (the same, in other words), queue or unit of a variable."""
+        name = chance.choice([*self._rows])
+        self._rows[name] = chance.choice(["", "0"]), chance.choice(["", "300"]), chance.choice(["", "bar"])
+        lines = [
+            ",".join((f"f/{name}", self._server.address(name), *cells)) + "\n" for name, cells in self._rows.items()
+        ]
+        self._source.tags_file.write_text("tag,address,sampling_interval_ms,queue_size,unit\n" + "".join(lines))
+        await lasting(min(seconds, 1.0))
+
+    async def away_while_the_clock_is_wrong(self, server: ForeignServer, chance: random.Random, seconds: float) -> None:
+        """Values are set by a wrong clock, and the node stops. The clock is set right before that, or, if it is far
+        from right, meanwhile: of a few seconds nothing tells that (agent/ingest/DESIGN.md)."""
+        await wait_until_async(lambda: self.run.source("plc").gaps_open == 0, "every gap filled", 4 * RECOVERY_S)
+        shift_ms = chance.choice([-HOUR_MS, -SOON_MS, SOON_MS, HOUR_MS])
+        await server.shift_clock(shift_ms)
+        await wait_all_flow(self.run, server.names, has_events=False)
+        if shift_ms == SOON_MS or chance.random() < 0.5:
+            await server.shift_clock(0)
+            await wait_all_flow(self.run, server.names, has_events=False)
+        await self.stop()
+        await lasting(seconds)
+        await server.shift_clock(0)
+        await lasting(seconds)
+        await self.start()
+
+
 TROUBLES: tuple[Trouble, ...] = (
-    *(kill, restart, freeze, kill_sessions, kill_subscriptions, cut, delete_node, jump, hold, refuse, lose),
+    *(kill, restart, freeze, kill_sessions, kill_subscriptions, cut, delete_node, jump, hold, refuse, lose, mute),
 )
+AT_NODE_OPCUA_ONLY = (delete_node, mute)
 
 
 class Printed(logging.Handler):
@@ -155,36 +209,51 @@ def test_every_value_is_stored_or_declared(tmp_path: Path, stack: Stack, names: 
     chance = random.Random(first_seed())
     variables = [one for one in VARIABLES if one["name"] in names]
     events = {"event_period_ms": 100} if stack is NODE_OPCUA else {}
-    # With sampling 0 open62541 says nothing of a deleted node's items (test_open62541.py deletes one that is sampled).
-    troubles = [one for one in TROUBLES if stack is NODE_OPCUA or one is not delete_node]
+    # With sampling 0 open62541 says nothing of a deleted node's items (test_open62541.py deletes one that is sampled),
+    # and it has no command that mutes one.
+    troubles = [one for one in TROUBLES if stack is NODE_OPCUA or one not in AT_NODE_OPCUA_ONLY]
 
-    @in_loop
     async def story() -> None:
         async with foreign_server(tmp_path / "server", stack, variables=variables, **events) as server:
             source = opcua(server, tmp_path, *names, events=("Server",) if events else ())
-            async with storing(source, tmp_path) as run:
-                assert isinstance(run.store, TappedStore)
-                await wait_all_flow(run.store, names)
-                for trouble in chance.sample(troubles * (rounds // len(troubles) + 1), rounds):
+            agent = Agent(server, source, tmp_path)
+            known = [*troubles, agent.edit, agent.away_while_the_clock_is_wrong]
+            await agent.start()
+            try:
+                await wait_all_flow(agent.run, names, has_events=bool(events))
+                for trouble in chance.sample(known * (rounds // len(known) + 1), rounds):
                     seconds = chance.choice([0.2, 1.0, 4.5])  # the last is longer than a silence is borne
                     print(f"{time_text(time.time_ns())} {trouble.__name__} {seconds} s")
                     await trouble(server, chance, seconds)
-                    await wait_all_flow(run.store, names)
-                await wait_until_async(lambda: run.source("plc").gaps_open == 0, "every gap filled", 4 * RECOVERY_S)
-                print(run.source("plc"))
+                    await wait_all_flow(agent.run, names, has_events=bool(events))
+                await wait_until_async(
+                    lambda: agent.run.source("plc").gaps_open == 0, "every gap filled", 4 * RECOVERY_S
+                )
+                print(agent.run.source("plc"))
+            finally:
+                await agent.stop()
             for name in names:
                 judge(name, account(server, tmp_path, name))
             if events:
                 judge_events(server, tmp_path)
 
-    story()
+    asyncio.run(story())
 
 
-async def wait_all_flow(store: TappedStore, names: list[str]) -> None:
-    """Until several new values of every variable have come."""
-    before = {name: store.good_count(f"f/{name}") for name in names}
+async def wait_all_flow(run: Running, names: list[str], *, has_events: bool) -> None:
+    """Until several new values of every variable have come, and several events: a clock that is set and put right again
+    while nothing is subscribed cannot be noticed."""
+
+    def received() -> list[int]:
+        assert isinstance(run.store, TappedStore)
+        events = run.source("plc").events  # None before the first connection, too
+        return [*(run.store.good_count(f"f/{name}") for name in names), events.events_total if events else 0]
+
+    wanted = [count + 5 for count in received()]
+    if not has_events:
+        wanted[-1] = -1
     await wait_until_async(
-        lambda: all(store.good_count(f"f/{name}") > before[name] + 5 for name in names), "values of all", RECOVERY_S
+        lambda: all(now > then for now, then in zip(received(), wanted, strict=True)), "values of all", RECOVERY_S
     )
 
 

@@ -5,13 +5,22 @@ from typing import Any
 
 import msgspec
 
+from agent.batch import Origin
 from agent.fact_store import FactStore
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.replication.mqtt import Reply
 from agent.replication.protocol.errors import MalformedMessage
-from agent.replication.protocol.messages import DigestsAnswer, LatestAnswer, LatestEntry, Request
+from agent.replication.protocol.messages import (
+    DefinitionEntry,
+    DigestsAnswer,
+    FetchSequences,
+    LatestAnswer,
+    LatestEntry,
+    Request,
+    SequencesAnswer,
+)
 from agent.replication.protocol.page_check import PageRefused
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.latest_seed import LatestSeed
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL
 
@@ -40,6 +49,13 @@ class Endless:
         self.answers += 1
         assert self.answers < ANSWERS_MAX, "asks for ever"
         numbers = range(self.answers * ENTRIES, (self.answers + 1) * ENTRIES)
+        if isinstance(request, FetchSequences):
+            definitions = [
+                DefinitionEntry(zone=PEER, epoch="ab" * 16, number=number + 1, definition=msgspec.Raw(b"{}"))
+                for number in numbers
+            ]
+            own = {**OWN, "origin": request.origin, "definitions": definitions}
+            return Reply(SequencesAnswer(**{name: own[name] for name in own if name != "end_offset"}), [])
         if type(request).__name__ == "GetDigests":
             ranges = [(f"{PEER}/{number:032x}", 1, 1, "00" * 16, "ab" * 16) for number in numbers]
             return Reply(DigestsAnswer(**OWN, ranges=ranges), [])
@@ -75,4 +91,18 @@ async def seed_without_end(_: Path) -> int:
         await seed._ask()
     except MalformedMessage:
         return peer.answers
+    raise AssertionError("not refused")
+
+
+async def define_without_end(folder: Path) -> int:
+    """How many answers of definitions alone a repair takes from such a peer."""
+    peer = Endless()
+    with FactStore.open(folder / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        settings = AntiEntropySettings(PEER, (OPERATIONAL,), frozenset({PEER}))
+        comparer = AntiEntropy(peer, store, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
+        try:
+            async for _ in comparer._pages(Comparison(OPERATIONAL), Origin(PEER, b"\xab" * 16), (1, 9)):
+                raise AssertionError("a page without a fact")
+        except PageRefused:
+            return peer.answers
     raise AssertionError("not refused")

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from agent import batch
 from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
@@ -26,13 +28,16 @@ from agent.replication.mqtt import Link, Requester
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.errors import ERRORS, ReplicationError
 from agent.replication.protocol.pull_events import Asking, ReceiverSettings
-from agent.replication.pulling import Puller, PullSettings
+from agent.replication.pulling import Beliefs, PageJudge, Puller, PullSettings
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
-from agent.signing.messages import ANSWER_MARK
+from agent.signing.certificates import SignerTrust
+from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.messages import ANSWER_MARK, MessagePlace, sign_answer, split_request
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL
 from tests.fuzz import hostile, seeds
 from tests.fuzz.paths import verified
+from tests.signing.signers import make
 from tests.waiting import wait_until_async
 
 PEER, OWN, OTHER = "evil", "idmz", "plant-a"
@@ -43,10 +48,14 @@ STORE_CASES_MAX = 20_000
 """Answers that one store gets: each round begins an epoch, and a store takes a thousand of a zone."""
 IMPATIENT = ReceiverSettings(
     wait_ms=0, answer_timeout_ms=20, backoff_ms_min=1, backoff_ms_max=2, blocked_ms=1, pause_ms_min=1, pause_ms_max=2,
-    spread_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
+    spread_ms=0, restart_ms=0, returning_ms=0, empty_ms_min=0, history_claim_after_ms=0,
 )  # fmt: skip
 PROVEN = 0.03
 """Of the forged answers; each is unproven, so the puller waits for its time-out."""
+TRULY_SIGNED = 0.9
+"""Of those to a puller that believes a key of the peer: an attacker that has the key too. The others are unproven."""
+_MADE = make(PEER)
+SIGNER = ZoneSigner(SigningKey(_MADE.key), _MADE.der)
 HEAD_BYTES = 82  # docs/reference/protocol.md, Heads
 HOSTILE_TEXTS = ("", "expired", "x" * 1_000, "\x1b[2J\n\u202e", "damaged", "\x00")
 
@@ -62,6 +71,8 @@ class HostilePeer:
         self.link: Link | None = None
         self.forging = False
         self.forged = Counter[str]()
+        self.signer: ZoneSigner | None = None
+        self.sent = list[bytes]()
         self.begin()
 
     def begin(self) -> None:
@@ -72,18 +83,47 @@ class HostilePeer:
         self.served = 0
         self.artifacts = dict[str, bytes]()
 
+    @property
+    def answered(self) -> int:
+        """Forged answers."""
+        return sum(self.forged.values()) - self.forged["unproven"]
+
     def publish_request(
         self, topic: str, payload: bytes, response_topic: str, correlation: bytes, _expiry_s: int
     ) -> asyncio.Future[None]:
         """As the product's connection: answered as soon as the event loop comes to it."""
         assert topic == f"bsfg/1/{PEER}/{OWN}/req"
-        answer = self.answer(json.loads(payload))
+        request = json.loads(split_request(payload)[0])
+        answer = self.answer(request)
+        if self.signer is not None:
+            place = MessagePlace(PEER, OWN, response_topic.rpartition("/")[2], correlation)
+            answer = self._signed(self.signer, place, answer, may_spoil=request["operation"] == "FetchFacts")
         loop = asyncio.get_running_loop()
         assert self.link is not None
         loop.call_soon(self.link._dispatch, Incoming(response_topic, answer, None, correlation, None, False))
         sent: asyncio.Future[None] = loop.create_future()
         sent.set_result(None)
         return sent
+
+    def _signed(self, signer: ZoneSigner, place: MessagePlace, answer: bytes, *, may_spoil: bool) -> bytes:
+        """The answer signed for its request; of the forged pages some are not, or wrongly, or for another request."""
+        chance, signed = self.chance, sign_answer(signer, place, answer)
+        self.sent = [*self.sent[-8:], signed]
+        if not self.forging or not may_spoil or chance.random() < TRULY_SIGNED:
+            return signed
+        other = ZoneSigner(SigningKey(Ed25519PrivateKey.generate()), signer.certificate)
+        self.forged["unproven"] += 1
+        forged: list[Callable[[], bytes]] = [
+            lambda: answer,
+            lambda: sign_answer(other, place, answer),
+            lambda: sign_answer(signer, place._replace(asking_zone=OTHER), answer),
+            lambda: sign_answer(signer, place._replace(correlation=bytes(16)), answer),
+            lambda: chance.choice(self.sent),
+            lambda: signed[: chance.randrange(len(signed))],
+            lambda: signed[: -len(answer)] + bytes(reversed(answer)) if answer else b"",
+            lambda: hostile.some_bytes(chance, signed),
+        ]
+        return chance.choice(forged)()
 
     # ----------------------------------------------------------------------------------------------------- honest
 
@@ -94,7 +134,7 @@ class HostilePeer:
             return packed(header, b"".join(attached))
         self.forged[request["operation"]] += 1
         forged = self._forged(header, attached)
-        if self.chance.random() < PROVEN:
+        if self.signer is None and self.chance.random() < PROVEN:
             return hostile.proven(self.chance, ANSWER_MARK, forged, seeds.certificates())
         return forged
 
@@ -287,14 +327,17 @@ def packed(header: dict[str, Any] | bytes, attachment: bytes) -> bytes:
 
 
 async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
-    """Answer with `cases` forged answers. Fails unless the puller and the store live, an honest page under a new epoch
-    is stored after every ROUND of them, and each store verifies. Returns how many were forged, by operation."""
+    """Answer with `cases` forged answers, those to every other store behind signatures of which the puller believes
+    most. Fails unless the puller and the store live, an honest page under a new epoch is stored after every ROUND of
+    them, and each store verifies. Returns how many were forged, by operation."""
     peer, done = HostilePeer(random.Random(seed)), 0
-    for part in range(-(-cases // STORE_CASES_MAX)):
-        done = min(cases, done + STORE_CASES_MAX)
+    parts = max(2, -(-cases // STORE_CASES_MAX))
+    for part in range(parts):
+        done = cases * (part + 1) // parts
+        peer.signer = None if part % 2 else SIGNER
         (folder / str(part)).mkdir()
         with FactStore.open(folder / str(part) / "facts.db", OWN, settings=IN_MEMORY, unattended=True) as store:
-            while sum(peer.forged.values()) < done:
+            while peer.answered < done:
                 await _life(peer, store, done)
                 assert store.failure is None, store.failure
         verified(folder / str(part))
@@ -304,11 +347,13 @@ async def pull_forged(folder: Path, cases: int, seed: int) -> Counter[str]:
 async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
     """The life of a puller: until it is fenced, which a peer may do to the pull of its own stream, or all is done."""
     link = Link(Access("broker", OWN, "host", 1, lambda: None))  # type: ignore[arg-type, return-value]
-    requester = Requester(link, PEER)
+    pins = {PEER: frozenset({hashlib.sha256(SIGNER.certificate).digest()})}
+    judge = PageJudge(store, Beliefs(SignerTrust(pins=pins if peer.signer else {}), own_zone=OWN))
+    requester = Requester(link, PEER, *[judge.refuses_answer] * (peer.signer is not None))
     settings = PullSettings(PEER, STREAM, f"{OWN}.{STREAM}", frozenset({PEER, OTHER}), receiver=IMPATIENT)
-    puller = Puller(requester, store, settings, STORE_ERRORS)
+    puller = Puller(requester, store, settings, STORE_ERRORS, judge=judge)
     comparing = AntiEntropySettings(PEER, (STREAM,), frozenset({PEER, OTHER}))
-    anti_entropy = AntiEntropy(ThrottledRequester(requester), store, comparing, COMPARISON_ERRORS)
+    anti_entropy = AntiEntropy(ThrottledRequester(requester), store, comparing, COMPARISON_ERRORS, judge=judge)
     peer.link, link.connection = link, peer  # type: ignore[assignment]
     running = asyncio.create_task(puller.run())
 
@@ -316,7 +361,7 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
         return running.done() or puller.statistics().asking is Asking.FENCED
 
     try:
-        while sum(peer.forged.values()) < cases and not is_over():
+        while peer.answered < cases and not is_over():
             await _round(peer, puller, anti_entropy, is_over)
         assert not running.done(), running.exception()
     finally:
@@ -326,13 +371,13 @@ async def _life(peer: HostilePeer, store: FactStore, cases: int) -> None:
 
 async def _round(peer: HostilePeer, puller: Puller, anti_entropy: AntiEntropy, is_over: Callable[[], bool]) -> None:
     """Forged answers, a comparison among them, then honest ones under a new epoch until one of them is stored."""
-    before = sum(peer.forged.values())
+    before = peer.answered
     peer.forging = True
     try:
         await anti_entropy.compare(STREAM, repair=True)
     except (ReplicationError, *COMPARISON_ERRORS):
         pass  # refused, as it should be
-    await wait_until_async(lambda: is_over() or sum(peer.forged.values()) >= before + ROUND, "the pull to go on")
+    await wait_until_async(lambda: is_over() or peer.answered >= before + ROUND, "the pull to go on")
     peer.forging = False
     peer.begin()
     stored, epoch = puller.statistics().facts_stored, peer.epoch

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from agent.node.latest import latest_lookup
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
@@ -25,6 +25,7 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.protocol.codec import decode_answer
 from agent.replication.protocol.messages import FetchAnswer
 from agent.replication.serving.server import Server
+from agent.settings.store import StreamSettings
 from agent.signing.messages import REQUEST_MARK, split_answer
 from tests.fact_store.making import IN_MEMORY, OPERATIONAL, TELEMETRY
 from tests.fuzz import hostile, seeds

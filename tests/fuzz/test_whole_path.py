@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.endless import compare_without_end, seed_without_end
+from tests.fuzz.endless import compare_without_end, define_without_end, seed_without_end
 from tests.fuzz.forged_pages import pull_forged
 from tests.fuzz.forged_requests import serve_forged
 from tests.fuzz.paths import bounded_memory
@@ -31,7 +31,7 @@ def test_forged_requests_end_no_server(memory: Path) -> None:
         print(dict(asyncio.run(serve_forged(memory, CASES, first_seed()))))
 
 
-@pytest.mark.parametrize("run", [compare_without_end, seed_without_end])
+@pytest.mark.parametrize("run", [compare_without_end, define_without_end, seed_without_end])
 def test_an_answer_that_never_ends_is_refused(memory: Path, run: Callable[[Path], Coroutine[Any, Any, int]]) -> None:
     """A peer that says `more` for ever, with names that follow each other as they should: refused after a bounded
     number of answers, before memory fills."""

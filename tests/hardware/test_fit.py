@@ -20,10 +20,16 @@ LOAD = Load(facts_per_s=1_000)
 def test_the_estimate_equals_a_calculation_by_hand() -> None:
     """The estimate equals the same sum done on paper: 4 commits of 31,000 bytes and 9,000 bytes 2.4 times, a second."""
     fit = assess(DISK, LOAD)
+    assert fit.bytes_stored_per_day == pytest.approx(9_000 * 86_400)
     assert fit.bytes_written_per_day == pytest.approx((4 * 31_000 + 9_000 * 2.4) * 86_400)
     assert fit.hours_that_fit == pytest.approx((10e9 - 1.6e9) / 9_000 / 3_600)
     assert fit.flash_years == pytest.approx(16e9 * 3_000 / (145_600 * 3 * 86_400 * 365))
     assert fit.sync_share == pytest.approx(50 / 250)
+    assert fit.sums == (
+        "written: 4 commits/s x 31,000 bytes + 1000 facts/s x 9 bytes x 2.4 = 12.6 GB a day",
+        "hours that fit: (10.0 GB free - 10% of 16.0 GB) / (1000 facts/s x 9 bytes) = 259 h",
+        "years of flash: 16.0 GB x 3,000 cycles / (written x 3) = 3.5 years",
+    )
 
 
 def test_the_rate_that_the_disk_bears_is_the_one_that_just_fits() -> None:
@@ -66,6 +72,8 @@ def test_a_missing_figure_gives_no_answer_and_says_which() -> None:
     nothing = assess(Disk(), LOAD)
     assert (nothing.hours_that_fit, nothing.flash_years, nothing.facts_per_s_max, nothing.sync_share) == (None,) * 4
     assert sum("not known without the size of the disk" in line for line in nothing.sums) == 2
+    unmeasured = assess(replace(DISK, free_bytes=None), LOAD)  # a profile knows the size, not what is free
+    assert (unmeasured.hours_that_fit, unmeasured.flash_years is None) == (None, False)
     assert "assumed" in assess(replace(DISK, erase_cycles=None), LOAD).sums[2]
     assert "assumed" not in assess(DISK, LOAD).sums[2]
     virtual = assess(replace(DISK, wears=False), LOAD)

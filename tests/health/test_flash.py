@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import StoreSettings
 from agent.fact_store.append.group_commit import ENOUGH_FACTS, SHORT_NS
 from agent.health.flash import (
     BATCH_FACTS,
@@ -16,6 +15,7 @@ from agent.health.flash import (
     written_bytes_per_s,
     years_text,
 )
+from agent.settings.store import StoreSettings
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "operate" / "flash.md").read_text(encoding="utf-8")
 FACTS_PER_S, SEALED_BYTES = 11_000, 2.8

@@ -179,11 +179,7 @@ def test_an_address_takes_its_own_places_only(healthy: NodeSnapshot, monkeypatch
     [("127.0.0.1", False), ("::1", False), ("localhost", False), ("0.0.0.0", True), ("192.0.2.1", True)],  # noqa: S104
 )
 def test_a_page_that_others_reach_is_logged(
-    healthy: NodeSnapshot,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    host: str,
-    is_open: bool,  # noqa: FBT001
+    healthy: NodeSnapshot, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, host: str, is_open: bool
 ) -> None:
     """A page that other machines reach is a warning with what to do, once at the start; one on loopback is none."""
     assert server.is_open_to_others(host) == is_open

@@ -113,7 +113,7 @@ def test_facts_close_to_expiry_are_an_alert(healthy: NodeSnapshot) -> None:
 
 
 @pytest.mark.parametrize("left, alert", [(75.0, None), (71.0, False), (25.0, False), (23.0, True)])
-def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:  # noqa: FBT001
+def test_hours_until_the_first_loss(healthy: NodeSnapshot, left: float, alert: bool | None) -> None:
     """A weekend before unconfirmed facts are dropped is a warning, a working day an alert."""
     late = spoilt(healthy, "streams", ttl_hours=200.0)
     late = spoilt(late, "consumers", behind_facts=7, oldest_unconfirmed_age_s=7200.0, hours_until_ttl_loss=left)
@@ -137,7 +137,7 @@ def test_a_consumer_that_has_just_come_is_given_a_minute(healthy: NodeSnapshot) 
 
 
 @pytest.mark.parametrize("left_s, is_alert", [(3_600.0, False), (86_000.0, False), (90_000.0, True), (None, True)])
-def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: float | None, is_alert: bool) -> None:  # noqa: FBT001
+def test_a_consumer_that_catches_up_can_wait(healthy: NodeSnapshot, left_s: float | None, is_alert: bool) -> None:
     """Two days behind and about to lose facts: both are reasons, and alerts only if it will not have everything within
     a day. A stream whose consumer catches up counts as read, so its filling is no reason."""
     limited = spoilt(healthy, "streams", ttl_hours=60.0, hours_until_full=5.0, inflow_bytes_per_s=1.0)

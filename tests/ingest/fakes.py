@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -16,16 +14,6 @@ from agent.message import Message, Sample, TagDefinition, check_definition, chec
 from tests.support.samples import check_sample
 
 STOP_S = 20.0
-
-
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test written as a coroutine, in an event loop of its own."""
-
-    @functools.wraps(test)
-    def run(*args: Any, **kwargs: Any) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 class Busy(Exception):

@@ -1,12 +1,14 @@
 import dataclasses
+import json
 
 from agent.ingest.delivery import Delivery
+from agent.ingest.gap import NOTIFICATIONS_MISSING, TagGap
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_OUT_OF_SERVICE
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.ingest.fakes import Busy, FakeStore
 
 S = 1_000_000_000
 SLOW = SamplingRule(min_interval_ns=60 * S)
@@ -31,7 +33,6 @@ async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     assert not delivery.retag(now_ns)
 
 
-@in_loop
 async def test_tags_that_stay_keep_number_and_state() -> None:
     """What was recorded last is known under the new map: a standing value sent again is a duplicate, not a new fact."""
     store = FakeStore()
@@ -45,7 +46,6 @@ async def test_tags_that_stay_keep_number_and_state() -> None:
     assert store.of("c") == [Sample(3, 12 * S, 3.0)]
 
 
-@in_loop
 async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
     """A removed tag and one with a new rule give up what they held back, in the stream it belonged to; others hold
     on."""
@@ -64,7 +64,6 @@ async def test_what_a_rule_held_back_is_recorded_when_the_rule_ends() -> None:
     assert [s.source_time_ns for s in store.of("stays")] == [10 * S, 11 * S]
 
 
-@in_loop
 async def test_a_changed_definition_is_a_new_number_and_no_end() -> None:
     """The subject goes on: nothing says that it is out of service."""
     store = FakeStore()
@@ -75,7 +74,44 @@ async def test_a_changed_definition_is_a_new_number_and_no_end() -> None:
     assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 2.0)]
 
 
-@in_loop
+async def test_a_value_that_stands_through_an_edit_is_not_recorded_twice() -> None:
+    """The new item of a tag begins with the value that the old one brought last. The tag has it once under that time,
+    and under the new number since it was seen again."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    await delivery.deliver([Sample(1, 10 * S, 1.0)], 10 * S)
+    await retagged(delivery, 11 * S, tag("a", address="in other words"))
+    await delivery.deliver([Sample(2, 10 * S, 1.0)], 12 * S)
+    assert store.of("a") == [Sample(1, 10 * S, 1.0), Sample(2, 12 * S, 1.0)]
+
+
+async def test_the_earlier_numbers_of_a_tag_lead_to_the_present_one() -> None:
+    """After several edits, one that is taken back, and none of a tag that is no more."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"), tag("b"))
+    await retagged(delivery, 11 * S, tag("a", address="x"), tag("b"))
+    assert delivery.renumbered == {1: 3}
+    await retagged(delivery, 12 * S, tag("a", address="y"), tag("b", address="y"))
+    assert delivery.renumbered == {1: 4, 3: 4, 2: 5}
+    await retagged(delivery, 13 * S, tag("a"), tag("b", address="y"))
+    assert delivery.renumbered == {3: 1, 4: 1, 2: 5}
+    await retagged(delivery, 14 * S, tag("b", address="y"))
+    assert delivery.renumbered == {2: 5}
+
+
+async def test_a_gap_that_was_known_ahead_of_an_edit_is_of_the_tag() -> None:
+    """Its fact names the tag, and those who fill it have its present number; a removed one has none."""
+    store, gaps = FakeStore(), list[TagGap]()
+    delivery = await made(store, tag("a"), tag("b"), tag("c"))
+    delivery.on_gap(gaps.append)
+    await retagged(delivery, 11 * S, tag("a", address="x"), tag("b"))
+    delivery.add_gap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, 1, [1, 2, 3], exact=False)
+    assert gaps == [TagGap(NOTIFICATIONS_MISSING, 9 * S, 10 * S, (4, 2, 3))]
+    await delivery.recorder.drain()
+    (message,) = store.messages.values()
+    assert json.loads(message.fact.object_json)["tags"] == ["tag:a", "tag:b"]
+
+
 async def test_a_tag_removed_while_its_source_is_away() -> None:
     """Lost first, then out of service: the newest says what is so."""
     store = FakeStore()
@@ -86,7 +122,6 @@ async def test_a_tag_removed_while_its_source_is_away() -> None:
     assert [s.quality for s in store.of("b")] == [BAD_COMMUNICATION_ERROR]
 
 
-@in_loop
 async def test_only_the_newest_map_that_waits_counts() -> None:
     """Two edits before the source had a moment: the first never was."""
     store = FakeStore()
@@ -100,7 +135,6 @@ async def test_only_the_newest_map_that_waits_counts() -> None:
     assert dataclasses.astuple(delivery.sampler.counts) == (0, 0, 0, 0, 0)
 
 
-@in_loop
 async def test_each_sample_goes_to_the_stream_of_its_tag() -> None:
     """Also where the tags of one source are of two streams, and in the order in which the samples came."""
     store = FakeStore()

@@ -8,8 +8,8 @@ import pytest
 from agent.ingest import quality
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "tag-file.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(csv|toml)\n(.*?)```", PAGE, re.DOTALL)

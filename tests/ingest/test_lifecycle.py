@@ -4,16 +4,24 @@ from hypothesis import strategies as st
 
 from agent.ingest import lifecycle
 from agent.ingest.lifecycle import (
+    AHEAD_NS,
     FORGET_S,
     REASONS_PER_OUTAGE_MAX,
     TRANSITIONS,
+    Ahead,
     Backoff,
     Event,
     Failures,
+    Newest,
     Outage,
     State,
+    Stop,
     next_state,
+    stop_of,
 )
+from agent.message import Sample
+
+S, NOW = 1_000_000_000, 1_800_000_000 * 1_000_000_000
 
 
 def test_every_state_can_be_reached_and_left() -> None:
@@ -75,3 +83,39 @@ def test_an_outage_tells_each_reason_once() -> None:
     assert not outage.is_news("refused by port 4840")
     texts = ("x" * n for n in range(1, 100))
     assert sum(outage.is_news(text) for text in texts) == REASONS_PER_OUTAGE_MAX - 2
+
+
+def newest(source_ns: int, recorded_ns: int = NOW) -> Newest:
+    """The newest sample of a tag, with these times."""
+    return Newest(Sample(1, source_ns, 1.0), source_ns, recorded_ns)
+
+
+def test_a_stop_is_dated_by_what_was_recorded_last() -> None:
+    """Not by the newest time: a clock may have been set back since. A device whose clock is far behind dates nothing,
+    and of several streams the latest stop counts."""
+    assert stop_of([], S) is None
+    assert stop_of([[]], S) is None
+    assert stop_of([[newest(NOW), newest(NOW + 5 * S)]], S) == Stop(NOW - S, None)
+    assert stop_of([[newest(NOW - AHEAD_NS), newest(NOW + S)]], S) == Stop(NOW, None)
+    assert stop_of([[newest(NOW)], [newest(NOW + 5 * S)]], S) == Stop(NOW + 4 * S, None)
+
+
+def test_a_time_ahead_of_its_recording_dates_no_stop() -> None:
+    """A value that was set while a clock was ahead says nothing of a stop. If the last one is such, the clock may have
+    been ahead at the stop too, and that is dated by both; if all are, by our own clock."""
+    ahead = newest(NOW + 3_600 * S)
+    assert stop_of([[newest(NOW), ahead]], S) == Stop(NOW - S, None)
+    assert stop_of([[ahead, newest(NOW - 9 * S)]], S) == Stop(NOW - 10 * S, Ahead(NOW + 3_599 * S, NOW - S))
+    assert stop_of([[ahead]], S) == Stop(NOW - 2 * S, Ahead(NOW + 3_599 * S, NOW - S))
+
+
+def test_a_clock_that_was_ahead_goes_on() -> None:
+    """As ours does, unless that was set back."""
+    assert Ahead(100 * S, 7 * S).last_ns(9 * S) == 102 * S
+    assert Ahead(100 * S, 7 * S).last_ns(5 * S) == 100 * S
+
+
+@pytest.mark.parametrize("recorded_ns", [0, 5 * S])
+def test_a_clock_of_ours_that_was_never_set_judges_no_time(recorded_ns: int) -> None:
+    """A gateway without a battery begins in 1970; and a store without marks does not say when it recorded."""
+    assert stop_of([[newest(NOW, recorded_ns), newest(NOW + 5 * S, recorded_ns)]], S) == Stop(NOW - S, None)

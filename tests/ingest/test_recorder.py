@@ -9,7 +9,7 @@ from agent.columns import SampleColumns
 from agent.ingest.gap import STORE_REFUSED, Gap
 from agent.ingest.recorder import Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from tests.ingest.fakes import Busy, FakeStore
 from tests.waiting import wait_until_async
 
 DEFINITION = TagDefinition("tag:a/b")
@@ -20,7 +20,6 @@ def recorder(store: FakeStore) -> Recorder:
     return Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
 
 
-@in_loop
 async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None:
     """While the store is full `record` does not return; when it takes again everything arrives once and in order."""
     store = FakeStore()
@@ -38,7 +37,6 @@ async def test_a_store_that_refuses_holds_the_source_and_loses_nothing() -> None
     assert one.samples_total == 3
 
 
-@in_loop
 async def test_samples_refused_after_all_are_handed_in_again() -> None:
     """A commit that fails later is no loss: its samples go again until they are in."""
     store = FakeStore()
@@ -52,7 +50,6 @@ async def test_samples_refused_after_all_are_handed_in_again() -> None:
     assert one.samples_total == 4
 
 
-@in_loop
 async def test_samples_survive_being_stopped_while_waiting() -> None:
     """Cancelled in the middle of waiting for the store, the samples are still there to be drained."""
     store = FakeStore()
@@ -68,7 +65,6 @@ async def test_samples_survive_being_stopped_while_waiting() -> None:
     assert [row.value for _, row in store.samples] == [1]
 
 
-@in_loop
 async def test_gaps_become_one_fact_for_each_reason() -> None:
     """A storm of losses is told once, with its whole range and count, and told again only for what came after."""
     store = FakeStore()
@@ -97,7 +93,6 @@ async def test_gaps_become_one_fact_for_each_reason() -> None:
     assert one.lost_total == 500
 
 
-@in_loop
 async def test_what_is_no_refusal_is_not_hidden() -> None:
     """An error the store was not introduced with reaches the supervisor, and the samples are kept for the next life."""
     store = FakeStore()
@@ -110,7 +105,6 @@ async def test_what_is_no_refusal_is_not_hidden() -> None:
     assert [row.value for _, row in store.samples] == [1]
 
 
-@in_loop
 async def test_samples_the_store_fails_at_do_not_block_the_way_for_ever() -> None:
     """What fails each time is given up after some attempts, told as a gap, and what comes after it gets through."""
     store = FakeStore()
@@ -143,7 +137,6 @@ class SlowStore(FakeStore):
         return self.commits[-1]
 
 
-@in_loop
 async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that takes samples and does not commit them holds the source once so many are on their way."""
     monkeypatch.setattr("agent.ingest.recorder.IN_FLIGHT_SAMPLES_MAX", 2)
@@ -161,7 +154,6 @@ async def test_what_is_on_its_way_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     store.commits[1].set_result(None)
 
 
-@in_loop
 async def test_draining_ends_with_the_last_commit() -> None:
     """Told to stop, a recorder waits until all that it handed in is committed; a wait that is cancelled takes nothing
     back."""
@@ -189,7 +181,6 @@ def message(number: int, size: int = 2) -> Message:
     return Message(Envelope(f"m/{number}", "plant-a", "*", 1), Fact("event:plc/x", "event_raised", text))
 
 
-@in_loop
 async def test_messages_are_taken_like_samples() -> None:
     """They wait while the store refuses, go in their order, and count by their size against what may be uncommitted."""
     store = FakeStore()
@@ -211,7 +202,6 @@ async def test_messages_are_taken_like_samples() -> None:
     assert beside._in_flight == 0
 
 
-@in_loop
 async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_kind() -> None:
     """After some attempts, with a fact of the recorder's own predicate; the next message passes."""
 
@@ -236,7 +226,6 @@ async def test_a_message_that_the_store_fails_at_is_given_up_as_a_loss_of_its_ki
     assert (said["reason"], said["count"], said["first_time"]) == ("store_rejected", 1, "1970-01-01T00:00:07Z")
 
 
-@in_loop
 async def test_the_time_of_the_last_value_is_of_no_bad_sample() -> None:
     """A source that gives nothing but bad samples has had no value since the last good one."""
     one = recorder(FakeStore())

@@ -6,14 +6,13 @@ from pathlib import Path
 from agent.ingest.ports import RemovedTag
 from agent.ingest.quality import BAD_OUT_OF_SERVICE
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import FakeStore, in_loop
+from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
 TAG = "tag,table,register,type\nplant/x,holding,1,int16\n"
 
 
-@in_loop
 async def test_removed_tags_end_with_a_fact(tmp_path: Path) -> None:
     """One sample without value, out of service, later than the last one of the tag; each in its stream. The search is
     asked with what the tag files name, and a store that refuses is waited for."""

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,9 +15,16 @@ BAD = 0x8005_0000
 TAG = 1
 
 
+def made(rules: Iterable[tuple[int, SamplingRule]]) -> Sampler:
+    """A sampler of tags with these rules."""
+    one = Sampler()
+    one.adopt(dict(rules))
+    return one
+
+
 def sampler(rule: SamplingRule = SamplingRule()) -> Sampler:  # noqa: B008 frozen
     """A sampler of one tag."""
-    return Sampler([(TAG, rule)])
+    return made([(TAG, rule)])
 
 
 def fed(one: Sampler, *values: Value, step_ns: int = S, start_ns: int = S) -> list[Value]:
@@ -106,7 +114,7 @@ def test_a_late_sample_is_a_fact_too() -> None:
 def test_a_loss_is_recorded_once_for_each_tag() -> None:
     """However often the supervisor fails to come back, the hole begins once; a reason that becomes known replaces a
     presumed one."""
-    one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
+    one = made([(1, SamplingRule()), (2, SamplingRule())])
     one.select([Sample(1, 10 * S, 1.5)], 10 * S)
     assert one.lose(BAD, 11 * S) == [Sample(1, 11 * S, None, BAD), Sample(2, 11 * S, None, BAD)]
     assert one.lose(BAD, 12 * S) == []
@@ -183,7 +191,7 @@ def test_the_last_fact_is_never_far_from_the_last_sample(
 def test_a_loss_is_dated_at_the_last_sign_of_life() -> None:
     """A tag that was seen before it gets that time; one that was seen after it, or never, is not put before its last
     fact, or into a time in which it was not known."""
-    one = Sampler([(1, SamplingRule()), (2, SamplingRule()), (3, SamplingRule())])
+    one = made([(1, SamplingRule()), (2, SamplingRule()), (3, SamplingRule())])
     one.select([Sample(1, 10 * S, 1.0), Sample(2, 21 * S, 1.0)], 21 * S)
     found = one.lose(BAD, 40 * S, since_ns=20 * S)
     assert [(s.tag, s.source_time_ns) for s in found] == [(1, 20 * S), (2, 21 * S + 1), (3, 40 * S)]
@@ -194,7 +202,7 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     """A device an hour behind its server: dated by the server's clock, the loss and the return would be newer than
     every value of the next hour, and `latest` would show one of them as fresh for as long."""
     behind, now = 3600 * S, 10_000 * S
-    one = Sampler([(1, SamplingRule()), (2, SamplingRule())])
+    one = made([(1, SamplingRule()), (2, SamplingRule())])
 
     def feed(at_ns: int, *samples: Sample) -> list[Sample]:
         if not in_columns:
@@ -212,7 +220,7 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
     assert changed.source_time_ns > back.source_time_ns
     feed(now + 40 * S, Sample(1, now + 40 * S, 4.0))  # the device's clock was set right
     assert [bad.source_time_ns for bad in one.lose(BAD, now + 50 * S, [1])] == [now + 50 * S]
-    after_restart = Sampler([(1, SamplingRule())])
+    after_restart = made([(1, SamplingRule())])
     after_restart.seed(1, Sample(1, now - 2 * behind, 1.0), now - 2 * behind)
     after_restart.select([Sample(1, now - behind, 2.0)], now)  # it changed at any time while no process ran
     assert [bad.source_time_ns for bad in after_restart.lose(BAD, now + 20 * S)] == [now + 20 * S]
@@ -220,7 +228,7 @@ def test_a_tag_whose_clock_is_behind_is_lost_and_returns_on_its_own_clock(*, in_
 
 def test_tags_are_counted_by_their_last_sample() -> None:
     """Bad ones and those that never had a sample; whether the source or we called them bad makes no difference."""
-    one = Sampler([(n, SamplingRule()) for n in range(1, 5)])
+    one = made([(n, SamplingRule()) for n in range(1, 5)])
     assert one.tally() == Tally(bad=0, silent=4)
     one.select([Sample(1, S, 1.0), Sample(2, S, None, BAD), Sample(3, S, 1.0)], S)
     one.lose(BAD, 2 * S, [3])
@@ -288,7 +296,7 @@ steps = st.one_of(
 def test_columns_are_decided_like_rows(story: list[tuple[str, Any, Any]]) -> None:
     """Whatever happens to the tags in between, and whatever order, duplicates and repeated tags a column holds: what is
     recorded, what is counted and what is remembered is the same."""
-    by_rows, by_columns = Sampler(RULES), Sampler(RULES)
+    by_rows, by_columns = made(RULES), made(RULES)
     for now_ns, (what, content, option) in enumerate(story, 10):
         found: list[list[Sample]] = []
         for sampler in (by_rows, by_columns):
@@ -317,6 +325,72 @@ def test_columns_are_decided_like_rows(story: list[tuple[str, Any, Any]]) -> Non
         assert by_rows.tally() == by_columns.tally()
         times = [[sampler.last_time_ns(tag) for tag in sampler._states] for sampler in (by_rows, by_columns)]
         assert times[0] == times[1]
+
+
+# --- another number ---------------------------------------------------------------------------------------------------
+
+OTHER = 2
+
+
+@pytest.mark.parametrize("in_columns", [True, False])
+def test_a_standing_value_is_no_second_sample_of_its_time_under_another_number(*, in_columns: bool) -> None:
+    """An edit of a tag has a new item created, whose first value may be the last one of the old. It is recorded under
+    the new number, with the time when it was seen again; the values that follow keep theirs."""
+    one = sampler()
+    one.select_columns(SampleColumns([TAG], [10 * S], [1.5], [0]), 10 * S)
+    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
+
+    def taken(*samples: Sample) -> list[Sample]:
+        if in_columns:
+            return list(one.select_columns(SampleColumns.of(samples), 20 * S, 12 * S).rows())
+        return one.select(samples, 20 * S, 12 * S)
+
+    first, second = Sample(OTHER, 10 * S, 1.5), Sample(OTHER, 13 * S, 2.6)
+    assert taken(first, second) == [Sample(OTHER, 12 * S, 1.5), second]
+    assert taken(first) == [first]  # a sample that is late is recorded as it is
+
+
+def test_a_newer_value_keeps_its_time_under_another_number() -> None:
+    """Whatever the rule: the new number has no value yet."""
+    one = sampler()
+    one.note_returns()
+    assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+    one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
+    assert one.last_reading(OTHER) == (0, None)
+    assert one.tally() == Tally(bad=0, silent=1)
+    assert one.select([Sample(OTHER, 11 * S, 1.5)], 20 * S) == [Sample(OTHER, 11 * S, 1.5)]
+    assert one.take_returns() == [(TAG, Return(0, 0, 10 * S)), (OTHER, Return(0, 0, 11 * S))]
+
+
+def test_a_lost_tag_is_lost_under_another_number_too() -> None:
+    """The loss stands once. The return tells when it began, so that the gap can be filled."""
+    one = sampler()
+    one.note_returns()
+    assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+    assert one.lose(BAD, 11 * S) == [Sample(TAG, 11 * S, None, BAD)]
+    one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+    assert one.lose(BAD, 12 * S) == []
+    assert one.tally() == Tally(bad=1, silent=0)
+    assert one.select([Sample(OTHER, 10 * S, 1.5)], 20 * S) == [Sample(OTHER, 20 * S, 1.5)]
+    assert one.take_returns()[-1] == (OTHER, Return(0, 11 * S, 20 * S))
+
+
+def test_a_tag_that_is_lost_ahead_of_its_first_value_under_another_number() -> None:
+    """The loss is dated at the last sign of life, and behind what was recorded last."""
+    for since_ns, lost_ns in ((11 * S, 11 * S), (9 * S, 10 * S + 1)):
+        one = sampler()
+        assert fed(one, 1.5, start_ns=10 * S) == [1.5]
+        one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+        assert one.lose(BAD, 20 * S, since_ns=since_ns) == [Sample(OTHER, lost_ns, None, BAD)]
+
+
+def test_a_tag_whose_clock_is_behind_goes_on_under_another_number() -> None:
+    """Its standing value is seen again on its own clock."""
+    one = sampler()
+    for at in (1, 2):
+        one.select([Sample(TAG, at * 1_000 * S, float(at))], (at * 1_000 + 3_600) * S)
+    one.adopt({OTHER: SamplingRule()}, {TAG: OTHER})
+    assert one.select([Sample(OTHER, 2_000 * S, 2.0)], 5_700 * S) == [Sample(OTHER, 2_100 * S, 2.0)]
 
 
 # --- an earlier process -----------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.session import open_session
-from agent.ingest.settings import OpcuaSourceSettings
-from tests.ingest.fakes import Program, in_loop, running
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Program, running
 from tests.ingest.opcua.security.certificates import certificate, der, key, revocation_list
 from tests.ingest.test_sources import ingesting, opcua
 
@@ -52,7 +52,6 @@ def secured(port: int, folder: Path, **settings: object) -> OpcuaSourceSettings:
 
 
 @pytest.mark.system
-@in_loop
 async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
     plc: Program, certificate: Path, tmp_path: Path
 ) -> None:
@@ -76,7 +75,6 @@ async def test_an_unknown_certificate_is_refused_with_the_line_to_paste(
 
 
 @pytest.mark.system
-@in_loop
 async def test_the_trust_folder_decides(tmp_path: Path) -> None:
     """An unknown certificate is kept, with the command that trusts it, and after that command values come in; one by a
     trusted issuer comes in with the issuer's list and is refused once the list names it."""
@@ -112,7 +110,6 @@ async def test_the_trust_folder_decides(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@in_loop
 async def test_a_server_without_the_policy_is_refused(tmp_path: Path) -> None:
     """A server that offers only unencrypted endpoints gets nothing, and the error says what it does offer."""
     refusal = "does not offer Basic256Sha256/SignAndEncrypt; it offers None"
@@ -121,7 +118,6 @@ async def test_a_server_without_the_policy_is_refused(tmp_path: Path) -> None:
             pass
 
 
-@in_loop
 async def test_a_key_that_everybody_may_read_is_refused(tmp_path: Path) -> None:
     """A leaked key is not used, and the error says how to mend it; nothing is connected to before that."""
     settings = secured(4840, tmp_path, server_certificate_file=tmp_path / "own" / "bsfg.pem")

@@ -1,9 +1,11 @@
 """Both sources against real servers in their own processes: values, losses, returns, bad nodes, dead units, a full
 store."""
 
+import asyncio
 import itertools
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,12 @@ import pytest
 from agent.demo.plant.signals import modbus_meters, opcua_signals
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.ingest.lifecycle import State
-from tests.ingest.fakes import FakeStore, Program, in_loop, running
+from agent.ingest.opcua import source
+from agent.ingest.opcua.security.client import SessionKey
+from agent.ingest.opcua.session import close_session
+from agent.settings.sources import OpcuaSourceSettings
+from tests.foreign.proxy import network
+from tests.ingest.fakes import FakeStore, Program, running
 from tests.ingest.plant import Running, ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
@@ -20,7 +27,6 @@ pytestmark = pytest.mark.system
 BAD_COMMUNICATION, BAD_TIMEOUT, BAD_NODE_ID = 0x8005_0000, 0x800A_0000, 0x8034_0000
 
 
-@in_loop
 async def test_every_value_of_the_plant_arrives(plc: Program, meter: Program, tmp_path: Path) -> None:
     """All forty variables and all meters of both units come in with good quality, the right types, and move."""
     async with ingesting(opcua(plc.port, tmp_path), modbus(meter.port, tmp_path)) as run:
@@ -58,7 +64,6 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
     still = "plant/state_01" if name == "plc" else "plant/unit1.model"
     renumbered = ("--namespaces-before", "3") if name == "plc" else ()
 
-    @in_loop
     async def story() -> None:
         with running(module) as first:
             source = make(first.port, tmp_path)
@@ -73,17 +78,16 @@ def test_values_come_again_after_a_kill(module: str, tmp_path: Path, caplog: pyt
                     await run.wait_good(still, 1)
                     bad = [s.quality for s in run.store.of(tag) if s.quality]
                     assert bad == [BAD_COMMUNICATION]
-                    assert run.source(name).connects_total == 2
+                    await wait_until_async(lambda: run.source(name).connects_total == 2, "the return")
 
     with caplog.at_level(logging.INFO, "agent.ingest"):
-        story()
+        asyncio.run(story())
     actions = [action for record in caplog.records if (action := getattr(record, "action", "")).startswith("source_")]
     assert (actions[0], actions[-1]) == ("source_connected", "source_returned")
     losses = [record.why for record in caplog.records if getattr(record, "action", "") == "source_lost"]
     assert len(losses) == len(actions) - 2 == len(set(losses)), "a line for each reason"
 
 
-@in_loop
 async def test_a_server_is_polled(plc: Program, tmp_path: Path) -> None:
     """In mode "poll" all forty variables come in by reads, in order and each value once, and a return needs no
     human."""
@@ -98,7 +102,6 @@ async def test_a_server_is_polled(plc: Program, tmp_path: Path) -> None:
         await run.wait_bad("plant/count_01", BAD_COMMUNICATION)
 
 
-@in_loop
 async def test_a_frozen_server_is_noticed_by_its_clock(plc: Program, tmp_path: Path) -> None:
     """A connection that stands and delivers nothing is ended by the server time that does not move, and rebuilt
     after."""
@@ -114,7 +117,6 @@ async def test_a_frozen_server_is_noticed_by_its_clock(plc: Program, tmp_path: P
         await run.wait_good("plant/count_01", before + 5)
 
 
-@in_loop
 async def test_a_frozen_device_is_noticed(meter: Program, tmp_path: Path) -> None:
     """A Modbus device that accepts and does not answer: all its tags say so, and it returns by itself."""
     async with ingesting(modbus(meter.port, tmp_path)) as run:
@@ -135,7 +137,6 @@ def last(run: Running) -> list[list]:  # type: ignore[type-arg]
     return [run.store.of(f"plant/unit{m.unit_id}.{m.name}") for m in modbus_meters()]
 
 
-@in_loop
 async def test_bad_nodes_do_not_stop_the_others(tmp_path: Path) -> None:
     """A missing node and a missing namespace are parked and marked once; the rest flows, the server's own clock as a
     tag among it. When the node appears it joins in, without a new connection."""
@@ -161,7 +162,6 @@ def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
     and again after a restart (the case in which asyncua itself falls silent)."""
     limit = ("--items-per-call", "7", "--announce", announced)
 
-    @in_loop
     async def story() -> None:
         with running("opcua_server", *limit) as first:
             async with ingesting(opcua(first.port, tmp_path)) as run:
@@ -179,10 +179,35 @@ def test_more_items_than_a_call_takes(announced: str, tmp_path: Path) -> None:
         for found in opcua_signals():
             await run.wait_good(f"plant/{found.name}")
 
-    story()
+    asyncio.run(story())
 
 
-@in_loop
+async def test_a_lost_session_is_closed_and_the_present_one_is_not(
+    plc: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asyncua's server has one session for each connection, whatever token a request bears. When the session of a
+    connection that broke is closed, values go on over the one that followed."""
+    closed: list[str] = []
+
+    async def close(settings: OpcuaSourceSettings, key: SessionKey) -> None:
+        await close_session(settings, key)
+        closed.append(str(key.token))
+
+    monkeypatch.setattr(source, "close_session", close)
+    async with network(plc.port) as net:
+        settings = replace(opcua(plc.port, tmp_path), url=f"opc.tcp://127.0.0.1:{net.port}/plant")
+        async with ingesting(settings) as run:
+            await run.wait_good("plant/count_01", 3)
+            await net.command("cut")
+            await run.wait_state("plc", State.WAITING)
+            await net.command("flow")
+            await wait_until_async(lambda: closed, "the end of the lost session")
+            await wait_until_async(lambda: run.source("plc").connects_total == 2, "the return")
+            errors = run.source("plc").errors_total
+            await run.wait_good("plant/count_01", len(run.store.good("plant/count_01")) + 20)
+            assert (run.source("plc").errors_total, run.source("plc").connects_total) == (errors, 2)
+
+
 async def test_a_dead_unit_does_not_delay_the_others(tmp_path: Path) -> None:
     """Unit 2 never answers, with a time-out of thirty poll intervals: unit 1 loses at most the first wait, and no other
     that is as long."""
@@ -199,7 +224,6 @@ async def test_a_dead_unit_does_not_delay_the_others(tmp_path: Path) -> None:
             assert run.source("meter").tags_bad == 10
 
 
-@in_loop
 async def test_a_unit_that_comes_back_is_read_again(tmp_path: Path) -> None:
     """Silence is not for ever: the unit is asked aside, and returns to the others when it answers."""
     with running("modbus_server", "--silent", "2", "--silent-s", "2") as meter:
@@ -209,7 +233,6 @@ async def test_a_unit_that_comes_back_is_read_again(tmp_path: Path) -> None:
             assert run.source("meter").connects_total == 1
 
 
-@in_loop
 async def test_a_missing_register_costs_only_itself(tmp_path: Path) -> None:
     """A read refused because of a hole is split; a value that does not exist is marked; its neighbours are read as
     before."""
@@ -224,7 +247,6 @@ async def test_a_missing_register_costs_only_itself(tmp_path: Path) -> None:
             assert run.source("meter").errors_total == 0
 
 
-@in_loop
 async def test_a_store_that_is_full_for_a_while(plc: Program, meter: Program, tmp_path: Path) -> None:
     """While the store refuses, both sources wait. Afterwards OPC UA delivers what the server had queued and a fact says
     what its queues lost; Modbus says how many values were not polled. No connection is given up."""
@@ -249,7 +271,6 @@ async def test_a_store_that_is_full_for_a_while(plc: Program, meter: Program, tm
     assert run.source("meter").dropped_total > 0
 
 
-@in_loop
 async def test_a_wrong_source_does_not_hurt_a_right_one(meter: Program, tmp_path: Path) -> None:
     """An OPC UA source pointed at a Modbus device fails for itself, says why, and the device is read all the same."""
     async with ingesting(opcua(meter.port, tmp_path), modbus(meter.port, tmp_path)) as run:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from agent.ingest import supervisor
-from agent.ingest.errors import SourceLost, SourceRefused, UnknownSource
-from agent.ingest.lifecycle import State
+from agent.ingest.errors import SourceBusy, SourceLost, SourceRefused, UnknownSource
+from agent.ingest.lifecycle import Newest, State
 from agent.ingest.modbus.source import ModbusSource
-from agent.ingest.ports import Newest, StoredFacts
+from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
 from agent.message import Sample
-from tests.ingest.fakes import FakeStore, in_loop
+from tests.ingest.fakes import FakeStore
 from tests.ingest.plant import ingesting, modbus
 from tests.waiting import wait_until_async
 
@@ -43,7 +43,6 @@ def lives(
     monkeypatch.setattr(ModbusSource, "run", run)
 
 
-@in_loop
 async def test_a_lost_source_leaves_one_bad_sample(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Between the last value of a life and the first of the next one stands a bad one, so that the hole is in the
     data."""
@@ -67,7 +66,6 @@ def test_our_own_mistake_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert ended.group_contains(AssertionError, match="ours")
 
 
-@in_loop
 async def test_lives_that_end_at_once_come_ever_more_rarely(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each short life counts as one more failure in a row, though it was connected."""
     lives(monkeypatch, *[SourceLost("gone")] * 3)
@@ -84,7 +82,20 @@ async def test_lives_that_end_at_once_come_ever_more_rarely(monkeypatch: pytest.
     assert failures == [1, 2, 3]
 
 
-@in_loop
+@pytest.mark.parametrize(
+    "death", [SourceBusy("full"), ExceptionGroup("a", [ExceptionGroup("b", [SourceBusy("full")])])]
+)
+async def test_a_server_without_room_is_asked_again_soon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, death: Exception
+) -> None:
+    """Whatever the back-off says, and also when a task of the source was told so."""
+    lives(monkeypatch, death)
+    monkeypatch.setattr(supervisor.Backoff, "wait_ms", lambda *_: 3_600_000)
+    monkeypatch.setattr(supervisor, "BUSY_WAIT_S", 0.0)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x", 1)
+
+
 async def test_stopping_waits_for_the_last_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ingest ends when what its sources delivered is committed, not when the store has taken it."""
     lives(monkeypatch, None)
@@ -117,7 +128,6 @@ def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:
     return [(g["first_time"], g["last_time"], g["count"], g["count_exact"]) for g in found]
 
 
-@in_loop
 async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also the bad sample has its time. A gap fact stands from the moment of the loss, and a second one with the same
     begin when a value has come."""
@@ -131,7 +141,6 @@ async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.Monkey
     assert [gap[0] for gap in gaps(run.store)] == ["1970-01-01T00:00:01Z"] * 2
 
 
-@in_loop
 async def test_a_source_returns_with_a_value(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -158,7 +167,6 @@ async def test_a_source_returns_with_a_value(
     assert len({first for first, *_ in gaps(running.store)}) == 1
 
 
-@in_loop
 async def test_each_reason_of_an_outage_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -180,7 +188,6 @@ async def test_each_reason_of_an_outage_is_logged_once(
     assert found == ["SourceLost: gone", "SourceLost: no route", "SourceRefused: who are you?"]
 
 
-@in_loop
 async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A source that waits for an hour is connected at once when somebody asks for it; a wrong name is answered with the
     names there are."""
@@ -195,7 +202,6 @@ async def test_a_person_ends_the_waiting(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert run.ingest.retry("meter") == "connected"
 
 
-@in_loop
 async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -209,7 +215,30 @@ async def test_a_stop_during_an_outage_declares_it_up_to_the_stop(
     assert second[1] > first[1]
 
 
-@in_loop
+async def test_a_stop_declares_missing_events_once_all_is_received(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the last life only; the end of a life before it ends no process."""
+    lives(monkeypatch, SourceLost("gone"), None)
+    steps = list[str]()
+
+    class Events:
+        def statistics(self) -> tuple[int, int, int, int]:
+            return 0, 0, 0, 0
+
+        async def end(self) -> None:
+            steps.append("end")
+
+    async def finish(source: ModbusSource) -> None:
+        source.events = Events()  # type: ignore[assignment]
+        steps.append("finish")
+
+    monkeypatch.setattr(ModbusSource, "finish", finish)
+    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+        await run.wait_good("plant/x", 1)
+    assert steps == ["finish", "finish", "end"]
+
+
 @pytest.mark.parametrize("is_found", [True, False])
 async def test_the_time_without_a_process_is_declared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_found: bool
@@ -223,8 +252,8 @@ async def test_the_time_without_a_process_is_declared(
         def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
             return {n: Newest(Sample(n, 10**9, 1.0), 10**9) for n in numbers} if is_found else {}
 
-        def stopped_ns(self, _: str) -> int:
-            return 2 * 10**9
+        def last_sample(self, _: str) -> Newest:
+            return Newest(Sample(9, 2 * 10**9, 1.0), 0)
 
     stored = cast(StoredFacts, Stored())
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:

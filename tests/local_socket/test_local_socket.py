@@ -11,14 +11,16 @@ import msgspec
 import pytest
 
 from agent import local_socket
-from agent.config import IdentitySettings, NodeSettings
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import UnknownConsumer
 from agent.ingest import SourceStatistics, State, TagReading
-from agent.local_socket.server import CONNECTIONS_MAX
+from agent.local_socket.serving import RequestHandler, open_store
+from agent.local_socket.serving.server import CONNECTIONS_MAX
 from agent.local_socket.transport import socket_address
 from agent.message import Envelope, Fact, Message
-from agent.signing.settings import SigningSettings
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.signing import SigningSettings
+from agent.settings.store import StreamSettings
 from tests.signing.signers import make
 from tests.support.served_store import served_store
 from tests.waiting import wait_until, wait_until_async
@@ -49,94 +51,74 @@ def framed(payload: bytes) -> bytes:
     return struct.pack("<I", len(payload)) + payload
 
 
-def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
+async def test_a_message_is_stored_once_and_a_different_one_refused(tmp_path: Path) -> None:
     """Same id and content: the first offset again. Same id, other content: refused, and the log has not grown."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path) as store:
-            assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "applied")
-            assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "noop_already_applied")
-            other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
-            assert await local_socket.ask(tmp_path, other) == local_socket.Appended(1, "conflicting_duplicate")
-            assert store.end_offset("facts.operational") == 1
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path) as store:
+        assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "applied")
+        assert await local_socket.ask(tmp_path, request()) == local_socket.Appended(1, "noop_already_applied")
+        other = request(fact=Fact("batch:B-1", "step_completed", b"{}"))
+        assert await local_socket.ask(tmp_path, other) == local_socket.Appended(1, "conflicting_duplicate")
+        assert store.end_offset("facts.operational") == 1
 
 
-def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
+async def test_a_lease_fences_the_instance_before(tmp_path: Path) -> None:
     """AcquireLease gives rising epochs; an append with an older one is answered with the epoch in force; a precondition
     that cannot be decided is refused by its field."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path) as store:
-            acquire = local_socket.AcquireLease("facts.operational", "mes")
-            assert [await local_socket.ask(tmp_path, acquire) for _ in "ab"] == [
-                local_socket.LeaseAcquired(1),
-                local_socket.LeaseAcquired(2),
-            ]
-            fenced = await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=1))
-            assert fenced == local_socket.Appended(0, "rejected_fenced", lease_epoch=2)
-            assert await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=2)) == local_socket.Appended(
-                1, "applied"
-            )
-            for wrong, why in ((request(base_offset=1), "base_offset"), (request(producer="mes"), "lease_epoch")):
-                answer = await local_socket.ask(tmp_path, wrong)
-                assert isinstance(answer, local_socket.Refused)
-                assert why in answer.message
-            assert store.end_offset("facts.operational") == 1
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path) as store:
+        acquire = local_socket.AcquireLease("facts.operational", "mes")
+        assert [await local_socket.ask(tmp_path, acquire) for _ in "ab"] == [
+            local_socket.LeaseAcquired(1),
+            local_socket.LeaseAcquired(2),
+        ]
+        fenced = await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=1))
+        assert fenced == local_socket.Appended(0, "rejected_fenced", lease_epoch=2)
+        assert await local_socket.ask(tmp_path, request(producer="mes", lease_epoch=2)) == local_socket.Appended(
+            1, "applied"
+        )
+        for wrong, why in ((request(base_offset=1), "base_offset"), (request(producer="mes"), "lease_epoch")):
+            answer = await local_socket.ask(tmp_path, wrong)
+            assert isinstance(answer, local_socket.Refused)
+            assert why in answer.message
+        assert store.end_offset("facts.operational") == 1
 
 
-def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
+async def test_a_consumer_is_registered_and_confirms(tmp_path: Path) -> None:
     """Registering twice is once; a confirmation moves the frontier, one beyond the log is refused and moves nothing."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            await local_socket.ask(tmp_path, request())
-            register = local_socket.RegisterConsumer("local.mes", "facts.operational")
-            assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
-            assert await local_socket.ask(
-                tmp_path, local_socket.ConfirmReceipt("local.mes", 1)
-            ) == local_socket.Confirmed(1)
-            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 2))
-            assert isinstance(refused, local_socket.Refused)
-            assert "2" in refused.message
-            assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 1)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        await local_socket.ask(tmp_path, request())
+        register = local_socket.RegisterConsumer("local.mes", "facts.operational")
+        assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 0)
+        assert await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 1)) == local_socket.Confirmed(
+            1
+        )
+        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", 2))
+        assert isinstance(refused, local_socket.Refused)
+        assert "2" in refused.message
+        assert await local_socket.ask(tmp_path, register) == local_socket.Registered("facts.operational", 1)
 
 
-def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
+async def test_a_range_is_confirmed_as_a_range(tmp_path: Path) -> None:
     """Confirming offset 2 alone leaves the frontier before the missing offset 1; confirming 1 then moves it to 2."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            for number in range(3):
-                await local_socket.ask(tmp_path, request(f"m{number}"))
-            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-            for first, last, frontier in ((2, 2, 0), (1, 1, 2)):
-                answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", last, first))
-                assert answer == local_socket.Confirmed(frontier)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        for number in range(3):
+            await local_socket.ask(tmp_path, request(f"m{number}"))
+        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+        for first, last, frontier in ((2, 2, 0), (1, 1, 2)):
+            answer = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("local.mes", last, first))
+            assert answer == local_socket.Confirmed(frontier)
 
 
-def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
+async def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
     """One that registers in order to fetch has been seen now, and is in sync if it is at the end; another is
     neither."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            for name, is_fetching in (("local.mes", True), ("local.scada", False)):
-                asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=is_fetching)
-                await local_socket.ask(tmp_path, asked)
-            listed = await local_socket.ask(tmp_path, local_socket.ListConsumers())
-            assert isinstance(listed, local_socket.Consumers)
-            found = [(one.name, one.seen_unix_ms is not None, one.in_sync) for one in listed.consumers]
-            assert found == [("local.mes", True, True), ("local.scada", False, False)]
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        for name, is_fetching in (("local.mes", True), ("local.scada", False)):
+            asked = local_socket.RegisterConsumer(name, "facts.operational", is_fetching=is_fetching)
+            await local_socket.ask(tmp_path, asked)
+        listed = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+        assert isinstance(listed, local_socket.Consumers)
+        found = [(one.name, one.seen_unix_ms is not None, one.in_sync) for one in listed.consumers]
+        assert found == [("local.mes", True, True), ("local.scada", False, False)]
 
 
 @pytest.mark.parametrize(
@@ -154,18 +136,14 @@ def test_a_consumer_that_fetches_is_seen_and_in_sync(tmp_path: Path) -> None:
         (local_socket.ConfirmReceipt("nobody", 1), "nobody"),
     ],
 )
-def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
+async def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_socket.Request, why: str) -> None:
     """The answer names the wrong field, nothing is stored, and the next request is served."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path) as store:
-            refused = await local_socket.ask(tmp_path, wrong)
-            assert isinstance(refused, local_socket.Refused)
-            assert why in refused.message + refused.hint
-            assert store.end_offset("facts.operational") == 0
-            assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path) as store:
+        refused = await local_socket.ask(tmp_path, wrong)
+        assert isinstance(refused, local_socket.Refused)
+        assert why in refused.message + refused.hint
+        assert store.end_offset("facts.operational") == 0
+        assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
 
 
 @pytest.mark.parametrize(
@@ -179,15 +157,11 @@ def test_a_request_that_breaks_a_rule_is_refused(tmp_path: Path, wrong: local_so
         struct.pack("<I", 2**31),
     ],
 )
-def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
+async def test_bytes_that_are_no_request_are_refused(tmp_path: Path, payload: bytes) -> None:
     """Garbage, unknown operations, deep nesting and a huge length get an answer, and the next client is served."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            assert isinstance(await raw(tmp_path, payload), local_socket.Refused)
-            assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        assert isinstance(await raw(tmp_path, payload), local_socket.Refused)
+        assert isinstance(await local_socket.ask(tmp_path, request()), local_socket.Appended)
 
 
 def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
@@ -196,32 +170,24 @@ def test_without_a_node_asking_fails_at_once(tmp_path: Path) -> None:
         asyncio.run(local_socket.ask(tmp_path, request()))
 
 
-def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) -> None:
+async def test_a_state_folder_may_be_deeper_than_a_sockets_path(tmp_path: Path) -> None:
     """The kernel allows a socket's path 108 bytes; a state folder may be deeper."""
     deep = tmp_path / ("d" * 120)
     deep.mkdir()
-
-    async def scenario() -> None:
-        async with served_store(deep):
-            assert isinstance(await local_socket.ask(deep, request()), local_socket.Appended)
-
-    asyncio.run(scenario())
+    async with served_store(deep):
+        assert isinstance(await local_socket.ask(deep, request()), local_socket.Appended)
 
 
-def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
+async def test_a_request_that_is_too_long_gets_one_answer_and_the_end(tmp_path: Path) -> None:
     """The bytes after its length could be anything, so they are not read as another request."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            with socket_address(tmp_path) as address:
-                reader, writer = await asyncio.open_unix_connection(address)
-            writer.write(struct.pack("<I", 2**31) + bytes(1000))
-            answer = await reader.read()
-            (length,) = struct.unpack_from("<I", answer)
-            assert len(answer) == 4 + length
-            writer.close()
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        with socket_address(tmp_path) as address:
+            reader, writer = await asyncio.open_unix_connection(address)
+        writer.write(struct.pack("<I", 2**31) + bytes(1000))
+        answer = await reader.read()
+        (length,) = struct.unpack_from("<I", answer)
+        assert len(answer) == 4 + length
+        writer.close()
 
 
 def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -234,23 +200,19 @@ def test_a_silent_client_does_not_delay_the_stop(tmp_path: Path, caplog: pytest.
         assert await reader.read() == b""
         writer.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(scenario())
     assert not caplog.records
 
 
-def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
+async def test_another_zones_consumer_cannot_be_confirmed_here(tmp_path: Path) -> None:
     """Otherwise its facts would be released although that zone does not have them."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path) as store:
-            await local_socket.ask(tmp_path, request())
-            await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", "facts.operational", "oldest"))
-            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
-            assert isinstance(refused, local_socket.Refused)
-            assert "'idmz'" in refused.message
-            assert [consumer.frontier for consumer in store.consumers.all()] == [0]
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path) as store:
+        await local_socket.ask(tmp_path, request())
+        await asyncio.wrap_future(store.consumers.register("idmz.ops", "idmz", "facts.operational", "oldest"))
+        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("idmz.ops", 1))
+        assert isinstance(refused, local_socket.Refused)
+        assert "'idmz'" in refused.message
+        assert [consumer.frontier for consumer in store.consumers.all()] == [0]
 
 
 def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
@@ -260,28 +222,24 @@ def test_a_state_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
         asyncio.run(local_socket.ask(tmp_path / "state", request()))
 
 
-def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
+async def test_silent_clients_do_not_keep_others_out(tmp_path: Path) -> None:
     """All places are taken by clients that send nothing or half a length, which may do so for ever: each new client
     gets the place of the oldest one at once."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            writers = []
-            for n in range(CONNECTIONS_MAX):
-                with socket_address(tmp_path) as address:
-                    reader, writer = await asyncio.open_unix_connection(address)
-                writer.write(struct.pack("<I", 100)[: n % 5])
-                writers.append((reader, writer))
-            for n in range(3):
-                assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
-            assert await writers[0][0].read() == b"", "the oldest has lost its place"
-            for _, writer in writers:
-                writer.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    async with served_store(tmp_path):
+        writers = []
+        for n in range(CONNECTIONS_MAX):
+            with socket_address(tmp_path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
+            writer.write(struct.pack("<I", 100)[: n % 5])
+            writers.append((reader, writer))
+        for n in range(3):
+            assert isinstance(await local_socket.ask(tmp_path, request(f"m{n}")), local_socket.Appended)
+        assert await writers[0][0].read() == b"", "the oldest has lost its place"
+        for _, writer in writers:
+            writer.close()
 
 
-class SlowAnswers(local_socket.RequestHandler):
+class SlowAnswers(RequestHandler):
     """Answers `ListConsumers` when it is told to, everything else at once."""
 
     def __init__(self, store: FactStore, asked: list[local_socket.Request], go_on: asyncio.Event) -> None:
@@ -295,29 +253,24 @@ class SlowAnswers(local_socket.RequestHandler):
         return await super().answer(request)
 
 
-def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
+async def test_a_request_under_way_keeps_its_place(tmp_path: Path) -> None:
     """Clients whose requests are being carried out are never disconnected for a new one, which waits for a place."""
-
-    async def scenario() -> None:
-        asked, go_on = list[local_socket.Request](), asyncio.Event()
-        handler = partial(SlowAnswers, asked=asked, go_on=go_on)
-        async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
-            asking = [
-                group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers()))
-                for _ in range(CONNECTIONS_MAX)
-            ]
-            await wait_until_async(lambda: len(asked) == CONNECTIONS_MAX, "all places to be taken")
-            next_one = group.create_task(local_socket.ask(tmp_path, request()))
-            await asyncio.wait([next_one], timeout=0.2)
-            assert not next_one.done()
-            go_on.set()
-            assert isinstance(await next_one, local_socket.Appended)
-            assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asked, go_on = list[local_socket.Request](), asyncio.Event()
+    handler = partial(SlowAnswers, asked=asked, go_on=go_on)
+    async with served_store(tmp_path, handler), asyncio.TaskGroup() as group:
+        asking = [
+            group.create_task(local_socket.ask(tmp_path, local_socket.ListConsumers())) for _ in range(CONNECTIONS_MAX)
+        ]
+        await wait_until_async(lambda: len(asked) == CONNECTIONS_MAX, "all places to be taken")
+        next_one = group.create_task(local_socket.ask(tmp_path, request()))
+        await asyncio.wait([next_one], timeout=0.2)
+        assert not next_one.done()
+        go_on.set()
+        assert isinstance(await next_one, local_socket.Appended)
+        assert {type(one) for one in await asyncio.gather(*asking)} == {local_socket.Consumers}
 
 
-class LongAnswers(local_socket.RequestHandler):
+class LongAnswers(RequestHandler):
     """Answers that fill the buffers of a client that does not read them."""
 
     async def answer(self, request: local_socket.Request) -> local_socket.Answer:  # noqa: ARG002 the handler's signature
@@ -325,61 +278,49 @@ class LongAnswers(local_socket.RequestHandler):
         return local_socket.Refused("x" * 1_000_000)
 
 
-def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
+async def test_unread_answers_do_not_keep_others_out(tmp_path: Path) -> None:
     """All places are taken by clients that ask and do not read: the next takes the place of the oldest and is answered.
     At the end nothing of their answers is kept: of a megabyte they get what the kernel had taken."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path, LongAnswers):
-            clients = []
-            for _ in range(CONNECTIONS_MAX):
-                with socket_address(tmp_path) as address:
-                    client = await asyncio.open_unix_connection(address, limit=1024)
-                client[1].write(framed(b'{"operation":"ListConsumers"}'))
-                clients.append(client)
-            answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
-            assert isinstance(answer, local_socket.Refused)
-        for reader, writer in clients:
-            assert len(await reader.read()) < 1_000_000
-            writer.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    async with served_store(tmp_path, LongAnswers):
+        clients = []
+        for _ in range(CONNECTIONS_MAX):
+            with socket_address(tmp_path) as address:
+                client = await asyncio.open_unix_connection(address, limit=1024)
+            client[1].write(framed(b'{"operation":"ListConsumers"}'))
+            clients.append(client)
+        answer = await local_socket.ask(tmp_path, local_socket.ListConsumers())
+        assert isinstance(answer, local_socket.Refused)
+    for reader, writer in clients:
+        assert len(await reader.read()) < 1_000_000
+        writer.close()
 
 
-def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
+async def test_a_refusal_carries_its_hint_once(tmp_path: Path) -> None:
     """What happened and what to do are two fields without a common text."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("nobody", 1))
-            assert refused == local_socket.Refused("no consumer 'nobody'", UnknownConsumer.hint)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        refused = await local_socket.ask(tmp_path, local_socket.ConfirmReceipt("nobody", 1))
+        assert refused == local_socket.Refused("no consumer 'nobody'", UnknownConsumer.hint)
 
 
-def test_acks_through_the_socket(tmp_path: Path) -> None:
+async def test_acks_through_the_socket(tmp_path: Path) -> None:
     """The request's acks reach the store; `queued` has its warning, and acks that the write class forbids are
     refused."""
-
-    async def scenario() -> None:
-        streams = [
-            StreamSettings("facts.operational", write_class="local", acks_timeout_ms=1),
-            StreamSettings("b", acks_timeout_ms=1),
-        ]
-        with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
-            handler = local_socket.RequestHandler(store)
-            refused = await handler.answer(changed(request(), acks="all"))
-            assert isinstance(refused, local_socket.Refused)
-            assert "write class is local" in refused.message
-            queued = await handler.answer(changed(request(), stream="b", acks="all"))
-            assert isinstance(queued, local_socket.Appended)
-            assert (queued.outcome, queued.offset) == ("queued", 1)
-            assert "none is registered" in queued.warning
-            assert await handler.answer(changed(request("m2"), stream="b", acks="none")) == local_socket.Appended(
-                0, "queued"
-            )
-
-    asyncio.run(scenario())
+    streams = [
+        StreamSettings("facts.operational", write_class="local", acks_timeout_ms=1),
+        StreamSettings("b", acks_timeout_ms=1),
+    ]
+    with FactStore.open(tmp_path / "facts.db", "plant-a", streams=streams) as store:
+        handler = RequestHandler(store)
+        refused = await handler.answer(changed(request(), acks="all"))
+        assert isinstance(refused, local_socket.Refused)
+        assert "write class is local" in refused.message
+        queued = await handler.answer(changed(request(), stream="b", acks="all"))
+        assert isinstance(queued, local_socket.Appended)
+        assert (queued.outcome, queued.offset) == ("queued", 1)
+        assert "none is registered" in queued.warning
+        assert await handler.answer(changed(request("m2"), stream="b", acks="none")) == local_socket.Appended(
+            0, "queued"
+        )
 
 
 def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.AppendFact:
@@ -387,14 +328,10 @@ def changed(one: local_socket.AppendFact, **changes: object) -> local_socket.App
     return msgspec.structs.replace(one, **changes)
 
 
-def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
+async def test_only_the_owner_may_open_the_socket(tmp_path: Path) -> None:
     """A program that can open the socket may append facts, so its mode is 0600."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            await wait_until_async(lambda: (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600, "the mode")
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    async with served_store(tmp_path):
+        await wait_until_async(lambda: (tmp_path / local_socket.SOCKET).stat().st_mode & 0o777 == 0o600, "the mode")
 
 
 def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) -> None:
@@ -402,27 +339,23 @@ def test_an_unusable_store_is_quarantined_and_a_new_one_begun(tmp_path: Path) ->
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path))
     ruined = b"no database" * 1000
     settings.node.store_file.write_bytes(ruined)
-    with local_socket.open_store(settings) as store:
+    with open_store(settings) as store:
         assert [(one.name, one.end_offset) for one in store.streams()] == [("facts.operational", 1)], (
             "the incident's fact"
         )
     assert ruined in [file.read_bytes() for file in tmp_path.iterdir()]
 
 
-def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
+async def test_a_confirmed_range_is_no_prefix(tmp_path: Path) -> None:
     """What lies before the range that a consumer confirms stays unconfirmed."""
-
-    async def scenario() -> None:
-        async with served_store(tmp_path):
-            for number in range(3):
-                await local_socket.ask(tmp_path, request(message_id=f"m{number}"))
-            await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
-            second_and_third = local_socket.ConfirmReceipt("local.mes", 3, first_offset=2)
-            assert await local_socket.ask(tmp_path, second_and_third) == local_socket.Confirmed(0)
-            first = local_socket.ConfirmReceipt("local.mes", 1)
-            assert await local_socket.ask(tmp_path, first) == local_socket.Confirmed(3)
-
-    asyncio.run(scenario())
+    async with served_store(tmp_path):
+        for number in range(3):
+            await local_socket.ask(tmp_path, request(message_id=f"m{number}"))
+        await local_socket.ask(tmp_path, local_socket.RegisterConsumer("local.mes", "facts.operational"))
+        second_and_third = local_socket.ConfirmReceipt("local.mes", 3, first_offset=2)
+        assert await local_socket.ask(tmp_path, second_and_third) == local_socket.Confirmed(0)
+        first = local_socket.ConfirmReceipt("local.mes", 1)
+        assert await local_socket.ask(tmp_path, first) == local_socket.Confirmed(3)
 
 
 STATISTICS = SourceStatistics(
@@ -459,13 +392,13 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
             return [TagReading("a/b", "i=1", float("nan"), 0), TagReading("a/c", "i=2", None, 0x80340000, why="no")]
 
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
-        handler = local_socket.RequestHandler(store, sources=Sources())
+        handler = RequestHandler(store, sources=Sources())
         found = asyncio.run(handler.answer(local_socket.RetrySource("plc")))
         assert found == local_socket.SourceRetried("waiting")
         refused = asyncio.run(handler.answer(local_socket.RetrySource("plx")))
         assert isinstance(refused, local_socket.Refused)
         assert "no source 'plx'" in refused.message
-        alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.RetrySource("plc")))
+        alone = asyncio.run(RequestHandler(store).answer(local_socket.RetrySource("plc")))
         assert isinstance(alone, local_socket.Refused)
         assert "no node runs" in alone.message
         filling = asyncio.run(handler.answer(local_socket.BackfillSource("plc", 5, 9)))
@@ -476,7 +409,7 @@ def test_a_source_is_asked_for_by_name(tmp_path: Path) -> None:
         read = asyncio.run(handler.answer(local_socket.ReadSource("plc", ["a/b", "a/c"])))
         values = [local_socket.TagValue("a/b", "NaN", 0, ""), local_socket.TagValue("a/c", None, 0x80340000, "no")]
         assert read == local_socket.SourceRead(values)
-        alone = asyncio.run(local_socket.RequestHandler(store).answer(local_socket.ListSources()))
+        alone = asyncio.run(RequestHandler(store).answer(local_socket.ListSources()))
         assert isinstance(alone, local_socket.Refused)
     assert asked == ["plc", "plx", ("plc", 5, 9), ("plc", ["a/b", "a/c"])]
 
@@ -493,7 +426,7 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
     settings = NodeSettings(IdentitySettings("plant-a", tmp_path), signing=signing)
 
     def record(name: str) -> list[bool]:
-        with local_socket.open_store(settings) as store:
+        with open_store(settings) as store:
             fact = Fact("order:line1/77", "order_released", b"1")
             message = Message(Envelope(name, "plant-a", "*", 1_700_000_000_000), fact)
             store.appends.append_message("facts.operational", message).result(20)
@@ -505,7 +438,7 @@ def test_a_node_signs_with_its_key_and_records_without_it(tmp_path: Path) -> Non
     moved = files["s.key"].rename(tmp_path / "moved")
     assert record("b") == [True, False]
     moved.rename(files["s.key"])
-    with local_socket.open_store(settings) as store:
+    with open_store(settings) as store:
         (incident,) = (one for one in store.incidents() if one.kind == "signing")
         assert "facts are not signed" in incident.detail
         wait_until(lambda: store.next_head("facts.operational", store.origin, 2) is not None, "the head of the second")

@@ -23,13 +23,17 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.foreign.process import INSTALLED
 from tests.mutants.catalogue import ROOT, Mutant, catalogue
 
-RUN_S_MAX = 180  # of one run of pytest over the tests of one mutant
-TEST_S_MAX = 60  # of one test: a mutant that waits for ever is caught here
+RUN_S_MAX = 180  # of one run of pytest over the tests of one mutant; a mutant may keep it from ending
+TEST_S_MAX = 60  # of one test: most mutants that wait for ever are caught here
 BASELINE_S_MAX = 3600
 SKIPPED = shutil.ignore_patterns(".*", "build", "dist", "__pycache__", "*.egg-info", "spark-warehouse")
+FOREIGN = INSTALLED.relative_to(ROOT)  # read by tests, too large to be copied
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+_SKIPPED = re.compile(r"^SKIPPED (.+)", re.MULTILINE)
+_PASSED = re.compile(r"^(?:.*, )?\d+ passed\b.* in [\d.]+s", re.MULTILINE)
 _TESTS_FAILED = 1  # pytest's exit status; 2 and above: it could not run them
 
 
@@ -38,6 +42,7 @@ class Verdict(Enum):
 
     CAUGHT = "caught"
     SURVIVED = "SURVIVED"
+    UNTESTED = "its tests are skipped"
     MISFIT = "does not apply"
     NO_BASELINE = "its tests fail without it"
     BROKEN = "its tests cannot be run"
@@ -51,13 +56,19 @@ class Result(NamedTuple):
     detail: str
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
+    """A run of pytest."""
+
     status: int | None  # None: stopped after its time
     output: str
 
     def failed(self) -> list[str]:
         """The node ids of tests that failed."""
         return _FAILED.findall(self.output)
+
+    def skipped(self) -> list[str]:
+        """Where and why tests were skipped."""
+        return _SKIPPED.findall(self.output)
 
 
 @contextlib.contextmanager
@@ -66,7 +77,10 @@ def copies(count: int) -> Iterator["queue.Queue[Path]"]:
     with tempfile.TemporaryDirectory(prefix="bsfg-mutants-") as folder:
         found = queue.Queue[Path](count)
         for number in range(count):
-            found.put(Path(shutil.copytree(ROOT, Path(folder, str(number)), ignore=SKIPPED)))
+            tree = Path(shutil.copytree(ROOT, Path(folder, str(number)), ignore=SKIPPED))
+            (tree / FOREIGN).parent.mkdir()
+            (tree / FOREIGN).symlink_to(ROOT / FOREIGN)
+            found.put(tree)
         yield found
 
 
@@ -100,7 +114,7 @@ def _baseline(trees: "queue.Queue[Path]", pool: ThreadPoolExecutor, mutants: Seq
     def examine(share: list[str]) -> list[str]:
         tree = trees.get()
         try:
-            found = _pytest(tree, share, "-rfE", seconds_max=BASELINE_S_MAX)
+            found = run_tests(tree, share, "-rfE", seconds_max=BASELINE_S_MAX)
         finally:
             trees.put(tree)
         if found.status == 0:
@@ -120,13 +134,25 @@ def _judge(trees: "queue.Queue[Path]", mutant: Mutant) -> Result:
     path = tree / mutant.file
     source = path.read_text("utf-8")
     try:
-        _write(path, mutant.mutated(source))
-        found = _pytest(tree, mutant.tests, "-x", "-rfE", seconds_max=RUN_S_MAX)
+        try:
+            _write(path, mutant.mutated(source))
+            found = run_tests(tree, mutant.tests, "-x", "-rfEs", seconds_max=RUN_S_MAX)
+        finally:
+            _write(path, source)
+        # Nothing is said by a run that is stopped where the tests take as long without the mutant.
+        if found.status is None and run_tests(tree, mutant.tests, seconds_max=RUN_S_MAX).status is None:
+            return Result(mutant, Verdict.BROKEN, f"they take more than {RUN_S_MAX} s without it, too")
     finally:
-        _write(path, source)
         trees.put(tree)
+    return judged(mutant, found)
+
+
+def judged(mutant: Mutant, found: Run) -> Result:
+    """The verdict on a mutant whose tests have run. A test that was skipped has tested nothing."""
+    if found.status == 0 and not _PASSED.search(found.output):
+        return Result(mutant, Verdict.UNTESTED, "; ".join(found.skipped()))
     if found.status == 0:
-        return Result(mutant, Verdict.SURVIVED, mutant.promise)
+        return Result(mutant, Verdict.SURVIVED, "; ".join([mutant.promise, *found.skipped()]))
     if found.status is None:
         return Result(mutant, Verdict.CAUGHT, f"stopped after {RUN_S_MAX} s")
     if found.status == _TESTS_FAILED:
@@ -141,7 +167,7 @@ def _write(path: Path, source: str) -> None:
         Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def _pytest(tree: Path, tests: Sequence[str], *options: str, seconds_max: float) -> _Run:
+def run_tests(tree: Path, tests: Sequence[str], *options: str, seconds_max: float) -> Run:
     """Run tests in a copy of the tree, with what programs they start importing from there too."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S_MAX}"]
     # No deadlines, which a busy machine would miss, and the same examples each time.
@@ -163,8 +189,8 @@ def _pytest(tree: Path, tests: Sequence[str], *options: str, seconds_max: float)
             check=False,
         )
     except subprocess.TimeoutExpired as stopped:
-        return _Run(None, str(stopped.stdout or ""))
-    return _Run(done.returncode, done.stdout)
+        return Run(None, str(stopped.stdout or ""))
+    return Run(done.returncode, done.stdout)
 
 
 def _report(results: Sequence[Result]) -> None:

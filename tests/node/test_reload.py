@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,10 @@ class Gateway:
     def connections(self) -> dict[str, frozenset[int]]:
         """The node's connections to each server, by its local port: a connection that ends and returns has another."""
         found: dict[str, set[int]] = {name: set() for name in self.ports}
-        own = {link.readlink().name for link in Path(f"/proc/{self.process.pid}/fd").iterdir() if link.is_symlink()}
+        own = set()
+        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                own.add(link.readlink().name)
         for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
             words = line.split()
             local, remote = (int(words[index].rpartition(":")[2], 16) for index in (1, 2))

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.config import BrokerSettings, IdentitySettings, NodeSettings, PeerSettings, read
-from agent.fact_store import StreamSettings
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings
+from agent.config import read
 from agent.node.reload_plan import REACH, Reach, plan_reload, reach_of
-from agent.signing.settings import OriginSettings
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.signing import OriginSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
+from agent.settings.store import StreamSettings
 
 FILE = Path("/etc/bsfg/plant-a.toml")
 FILES = {"ca_file": Path("/ca"), "cert_file": Path("/cert"), "key_file": Path("/key")}
@@ -102,22 +104,22 @@ def test_each_setting_alone(section: str, kind: type, field: str, index: int | N
     assert all(name.startswith(section) for name in named[reach])
     assert plan.settings == (new if reach is Reach.APPLY else FULL)
     if reach is not Reach.APPLY:
-        assert (plan.exchanges, plan.sources, plan.has_new_limits) == (frozenset(), frozenset(), False)
+        assert (plan.brokers, plan.sources, plan.has_new_limits) == (frozenset(), frozenset(), False)
 
 
 def test_a_changed_part_takes_no_other_with_it() -> None:
     """A peer's limit moves only what goes over its broker, a source only itself, a stream's limit nothing at all; a
     peer that moves to another broker concerns both."""
     limited = replace(FULL.peer[1], bytes_per_second_max=100_000)
-    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).exchanges == {"b2"}
+    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], limited))).brokers == {"b2"}
     moved = replace(FULL.peer[1], broker="b1")
-    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], moved))).exchanges == {"b1", "b2"}
+    assert plan_reload(FULL, replace(FULL, peer=(FULL.peer[0], moved))).brokers == {"b1", "b2"}
     plan = plan_reload(FULL, replace(FULL, modbus=(modbus("meter", 2), modbus("new"))))
-    assert (plan.sources, plan.exchanges) == ({"meter", "new"}, frozenset())
+    assert (plan.sources, plan.brokers) == ({"meter", "new"}, frozenset())
     plan = plan_reload(FULL, replace(FULL, stream=(StreamSettings("facts.telemetry", keep_hours=1.0),)))
-    assert (plan.sources, plan.exchanges, plan.has_new_limits) == (frozenset(), frozenset(), True)
+    assert (plan.sources, plan.brokers, plan.has_new_limits) == (frozenset(), frozenset(), True)
     plan = plan_reload(FULL, replace(FULL, peer=(), broker=FULL.broker[:1], modbus=()))
-    assert (plan.exchanges, plan.sources) == ({"b1", "b2"}, {"meter"})
+    assert (plan.brokers, plan.sources) == ({"b1", "b2"}, {"meter"})
 
 
 def test_another_zone_refuses_the_whole_file() -> None:
@@ -171,5 +173,5 @@ def test_any_two_files(old: NodeSettings, new: NodeSettings) -> None:
     assert (again.applied, again.needs_restart, again.settings) == ((), plan.needs_restart, plan.settings)
     assert plan_reload(new, new) == type(plan)(new)
     back = plan_reload(plan.settings, old)
-    assert (back.exchanges, back.sources, back.needs_restart) == (plan.exchanges, plan.sources, ())
+    assert (back.brokers, back.sources, back.needs_restart) == (plan.brokers, plan.sources, ())
     assert back.settings == old

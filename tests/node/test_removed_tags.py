@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from agent import local_socket
-from agent.config import HealthSettings, IdentitySettings, NodeSettings
 from agent.fact_store import FactStore, StoreReader
 from agent.ingest import BAD_OUT_OF_SERVICE, RemovedTag
+from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.node import Node
 from agent.node.removed_tags import find_removed_tags
 from agent.query.latest import find_latest
 from agent.query.scan import Scanner
+from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
@@ -71,16 +71,16 @@ def test_a_node_records_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture
 
     async def scenario() -> None:
         stop = asyncio.Event()
-        with local_socket.open_store(settings) as store:
+        with open_store(settings) as store:
             node = asyncio.create_task(Node(settings, store, {}).run(stop, asyncio.get_running_loop().create_future()))
             await wait_until_async(lines, "the log line")
             stop.set()
             await node
 
-    with local_socket.open_store(settings) as store:
+    with open_store(settings) as store:
         numbers = defined(store, *[f"l/t{n:02}" for n in range(30)])
         store.appends.append_samples(STREAM, [Sample(n, ahead_ns, 1.0) for n in numbers]).result()
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(scenario())
     (line,) = lines()
     assert (line.count, line.tags) == (30, [f"l/t{n:02}" for n in range(20)])  # type: ignore[attr-defined]
     with closing(StoreReader(settings.node.store_file)) as reader:

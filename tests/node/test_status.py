@@ -2,25 +2,27 @@
 
 import asyncio
 import hashlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from agent import local_socket
-from agent.config import ConfigFile, IdentitySettings, NodeSettings
+from agent.config import ConfigFile
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactsFull, StoreUnusable
-from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import ConsumerSpace, StoreSpace
 from agent.health.snapshot import CatchUpStatus, ComparisonStatus, EventStatus, PacingStatus, UnreferencedStatus
 from agent.health.verdict import assess
 from agent.ingest.supervisor import EventStatistics, Ingest, SourceStatistics, State
+from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
-from agent.node.exchange import Exchange
+from agent.node.broker_runtime import BrokerRuntime
 from agent.node.reload import Reloader
 from agent.node.status import StatusCollector
 from agent.node.trust import TrustFiles
@@ -30,6 +32,8 @@ from agent.replication.pulling.anti_entropy import AntiEntropyStatistics
 from agent.replication.pulling.catch_up import CatchUp
 from agent.replication.pulling.puller import Pacing, PullStatistics
 from agent.replication.serving.server import ServerStatistics
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.store import StoreSettings, StreamSettings
 from agent.telemetry import Telemetry
 from tests.waiting import wait_until_async
 
@@ -239,15 +243,11 @@ def test_samples_without_acknowledgement_are_counted(tmp_path: Path) -> None:
         assert (counted.facts_appended, sum(counted.append_latency.counts)) == (2, 0)
 
 
-def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
+async def test_requests_at_the_local_socket_are_counted(tmp_path: Path) -> None:
     """A confirmation at the local socket is counted."""
-
-    async def scenario() -> None:
-        with with_a_consumer_behind(tmp_path) as store:
-            await local_socket.RequestHandler(store).answer(local_socket.ConfirmReceipt("mes", 1))
-            assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
-
-    asyncio.run(scenario())
+    with with_a_consumer_behind(tmp_path) as store:
+        await RequestHandler(store).answer(local_socket.ConfirmReceipt("mes", 1))
+        assert collector_of(store, tmp_path).snapshot().requests.confirms_total == 1
 
 
 class Counted:
@@ -261,11 +261,11 @@ class Counted:
         return self._counted
 
 
-def serving_only(server: Counted) -> Exchange:
-    """An exchange of which only the server is asked here."""
-    exchange = Mock(server=server, comparers={}, pullers=[])
-    exchange.broker.name, exchange.link.statistics.return_value = "site", LinkStatistics(False, 0, 0, 0, None)
-    return exchange
+def serving_only(server: Counted) -> BrokerRuntime:
+    """The parts of a broker, of which only the server is asked here."""
+    runtime = Mock(server=server, comparers={}, pullers=[])
+    runtime.broker.name, runtime.link.statistics.return_value = "site", LinkStatistics(False, 0, 0, 0, None)
+    return runtime
 
 
 def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_the_servers_of_all_brokers_are_counted_together(tmp_path: Path) -> None
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         collector = collector_of(store, tmp_path)
         counted = {"first": Counted(5, FetchFacts=3, GetBounds=7), "second": Counted(2, FetchFacts=4)}
-        collector._exchanges = {name: serving_only(one) for name, one in counted.items()}
+        collector._runtimes = {name: serving_only(one) for name, one in counted.items()}
         snapshot = collector.snapshot()
     assert snapshot.requests.fetches_total == 7
     assert snapshot.serving.requests == {"FetchFacts": 7, "GetBounds": 7}
@@ -309,3 +309,42 @@ def test_a_changed_configuration_is_named_until_the_restart(tmp_path: Path) -> N
         assert ("node.toml", False) not in asyncio.run(reasons())
         file.unlink()
         assert ("node.toml", False) in asyncio.run(reasons())
+
+
+def test_a_reload_ends_what_was_told_of_the_file_before(tmp_path: Path) -> None:
+    """After a reload the status no longer says that the file is not in force: neither because of an earlier look at it
+    nor because of one that began before the reload and ended after it. A later change is told again."""
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nzone = "plant-a"\n')
+    config = ConfigFile(file)
+    settings = config.load()
+
+    read, reloaded = threading.Event(), threading.Event()
+
+    def late_answer(is_changed: bool) -> bool:
+        read.set()
+        assert reloaded.wait(20)
+        return is_changed
+
+    async def life(store: FactStore) -> None:
+        reloader = Reloader(settings, config, TrustFiles(settings, store), not_carried_out)
+        serving = asyncio.create_task(reloader.run())
+        file.write_text('[node]\nzone = "plant-a"\n[[stream]]\nname = "orders"\nkeep_hours = 1\n')
+        await reloader.look_at_file()
+        assert reloader.is_file_changed
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(config, "is_changed", partial(late_answer, config.is_changed()))
+            look = asyncio.create_task(reloader.look_at_file())
+            await wait_until_async(read.is_set, "the file is read")
+            assert (await reloader.reload()).applied == ("stream orders",)
+            assert not reloader.is_file_changed
+            reloaded.set()
+            await look
+        assert not reloader.is_file_changed
+        file.write_text('[node]\nzone = "plant-a"\n')
+        await reloader.look_at_file()
+        assert reloader.is_file_changed
+        serving.cancel()
+
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        asyncio.run(life(store))

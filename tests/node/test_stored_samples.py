@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
+from agent.batch import open_packed
 from agent.fact_store import FactStore, StoreDamaged, StoreReader
 from agent.ingest import StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
-from agent.ingest.ports import Newest
+from agent.ingest.lifecycle import Newest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json, time_text
 from agent.node import stored_samples
 from agent.node.stored_samples import StoredSamples
+from agent.query.scan import scanner
 from tests.fact_store.making import AT_ONCE
 
 S = 1_000_000_000
@@ -23,6 +26,7 @@ STREAM = "facts.telemetry"
 def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> None:
     """Also where its source time is older, after a clock was set back; with the time of the newest good one. Tags
     that were not asked for and streams without facts are left out."""
+    began_ns = time.time_ns()
     with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
         store.appends.define([TagDefinition(f"tag:t/{n}") for n in range(4)]).result()
         for rows in (
@@ -31,11 +35,31 @@ def test_the_newest_sample_of_each_tag_is_the_last_recorded(tmp_path: Path) -> N
         ):
             store.appends.append_samples(STREAM, rows).result()
         stored = StoredSamples(store.reader, lambda: store.origin)
-        assert stored.newest_samples(STREAM, [1, 2, 3]) == {
-            1: Newest(Sample(1, 5 * S, 1.5), 5 * S),
-            2: Newest(Sample(2, 12 * S, None, BAD), 10 * S),
+        found = stored.newest_samples(STREAM, [1, 2, 3])
+        assert found == {
+            1: Newest(Sample(1, 5 * S, 1.5), 5 * S, found[1].recorded_ns),
+            2: Newest(Sample(2, 12 * S, None, BAD), 10 * S, found[1].recorded_ns),
         }
+        assert [*found] == [2, 1], "the last one first"
+        assert began_ns - 1_000_000 <= found[1].recorded_ns <= time.time_ns()
         assert stored.newest_samples("facts.other", [1]) == {}
+
+
+def test_no_definition_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start of a source tags are known by number: ten thousand definitions, which nobody looks at, would stay in
+    memory. A tag that was defined after a batch is not in it, which is not opened for its sake."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a", settings=AT_ONCE) as store:
+        for number in (1, 2):
+            store.appends.define([TagDefinition(f"tag:t/{number}")]).result()
+            store.appends.append_samples(STREAM, [Sample(number, number * S, 1.0)]).result()
+        monkeypatch.setattr(StoreReader, "definitions", None)
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.newest_samples(STREAM, [1, 2]).keys() == {1, 2}
+        assert stored.last_sample(STREAM) is None
+        opened: list[object] = []
+        monkeypatch.setattr(scanner, "open_packed", lambda batch: opened.append(batch) or open_packed(batch))
+        assert stored.newest_samples(STREAM, [2]).keys() == {2}
+        assert len(opened) == 1
 
 
 def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,13 +77,17 @@ def test_the_search_at_the_start_ends_at_its_depth(tmp_path: Path, monkeypatch: 
             other = Message(Envelope(f"other {n}", "plant-a", "*", n), Fact("x:y", "z", b"{}"))
             store.appends.append_message("facts.operational", other).result()
         stored = StoredSamples(store.reader, lambda: store.origin)
-        assert stored.newest_samples(STREAM, [2, 3]) == {2: Newest(Sample(2, 30 * S, 30.0), 30 * S)}
+        assert [one.sample for one in stored.newest_samples(STREAM, [2, 3]).values()] == [Sample(2, 30 * S, 30.0)]
         assert stored.open_outages("plc") == []
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 5)
         assert stored.newest_samples(STREAM, [2]) == {}
-        assert (stored.stopped_ns(STREAM), stored.stopped_ns("facts.other")) == (39 * S, 0)
+        last = stored.last_sample(STREAM)
+        assert last is not None
+        assert last.sample == Sample(1, 39 * S, 39.0)
+        assert last.recorded_ns
+        assert stored.last_sample("facts.other") is None
         monkeypatch.setattr(stored_samples, "NEWEST_DEPTH_FACTS", 40)
-        assert stored.stopped_ns(STREAM) == 0, "all of the stream was seen, so the tag is new"
+        assert stored.last_sample(STREAM) is None, "all of the stream was seen, so the tag is new"
         monkeypatch.setattr(stored_samples, "OUTAGE_DEPTH_FACTS", 6)
         assert stored.open_outages("plc") == [10 * S]
 
@@ -115,6 +143,17 @@ def test_times_are_those_of_the_range_or_too_many(tmp_path: Path) -> None:
         stored = StoredSamples(store.reader, lambda: store.origin)
         assert stored.sample_times(STREAM, [1], 10 * S, 12 * S, 3) == {1: {10 * S, 11 * S, 12 * S}}
         assert stored.sample_times(STREAM, [1, 2], 10 * S, 12 * S, 5) is None
+
+
+def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None:
+    """What was recorded before an edit of the tag, which gave it another number, and what came from history then, is
+    known too: filling that time again would store it twice."""
+    with FactStore.open(tmp_path / "facts.db", "plant-a") as store:
+        named = [TagDefinition("tag:t/a"), TagDefinition("tag:t/a", acquisition="history"), TagDefinition("tag:t/b")]
+        store.appends.define([*named, TagDefinition("tag:t/a", unit="bar")]).result()
+        store.appends.append_samples(STREAM, [Sample(n, n * S, 1.0) for n in (1, 2, 3, 4)]).result()
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
 
 
 def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 from agent.cli import bsfg
-from agent.config import IdentitySettings, NodeSettings
 from agent.fact_store import FactStore
-from agent.file_hints import WatchTimes
+from agent.file_watch import WatchTimes
 from agent.node.trust import TrustFiles
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, sign_request, split_request
-from agent.signing.settings import OriginSettings, SigningSettings
 from tests.fact_store.making import IN_MEMORY
 from tests.signing.signers import Made, make, signing_key
 from tests.waiting import wait_until_async
@@ -63,16 +63,13 @@ class Files:
             watching.cancel()
 
 
-def played(folder: Path, scenario: Callable[[Files], Coroutine[Any, Any, None]]) -> None:
+@contextlib.asynccontextmanager
+async def played(folder: Path) -> AsyncIterator[Files]:
     """Run a scenario while the files are watched."""
-
-    async def run() -> None:
-        with FactStore.open(folder / "facts.db", "idmz", settings=IN_MEMORY) as store:
-            files = Files(folder, store)
-            async with files.watched():
-                await scenario(files)
-
-    asyncio.run(run())
+    with FactStore.open(folder / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        files = Files(folder, store)
+        async with files.watched():
+            yield files
 
 
 def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
@@ -80,11 +77,11 @@ def logged(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
     return [one for one in caplog.records if one.message == event]
 
 
-def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
+async def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
     """A renewed certificate that is pinned counts from then on, and the one before counts no more; a zone whose rule is
     taken away need not sign; a file that cannot be used leaves everything as it was."""
+    async with played(tmp_path) as files:
 
-    async def scenario(files: Files) -> None:
         def pinned(one: Made, rule: Any = "required", authority: Path | None = None) -> NodeSettings:
             signing = SigningSettings(facts_ca_file=authority, compromised_file=files.compromised)
             origin = OriginSettings("plant", rule, (one.sha256.hex(),))
@@ -102,18 +99,15 @@ def test_pins_and_rules_are_taken_over_by_a_reload(tmp_path: Path) -> None:
         files.trust.reconfigure(mill)
         assert files.trust.judge.refuses_request(other, b"{}", None, is_writing=True) == "mill did not sign it"
 
-    played(tmp_path, scenario)
 
-
-def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The command of certificates.md writes the list; seconds later nothing that the key signs is taken, the store
     knows it, and one line in the log says so. The other signers stay believed."""
     caplog.set_level("INFO", "agent.node")
     certificate = tmp_path / "plant.pem"
     certificate.write_bytes(PLANT.pem)
     other = make("plant", FIRST, **LIFE)
-
-    async def scenario(files: Files) -> None:
+    async with played(tmp_path) as files:
         assert files.believes(PLANT)
         words = ["pki", "signer", "compromise", str(certificate), "--since", "2021-01-01T00:00:00+00:00"]
         done = await asyncio.to_thread(CliRunner().invoke, bsfg, [*words, "--file", str(files.compromised)])
@@ -123,14 +117,11 @@ def test_a_compromised_key_is_refused_without_a_restart(tmp_path: Path, caplog: 
         (line,) = logged(caplog, "signers_taken_over")
         assert (line.authorities, line.compromised) == (1, 1)
 
-    played(tmp_path, scenario)
 
-
-def test_another_authority_is_believed_without_a_restart(tmp_path: Path) -> None:
+async def test_another_authority_is_believed_without_a_restart(tmp_path: Path) -> None:
     """A second facts authority beside the first: both zones' keys are believed. The first one removed: its signers are
     not, also those that were believed a moment ago."""
-
-    async def scenario(files: Files) -> None:
+    async with played(tmp_path) as files:
         assert (files.believes(PLANT), files.believes(NEW)) == (True, False)
         files.replace(files.authorities, FIRST.pem + SECOND.pem)
         await wait_until_async(lambda: files.believes(NEW), "the new authority")
@@ -139,16 +130,15 @@ def test_another_authority_is_believed_without_a_restart(tmp_path: Path) -> None
         await wait_until_async(lambda: not files.believes(PLANT), "the old authority to be forgotten")
         assert files.believes(NEW)
 
-    played(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("case", ["no certificate", "an authority for nothing", "no file", "list no TOML", "list gone"])
-def test_files_that_cannot_be_used_change_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str) -> None:
+async def test_files_that_cannot_be_used_change_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
     """Who was believed stays believed, who was compromised stays so; the reason is logged and recorded once, and the
     next good file is taken."""
     listed = b'[[compromised]]\nkey_id = "0011223344556677"\nsince = 2026-11-22T10:00:00Z\n'
-
-    async def scenario(files: Files) -> None:
+    async with played(tmp_path) as files:
         files.replace(files.compromised, listed)
         await wait_until_async(lambda: files.trust._trust.compromised_since_ms, "the list")
         match case:
@@ -174,10 +164,8 @@ def test_files_that_cannot_be_used_change_nothing(tmp_path: Path, caplog: pytest
         files.replace(files.authorities, SECOND.pem)
         await wait_until_async(lambda: files.believes(NEW), "the good files")
 
-    played(tmp_path, scenario)
 
-
-def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The node starts, says why, believes no signer, and does so once the file is there."""
 
     async def scenario(files: Files) -> None:
@@ -192,8 +180,5 @@ def test_a_start_without_usable_files_believes_nobody(tmp_path: Path, caplog: py
         again.read()
         assert files.believes(PLANT)
 
-    async def run() -> None:
-        with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
-            await scenario(Files(tmp_path, store))
-
-    asyncio.run(run())
+    with FactStore.open(tmp_path / "facts.db", "idmz", settings=IN_MEMORY) as store:
+        await scenario(Files(tmp_path, store))

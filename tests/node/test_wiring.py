@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import BrokerSettings, HealthSettings, IdentitySettings, NodeSettings, PeerSettings
 from agent.fact_store import FactStore
 from agent.fact_store.log import errors
 from agent.fact_store.log.errors import StoreBusy, StoreFull
 from agent.node.node import _SOURCE_RETRIES, Node, _first_reason
+from agent.settings.node import HealthSettings, IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
 
 TELEMETRY, OPERATIONAL = "facts.telemetry", "facts.operational"
 
@@ -35,10 +36,24 @@ def test_each_peer_has_its_own_rights(tmp_path: Path) -> None:
         PeerSettings("plant-c", "site", pulls=(TELEMETRY,)),
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-        server = made(tmp_path, store, *peers)._exchanges["site"].server
+        server = made(tmp_path, store, *peers)._runtimes["site"].server
         exports = dict(server._context.exports)
         assert exports == {"plant-a": frozenset({TELEMETRY}), "plant-b": frozenset({OPERATIONAL})}
         assert dict(server._context.appends) == {"plant-b": frozenset({"orders"})}
+
+
+def test_the_peers_of_all_brokers_share_their_turns(tmp_path: Path) -> None:
+    """Each pair of zones may have a broker of its own, and what is read for one zone takes time from all."""
+    files = (tmp_path / "ca.pem", tmp_path / "idmz.pem", tmp_path / "idmz.key")
+    brokers = tuple(BrokerSettings(name, "host", *files) for name in ("first", "second"))
+
+    async def scenario(store: FactStore) -> None:
+        node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
+        first, second = (runtime.server._context.turns for runtime in node._runtimes.values())
+        assert first is second
+
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        asyncio.run(scenario(store))
 
 
 def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
@@ -49,8 +64,7 @@ def test_each_pull_takes_what_its_peer_may_bring(tmp_path: Path) -> None:
     )
     with FactStore.open(tmp_path / "facts.db", "idmz") as store:
         pulls = {
-            pull._settings.peer_zone: pull._settings
-            for pull in made(tmp_path, store, *peers)._exchanges["site"].pullers
+            pull._settings.peer_zone: pull._settings for pull in made(tmp_path, store, *peers)._runtimes["site"].pullers
         }
         assert {zone: one.origins for zone, one in pulls.items()} == {
             "plant-a": frozenset({"plant-a"}),
@@ -74,8 +88,8 @@ def test_ready_waits_for_each_broker_that_is_not_optional(tmp_path: Path) -> Non
 
     async def scenario(store: FactStore) -> None:
         node = Node(NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers), store, {})
-        for name, exchange in node._exchanges.items():
-            exchange.link = Reached(name)  # type: ignore[assignment]
+        for name, runtime in node._runtimes.items():
+            runtime.link = Reached(name)  # type: ignore[assignment]
         node._notifier.ready = lambda: not seen.append("ready")  # type: ignore[method-assign, func-returns-value]
         await node._report_ready()
 

@@ -54,6 +54,18 @@ def everything(folder: Path, rounds: int = 1) -> Path:
     return file
 
 
+def add_consumer_and_gap(file: Path, confirmed: int) -> None:
+    """Add a consumer `mes` that has confirmed so many samples, and facts of zone `south` with a batch missing between
+    two."""
+    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
+        done(store.consumers.register("mes", "plant", TELEMETRY))
+        done(store.consumers.confirm("mes", confirmed))
+        south = Elsewhere("south")
+        south.put(store, [south.seal(1)])
+        south.seal(2)
+        south.put(store, [south.seal(3)])
+
+
 def message(number: int) -> Message:
     """An application's message, every second with all that an envelope may have."""
     more: dict[str, Any] = (

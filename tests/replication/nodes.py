@@ -11,11 +11,10 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from agent import local_socket
 from agent.cli import bsfg
-from agent.config import BrokerSettings, load
-from agent.fact_store.log.settings import StoreSettings, StreamSettings
+from agent.config import load
 from agent.fact_store.store import FactStore
+from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.compare import access_of, identity_of
 from agent.node.latest import latest_lookup, peer_latest
@@ -29,6 +28,8 @@ from agent.replication.protocol.pull_events import ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import Beliefs, EvidenceFolder, PageJudge, Puller, PullSettings
 from agent.replication.serving.server import Server
+from agent.settings.peers import BrokerSettings
+from agent.settings.store import StoreSettings, StreamSettings
 from agent.signing.heads import HeadSigner
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -166,13 +167,13 @@ async def whole_node(folder: Path, broker: Mosquitto, zone: str, peer: str) -> A
     connected."""
     file = write_node_toml(folder, broker, zone, peer)
     settings, stop = load(file), asyncio.Event()
-    with local_socket.open_store(settings) as store:
+    with open_store(settings) as store:
         node = WholeNode(settings, store, {})
         async with asyncio.TaskGroup() as group:
             group.create_task(node.run(stop, asyncio.get_running_loop().create_future()))
             try:
                 async with asyncio.timeout(20):
-                    await node._exchanges["site"].link.wait_up()
+                    await node._runtimes["site"].link.wait_up()
                 yield file
             finally:
                 stop.set()

@@ -77,10 +77,17 @@ class Attacker:
         except OSError:
             plain.close()
             raise
+        self._identifier = 0
+        try:
+            self._begin_session(client_id, expiry_s)
+        except (OSError, AssertionError):
+            self.socket.close()
+            raise
+
+    def _begin_session(self, client_id: str, expiry_s: int) -> None:
         properties = b"\x11" + struct.pack(">I", expiry_s)
         body = text("MQTT") + b"\x05\x02" + struct.pack(">H", 0) + varint(len(properties)) + properties
         self.socket.sendall(packet(0x10, body + text(client_id)))
-        self._identifier = 0
         connack = self.await_packet(CONNACK)
         assert connack[1] == 0, f"refused with reason {connack[1]:#x}"
 

@@ -3,13 +3,15 @@
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import stat
+from collections.abc import Callable
 
 import pytest
 
 from agent import local_socket
 from tests.security.attacker import b64, message
-from tests.security.site import EVIL, IDMZ, STREAM, Site
+from tests.security.site import EVIL, IDMZ, STREAM, Site, some
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.system
@@ -90,3 +92,52 @@ def test_artifacts_behind_pulled_facts_are_bounded_too(site: Site) -> None:
         site.attacker.append(EVIL, STREAM, [message("behind artifacts")])
         site.wait_fact("evil-behind artifacts", limit_s=60)
         assert artifact_bytes(site) - before <= QUOTA + SLACK
+
+
+Lie = tuple[int, int, bytes]
+"""What a peer says of an artifact in each answer: its size, the offset, and the bytes there."""
+LIES: dict[str, Callable[[bytes], Lie | None]] = {
+    "denied": lambda _: None,
+    "false bytes": lambda true: (len(true), 0, true[::-1]),
+    "too many bytes": lambda true: (len(true), 0, true + true),
+    "another size": lambda true: (len(true) + 1, 0, true),
+    "another offset": lambda true: (len(true), 1, true),
+    "no bytes": lambda true: (len(true), 0, b""),
+}
+
+
+@pytest.mark.parametrize("case", some(LIES, 3))
+def test_an_artifact_that_a_peer_denies_or_forges_is_missing_by_name(site: Site, case: str) -> None:
+    """A pulled fact refers to an artifact that its peer denies, or sends wrongly each time. The fact is stored, and the
+    one behind it; an incident names artifact and peer; idmz serves no byte of it until an application of idmz has put
+    the true ones."""
+    site.fresh_evil()
+    true = f"{case} {secrets.token_hex(500)}".encode()
+    digest = f"sha256:{hashlib.sha256(true).hexdigest()}"
+    if (lie := LIES[case](true)) is not None:
+        size, offset, data = lie
+        site.attacker.command("offer_artifact", zone=EVIL, digest=digest, size=size)
+        header = {"size": size, "offset": offset, "bytes": len(data)}
+        lies = {"header": header, "attachment": b64(data), "times": 1000}
+        site.attacker.command("patch", zone=EVIL, operation="GetObject", **lies)
+
+    def served() -> str:
+        """What idmz answers to who asks for the artifact."""
+        answer = site.attacker.ask(EVIL, IDMZ, "GetObject", digest=digest)
+        return str(answer.get("error", {}).get("code", answer.get("bytes")))
+
+    with site.unharmed():
+        reference = f'{{"digest":"{digest}","size":{len(true)}}}'
+        refers, behind = f"refers-{digest[7:15]}", f"behind-{digest[7:15]}"
+        site.attacker.append(EVIL, STREAM, [message(refers, reference, object_media_type="a/b", message_id=refers)])
+        site.attacker.append(EVIL, STREAM, [message(behind, message_id=behind)])
+        site.wait_fact(behind)
+        site.wait_fact(refers, limit_s=1)
+        said = [one for one in site.new_incidents(IDMZ) if digest in one]
+        assert len(said) == 1
+        assert "artifact_missing" in said[0]
+        assert EVIL in said[0]
+        assert served() == "unknown_artifact"
+        assert put_locally(site, true)
+        assert served() == str(len(true))
+    site.attacker.command("unpatch", zone=EVIL)

@@ -77,9 +77,10 @@ def _publishes_during_one_subscribe(site: RunningSite) -> tuple[bool, int]:
         waiting.start()
         for number in range(100):
             assert idmz.publish(REQUEST, f"{number}".encode()) == SUCCESS
+            # One by one: the broker drops what is beyond the queue of a session that does not get its turn to read.
+            wait_until(lambda: len(plant.received) > number, "the honest message arrives")  # noqa: B023 awaited here
         was_served = served.is_set()
         waiting.join()
-        wait_until(lambda: len(plant.received) == 100, "the honest messages arrive")
         return not was_served, len(plant.received)
 
 

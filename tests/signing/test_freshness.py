@@ -77,3 +77,18 @@ def test_the_number_of_origins_is_bounded() -> None:
     found = known.newest(STREAM)
     assert len(found) == ORIGINS_MAX
     assert found[-1].signed_at_ms == 10
+
+
+def test_a_zone_that_signs_without_end_displaces_no_other() -> None:
+    """A zone may sign ends of any number of epochs, with times in the future. The end of another zone stays known, and
+    is among the first that are passed on."""
+    known = Freshness()
+    known.note(end(5, 1000))
+    for number in range(2 * ORIGINS_MAX):
+        known.note(end(1, 600_000 + number, Origin("evil", number.to_bytes(16))))
+    newest = known.newest(STREAM)
+    assert len(newest) == ORIGINS_MAX
+    assert {one.origin.zone for one in newest[:2]} == {"plant", "evil"}
+    assert newest[0].signed_at_ms == 600_000 + 2 * ORIGINS_MAX - 1
+    (plant,) = (one for one in known.views(held(5), 2000) if one.zone == "plant")
+    assert (plant.behind, plant.is_stale) == (0, False)

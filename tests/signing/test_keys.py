@@ -61,7 +61,7 @@ def test_openssl_verifies_our_signature(key_file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mode, is_good", [(0o400, True), (0o640, True), (0o644, False), (0o660, False), (0o602, False)]
 )
-def test_a_key_that_others_may_read_is_refused(key_file: Path, mode: int, is_good: bool) -> None:  # noqa: FBT001
+def test_a_key_that_others_may_read_is_refused(key_file: Path, mode: int, is_good: bool) -> None:
     """Reading for the group is allowed, as for the key of TLS; anything more names the command that mends it."""
     key_file.chmod(mode)
     if is_good:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agent.batch import _FIXED, DIGEST_BYTES, Batch, Definitions, Link, Origin, seal_samples
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition
 from agent.pages import PeerPosition, ReceivedDefinition
+from agent.settings.store import StoreSettings
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import FACTS, arrow_schema

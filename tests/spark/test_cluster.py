@@ -23,6 +23,7 @@ from agent.demo.processes import Child
 from agent.fact_store import FactStore
 from agent.message import Sample
 from pyspark_bsfg import pack
+from tests.sim import first_seed
 from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import Told
@@ -168,8 +169,7 @@ def submitted(folder: Path, address: str, python: Path, enterprise: Served) -> C
 def test_a_cluster_reads_a_live_node_while_a_worker_dies(tmp_path: Path) -> None:
     """Counts and sums of the batch read, and every row of the rollup, equal plain Python, though the executor of a
     running task was killed; the tasks ran on the cluster with what the archive and --files brought."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = first_seed()
     batches = facts_of_two_plants(seed)
     fill(store_path(tmp_path), batches)
     with FactStore.open(store_path(tmp_path), ENTERPRISE) as opened:

@@ -15,7 +15,7 @@ from agent.message import Json, Sample
 from pyspark_bsfg import columns
 from pyspark_bsfg.columns import Columns
 from pyspark_bsfg.dictionary import Dictionary
-from pyspark_bsfg.schema import FACTS, arrow_schema
+from pyspark_bsfg.schema import FACTS, arrow_schema, projection
 from tests.spark.making import BAD, DEFINITIONS, NOON_NS, TELEMETRY, VALUES, foreign, message, message_row, row, same
 
 PLANT_A, PLANT_B = Origin("plant-a", bytes(range(16))), Origin("plant-b", bytes(16))
@@ -127,6 +127,23 @@ def test_identity_needs_no_batch_opened(monkeypatch: pytest.MonkeyPatch) -> None
     assert pa.Table.from_batches(built(batches, schema)).to_pylist() == expected
     with pytest.raises(AssertionError, match="opened"):
         built(batches)
+
+
+def test_facts_are_counted_by_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `facts` a row stands for a run: parts of batches and messages count, a gap or another zone makes another
+    row, and no batch is opened. Rows are cut at a limit of runs, not of facts."""
+    a = foreign(PLANT_A, [[Sample(1, NOON_NS, 1.0)] * 2] * 3)
+    b = foreign(PLANT_B, [[Sample(1, NOON_NS, 1.0)] * 5])
+    told = seal_messages(Link(TELEMETRY, PLANT_B), [message(1), message(2)])
+    batches = [(a[0], 1, 1, 2), (a[1], 3, 0, 2), (b[0], 5, 0, 5), (told, 10, 0, 2), (a[2], 12, 0, 2)]
+    for name in ("open_packed", "open_messages"):
+        monkeypatch.delattr(columns, name)
+    monkeypatch.setattr(columns, "FACTS_MAX_PER_GROUP", 3)
+    made = built(batches, arrow_schema(projection(["zone", "FACTS", "verified"])))
+    assert [(row["zone"], row["facts"]) for one in made for row in one.to_pylist()] == [
+        ("plant-a", 3), ("plant-b", 5), ("plant-b", 2), ("plant-a", 2),
+    ]  # fmt: skip
+    assert [one.num_rows for one in made] == [3, 1]
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ def test_paths_in_every_form_that_spark_hands_over(given: dict[str, str], paths:
     [
         ({}, "path is missing"),
         ({"path": ""}, "path is missing"),
+        ({"path": "a", "subscribe": "t"}, "option subscribe of Kafka; here it is stream"),
         ({"path": "a", "endingofset": "5"}, "unknown option endingofset; did you mean endingOffsets"),
         ({"path": "a", "transport": "carrier pigeon"}, "transport 'carrier pigeon'.*file"),
         ({"path": "a", "stream": "Facts!"}, "stream 'Facts!'"),

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming import DataStreamReader
 
 from agent.fact_store import FactStore
 from agent.message import Sample
+from pyspark_bsfg.schema import projection
 from pyspark_bsfg.session import PUSH_DOWN, facts
 from tests.spark import making
 from tests.spark.making import NOON_NS, SECOND_NS, VALUES
@@ -88,8 +90,36 @@ def test_a_count_opens_no_batch(spark: SparkSession, tmp_path: Path) -> None:
     making.garble(path, 1)
     assert facts(spark, path, columns="offset").count() == len(RUN)
     assert facts(spark, path, columns="Zone, SEQUENCE").agg({"SEQUENCE": "max"}).first()[0] == len(RUN)  # type: ignore[index]
+    assert facts(spark, path, columns="zone facts").groupBy("zone").sum("facts").collect() == [("enterprise", len(RUN))]
+    assert facts(spark, path, columns="zone facts").where("zone = 'plant-a'").count() == 0
     with pytest.raises(PySparkException, match=r"facts 1 to 7 of facts.telemetry: .*bsfg store verify"):
         facts(spark, path, columns="value").count()
+
+
+def test_a_stream_counts_by_headers_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Column `facts` in readStream: micro-batches and tasks that cut through the store's batches count each fact once,
+    a batch whose content does not open among them, in fewer rows than facts; what `facts` does not go with is refused
+    as in a batch read."""
+    path = tmp_path / "facts.db"
+    making.store(path, [RUN[:2], RUN[2:7], RUN[7:]])
+    making.garble(path, 1)
+    options = {"path": str(path), "maxOffsetsPerTrigger": "4", "minPartitions": "2"}
+
+    def reading(columns: str) -> DataStreamReader:
+        return spark.readStream.format("bsfg").options(**options).schema(projection(columns.split()))
+
+    rows: list[list[tuple[str, int]]] = []
+    counting = reading("zone facts").load().writeStream.trigger(availableNow=True)
+    query = counting.foreachBatch(lambda found, _: rows.append([tuple(row) for row in found.collect()])).start()
+    query.awaitTermination()
+    counts = [sum(count for _, count in batch) for batch in rows]
+    assert counts == [4] * (len(RUN) // 4) + [len(RUN) % 4] * bool(len(RUN) % 4)
+    assert {zone for batch in rows for zone, _ in batch} == {"enterprise"}
+    assert sum(map(len, rows)) < len(RUN)
+    with pytest.raises(
+        PySparkException, match=r"column offset was asked for beside facts.*stream, zone, epoch, verified"
+    ):
+        reading("offset facts").load().writeStream.format("noop").start().awaitTermination()
 
 
 def test_stores_are_named_in_every_way_spark_offers(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,10 +19,11 @@ from agent import local_socket
 from agent.append_contract import STORED
 from agent.cli import config_option, json_option
 from agent.cli.local_node import answer_s_option, ask, to_option
-from agent.config import NodeSettings, load
-from agent.fact_store import Acks, StreamSettings
+from agent.config import load
 from agent.message import Envelope, Fact, canonical_json, parse_json
 from agent.replication.protocol.messages import AppendedEntry
+from agent.settings.node import NodeSettings
+from agent.settings.store import Acks, StreamSettings
 
 stream_option = click.option("--stream", default="facts.operational", show_default=True, help="The stream.")
 
@@ -71,7 +72,7 @@ def append(
     subject: str,
     predicate: str,
     object_json: str,
-    as_json: bool,  # noqa: FBT001 click passes options by name
+    as_json: bool,
 ) -> None:
     """Append the fact SUBJECT PREDICATE OBJECT_JSON once; return when it is durable here, or where --acks says."""
     settings = load(config_file)
@@ -118,7 +119,7 @@ def append(
 @answer_s_option
 @click.argument("producer")
 @json_option
-def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, producer: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def lease(config_file: Path, stream: str, peer: str | None, answer_s: float, producer: str, as_json: bool) -> None:
     """Take and print a new lease epoch for PRODUCER. From now on, appends with a lower epoch are refused."""
     settings = load(config_file)
     if peer is None:

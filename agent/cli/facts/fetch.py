@@ -20,8 +20,8 @@ from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.local_node import ask, start_option
 from agent.config import load
-from agent.fact_store import Start, StoreReader
-from agent.pages import Hole
+from agent.fact_store import StoreReader
+from agent.pages import Hole, Start
 from agent.query.scan import fact_messages
 
 FOLLOW_S = 0.2
@@ -61,7 +61,7 @@ def fetch(config_file: Path, stream: str, consumer: str, start: Start, limit: in
 @click.option("--first-offset", type=click.IntRange(1), help="Confirm only from here on.  [default: the frontier]")
 @click.argument("offset", type=click.IntRange(1))
 @json_option
-def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: int, as_json: bool) -> None:
     """Confirm that the consumer has stored everything up to OFFSET. The frontier never moves back."""
     settings = load(config_file)
     answer = ask(settings, local_socket.ConfirmReceipt(consumer, offset, first_offset), local_socket.Confirmed)
@@ -76,7 +76,7 @@ def confirm(config_file: Path, consumer: str, first_offset: int | None, offset: 
     "--limit", type=click.IntRange(1, 1_000_000), default=10, show_default=True, help="How many of the last facts."
 )
 @click.option("--follow", is_flag=True, help="Keep printing new facts until Ctrl-C.")
-def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:  # noqa: FBT001 click passes options by name
+def tail(config_file: Path, stream: str, limit: int, follow: bool) -> None:
     """Print the last facts of a stream. No cursor moves."""
     settings = load(config_file)
     with (

@@ -1,16 +1,17 @@
 """`bsfg latest`: the latest value of every tag, its age and its staleness, from this store or from a peer.
 
-Every row has its staleness. What the tag files of this node say of a tag decides whether it is stale by itself, or
-removed. Tags without a value within the depth are listed on standard error, or with --json as rows
-without a value.
+Every row shows the staleness of its source. A tag of this node is marked `stale` or `removed` by the tag files of the
+node. Tags without a value within the search depth are listed on standard error, or with --json as rows without a value.
+With --summary come counts, a few values, and the tags that are not good by name.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,14 @@ from agent.query.latest import (
     FRESH_MS,
     AgedRecord,
     LatestRecord,
+    LatestSummary,
     Tag,
     TagsInForce,
     aged_record,
     find_latest,
     latest_record,
     merge_peer_records,
+    summarize,
 )
 from agent.query.scan import Scanner, matches_glob
 from agent.status_codes import status_name
@@ -40,6 +43,7 @@ from agent.status_codes import status_name
 COLUMNS = ("zone", "tag", "value", "unit", "quality", "source_time", "ahead", "age", "mode", "as_of", "staleness")
 TELEMETRY = "facts.telemetry"
 MISSING_NAMED = 5
+SUMMARY_NAMED = 20  # tags that are bad, and as many that are silent
 
 
 @click.command()
@@ -65,6 +69,9 @@ MISSING_NAMED = 5
     show_default=True,
     help="Seconds without a value after which a source's values are degraded.",
 )
+@click.option(
+    "--summary", "as_summary", is_flag=True, help="Print counts, the first values, and the tags that are not good."
+)
 @click.argument("tag_glob", default="*")
 @json_option
 def latest(
@@ -76,10 +83,13 @@ def latest(
     peer: str | None,
     answer_s: float,
     fresh_s: float,
+    as_summary: bool,
     tag_glob: str,
-    as_json: bool,  # noqa: FBT001 click passes options by name
+    as_json: bool,
 ) -> None:
     """Print the latest value of each tag whose name matches TAG_GLOB, as "line1/*". Without it, print all tags."""
+    chosen = {"--config": config_file, "--file": store_file, "--zone": zone, "--stream": stream, "--from": peer}
+    wanted = matching(tag_glob, zone)
     if peer is not None:
         if store_file is not None:
             raise click.UsageError("--file names a local store and --from a peer; give one of them")
@@ -88,6 +98,8 @@ def latest(
         asked = get_latest(load(config_file), peer, stream or TELEMETRY, tag_glob, int(fresh_s * 1000), answer_s)
         in_force, now_ns = _tags_in_force(config_file), time.time_ns()
         rows = [aged_record(row, in_force, now_ns) for row in asked if zone in {None, row["zone"]}]
+        if as_summary:
+            sys.exit(_print_summary(summarize(rows, None, wanted), tag_glob, chosen, as_json=as_json))
         _print(rows, as_json=as_json)
         if not as_json:
             _report_ahead(rows)
@@ -96,7 +108,7 @@ def latest(
     with open_reader(config_file, store_file) as reader:
         scanner = Scanner(reader)
         streams = None if stream is None else scanner.check_streams([stream])
-        wanted, fresh_ms, now_ns = matching(tag_glob, zone), int(fresh_s * 1000), time.time_ns()
+        fresh_ms, now_ns = int(fresh_s * 1000), time.time_ns()
         found = find_latest(scanner, now_ns, wanted, streams=streams, depth_facts=depth, fresh_ms=fresh_ms)
     records, in_force = [latest_record(row) for row in found], None
     if store_file is None:
@@ -108,6 +120,9 @@ def latest(
         ]
         records = merge_peer_records(records, from_peers, now_ns, fresh_ms) if from_peers else records
     rows = [aged_record(row, in_force, now_ns) for row in records]
+    if as_summary:
+        status = _print_summary(summarize(rows, in_force, wanted), tag_glob, chosen, as_json=as_json)
+        sys.exit(max(report_holes(scanner.counters), status))
     _print(rows, as_json=as_json)
     if not as_json:
         _report_ahead(rows)
@@ -136,12 +151,45 @@ def _print(rows: Sequence[AgedRecord], *, as_json: bool) -> None:
         click.echo(line)
 
 
+def _print_summary(summary: LatestSummary, tag_glob: str, chosen: Mapping[str, object], *, as_json: bool) -> int:
+    """Print a summary; the exit status, 1 where there is no tag. `chosen`: the options that chose the tags."""
+    counts = {"good": summary.good, "bad": len(summary.bad), "silent": len(summary.silent)}
+    rare = {"uncertain": summary.uncertain, "removed": summary.removed}
+    if as_json:
+        names = {
+            "bad_tags": [_name(row["subject"]) for row in summary.bad[:SUMMARY_NAMED]],
+            "silent_tags": [_name(subject) for subject in summary.silent[:SUMMARY_NAMED]],
+        }
+        click.echo(json.dumps({"tags": summary.tags, **counts, **rare, **names}, ensure_ascii=False))
+        return 0 if summary.tags else 1
+    if summary.first:
+        _print(summary.first, as_json=False)
+    counts |= {what: count for what, count in rare.items() if count}
+    said = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+    click.echo(f"{summary.tags:,} tags: {said}")
+    bad = [f"{_name(row['subject'])}  {status_name(row['quality'] or 0)}" for row in summary.bad]
+    for what, tags in (("bad", bad), ("silent", [_name(subject) for subject in summary.silent])):
+        for line in _named(what, tags):
+            click.echo(line)
+    words = ["bsfg", "latest", *([] if tag_glob == "*" else [tag_glob])]
+    words += [str(word) for name, value in chosen.items() if value is not None for word in (name, value)]
+    click.echo(f"every tag: {shlex.join(words)}")
+    return 0 if summary.tags else 1
+
+
+def _named(what: str, tags: Sequence[str]) -> Iterator[str]:
+    """The first tags a line each, and how many more there are."""
+    yield from (f"  {what}: {tag}" for tag in tags[:SUMMARY_NAMED])
+    if len(tags) > SUMMARY_NAMED:
+        yield f"  and {len(tags) - SUMMARY_NAMED:,} more {what}"
+
+
 def _cells(row: AgedRecord) -> tuple[Any, ...]:
     value = row["value"]
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return (
         row["zone"],
-        row["subject"].removeprefix("tag:"),
+        _name(row["subject"]),
         value if is_number else json.dumps(value, ensure_ascii=False),
         row["unit"] or "",
         status_name(row["quality"] or 0),
@@ -154,6 +202,10 @@ def _cells(row: AgedRecord) -> tuple[Any, ...]:
     )
 
 
+def _name(subject: str) -> str:
+    return subject.removeprefix("tag:")
+
+
 def _duration(ms: int) -> str:
     for unit, unit_ms in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000)):
         if ms >= 2 * unit_ms:
@@ -162,7 +214,7 @@ def _duration(ms: int) -> str:
 
 
 def _tags_in_force(config_file: Path) -> TagsInForce | None:
-    """What the tag files of this node say now; None, with a line on standard error, where they cannot be read."""
+    """The tags in the tag files of this node; None, with a line on standard error, if they cannot be read."""
     settings = load(config_file)
     try:
         maps = load_tag_maps(settings.sources)
@@ -209,7 +261,7 @@ def _report_ahead(rows: Sequence[LatestRecord]) -> None:
 
 def _report_missing(missing: Sequence[LatestRecord], depth_facts: int) -> None:
     if missing:
-        names = ", ".join(row["subject"].removeprefix("tag:") for row in missing[:MISSING_NAMED])
+        names = ", ".join(_name(row["subject"]) for row in missing[:MISSING_NAMED])
         more = f" and {len(missing) - MISSING_NAMED} more" if len(missing) > MISSING_NAMED else ""
         where = f"in the last {depth_facts:,} facts" if depth_facts else "in the store"
         click.echo(f"bsfg: no value {where} of {names}{more}", err=True)

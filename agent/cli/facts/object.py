@@ -24,7 +24,7 @@ import click
 from agent import local_socket
 from agent.cli import config_option, json_option, table
 from agent.cli.local_node import answer_s_option, to_option
-from agent.config import NodeSettings, load
+from agent.config import load
 from agent.errors import BsfgError
 from agent.fact_store import (
     ARTIFACTS_FOLDER,
@@ -34,6 +34,8 @@ from agent.fact_store import (
     ArtifactRefused,
     check_digest,
 )
+from agent.local_socket.serving import RequestHandler, open_store
+from agent.settings.node import NodeSettings
 
 Send = Callable[[int, bytes], Awaitable[tuple[int, bool]]]
 """send(offset, data) returns how many bytes the receiver has, and whether the artifact is complete."""
@@ -84,8 +86,8 @@ def _put_here(settings: NodeSettings, source: BufferedReader, digest: str, size:
     try:
         asyncio.run(feed(source, send_to(partial(local_socket.ask, settings.node.state_dir)), CHUNK_BYTES_MAX))
     except (FileNotFoundError, ConnectionRefusedError):
-        with local_socket.open_store(settings) as store:
-            asyncio.run(feed(source, send_to(local_socket.RequestHandler(store).answer), CHUNK_BYTES_MAX))
+        with open_store(settings) as store:
+            asyncio.run(feed(source, send_to(RequestHandler(store).answer), CHUNK_BYTES_MAX))
 
 
 async def feed(source: BufferedReader, send: Send, chunk_bytes: int) -> None:
@@ -167,7 +169,7 @@ def _open_part(file: Path) -> BufferedWriter:
 @object_.command("list")
 @config_option
 @json_option
-def list_(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def list_(config_file: Path, as_json: bool) -> None:
     """List every artifact that is complete here."""
     store = _files(load(config_file))
     held = [(digest, size) for digest in store.digests() if (size := store.size_of(digest)) is not None]

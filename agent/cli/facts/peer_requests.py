@@ -1,6 +1,6 @@
-"""What the commands on facts ask of another node, with the identity of this one, over the broker where both connect.
+"""Requests of the commands on facts to another node, with the identity of this node, over their common broker.
 
-No node need run here. This module loads MQTT and TLS; commands import it only when a peer is asked.
+No node needs to run here. This module loads MQTT and TLS, so commands import it only for a request to a peer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import click
 import msgspec
 
 from agent import local_socket
-from agent.config import NodeSettings
 from agent.node import access_of, command_judge, identity_of, record_of, requests_signer
 from agent.query.latest import LatestRecord
 from agent.query.scan import matches_glob
 from agent.replication.mqtt import Access, Requester, ask_once, converse
 from agent.replication.protocol import messages
 from agent.replication.protocol.errors import MalformedMessage
+from agent.settings.node import NodeSettings
 
 _AnswerT = TypeVar("_AnswerT", bound=messages.Answer)
 
@@ -77,12 +77,16 @@ def unregister_consumer(settings: NodeSettings, peer: str, name: str, answer_s: 
 def get_latest(
     settings: NodeSettings, peer: str, stream: str, tag_glob: str, fresh_ms: int, answer_s: float
 ) -> list[LatestRecord]:
-    """The latest value of every matching tag that the node of `peer` has, page by page."""
+    """The latest value of every matching tag that the node of `peer` has, page by page. Values that cannot be read are
+    left out, with a line that says so."""
     rows, after = list[LatestRecord](), None
     while True:
         request = messages.GetLatest(stream=stream, prefix=literal_prefix(tag_glob), after=after, fresh_ms=fresh_ms)
         answer = _ask(settings, peer, request, messages.LatestAnswer, answer_s)
-        rows += [record_of(each, stream) for each in answer.values if matches_glob(each.subject, [tag_glob])]
+        values, refused = messages.readable(each for each in answer.values if matches_glob(each.subject, [tag_glob]))
+        rows += [record_of(each, stream) for each in values]
+        if refused:
+            click.echo(f"bsfg: {len(refused)} values of {peer} left out: {refused[0]}", err=True)
         if not answer.more:
             return rows
         after = answer.last_after(after)

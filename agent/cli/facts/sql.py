@@ -26,7 +26,7 @@ from agent.query.sql import SqlSession
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets.")
 @json_option
 @click.argument("statement")
-def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:  # noqa: FBT001 click passes options by name
+def sql(config_file: Path, store_file: Path | None, as_csv: bool, as_json: bool, statement: str) -> None:
     """Run the SELECT statement STATEMENT ("-" reads it from standard input) on the tables facts, latest, definitions,
     streams, consumers and incidents; see docs/operate/query.md for their columns."""
     text = sys.stdin.read() if statement == "-" else statement

@@ -1,5 +1,5 @@
-"""`bsfg hardware check`: what this gateway is, what its disk bears, and the sums behind it; or the same of a gateway
-that is not here, from its profile.
+"""`bsfg hardware check`: the properties of this gateway, the capacity and lifetime of its disk, and the calculations;
+or those of another gateway from its profile.
 
 Profiles come with the program; `bsfg hardware list` names them.
 """
@@ -70,7 +70,7 @@ def check(
     erase_cycles: int | None,
     write_amplification: float | None,
     folder: Path | None,
-    as_json: bool,  # noqa: FBT001 click passes options by name
+    as_json: bool,
 ) -> None:
     """Print how many hours of facts fit, how long the flash lasts, and the sums. Without PROFILE, this machine is
     measured (64 MB are written and deleted) and its profile chosen; PROFILE, a name or a file, answers for a gateway
@@ -158,9 +158,9 @@ def _lines(
     for line in fit.sums:
         yield f"  {line}"
     if fit.facts_per_s_max:
-        yield f"  the disk bears {fit.facts_per_s_max:,.0f} facts/s for a day of outage and ten years"
+        yield f"  the disk sustains {fit.facts_per_s_max:,.0f} facts/s for a day of outage and ten years"
     elif fit.facts_per_s_max == 0:
-        yield "  the disk bears no rate for ten years: the commits alone wear it"
+        yield "  the disk sustains no rate for ten years: the commits alone wear it out"
 
 
 def _machine_concerns(profile: Profile | None, machine: Machine | None) -> Iterator[str]:

@@ -17,12 +17,13 @@ import click
 
 from agent.cli import DEFAULT_CONFIG
 from agent.cli.prepare import unit
-from agent.config import NodeSettings, load
+from agent.config import load
 from agent.errors import BsfgError
 from agent.hardware.conduits import Flow, render_conduits, render_drop_in
 from agent.hardware.machine import read_serial_port
 from agent.hardware.udev import SerialPort, device_of, render_udev
-from agent.ingest import ModbusSourceSettings
+from agent.settings.node import NodeSettings
+from agent.settings.sources import ModbusSourceSettings
 
 RESOLV_CONF = Path("/etc/resolv.conf")
 OPCUA_PORT = 4840  # of an opc.tcp:// address without one (OPC 10000-6, 7.2)
@@ -45,7 +46,7 @@ class PortUnknown(BsfgError):
 @_configs
 @click.option("--user", default=unit.USER, show_default=True, help="Whose connections are restricted.")
 @click.option("--systemd", "is_drop_in", is_flag=True, help="Print the drop-in conduit.conf instead.")
-def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:  # noqa: FBT001 click passes options by name
+def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
     """Print nftables rules by which the nodes with these CONFIGS reach their brokers and sources, and nothing else.
 
     Name every node of this machine, because they share a user. [default: node.toml]

@@ -1,4 +1,4 @@
-"""The options by which every command reaches a device, and the settings of a source made from them."""
+"""The options of every command that connects to a device, and the source settings made from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import click
 
 from agent.cli import DEFAULT_CONFIG
 from agent.config import load
-from agent.ingest import ModbusSourceSettings, Parity, Transport
 from agent.ingest.modbus.explore.device import PAUSE_MS
+from agent.settings.sources import ModbusSourceSettings, Parity, Transport
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)

@@ -1,6 +1,6 @@
-"""`bsfg modbus plan`: the requests that a tag file costs at each poll, and why each ends where it does.
+"""`bsfg modbus plan`: the requests of a tag file at each poll, and the reason for the end of each.
 
-No device is asked. What a source has learned of its device while a node ran is read from the node's state.
+It sends nothing to the device. The spans that the device refused while a node ran are read from the node's state.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import click
 
 from agent.cli import config_option, json_option
 from agent.cli.modbus.options import BASES
+from agent.cli.source.access import named_source
 from agent.cli.table import lines
 from agent.config import load
-from agent.foreign_text import printable
-from agent.ingest import LEARNED, ModbusSourceSettings, SourceMemory, load_tag_map
+from agent.escaping import printable
+from agent.ingest import LEARNED, SourceMemory, load_tag_map
 from agent.ingest.modbus.explore.place import register_text, span_text
 from agent.ingest.modbus.explore.request_plan import PlannedRead, RequestPlan, request_plan
+from agent.settings.sources import ModbusSourceSettings
 
 COLUMNS = ("unit", "registers", "count", "used", "tags", "ends because")
 
@@ -42,7 +44,7 @@ def plan(
     base: str | None,
     registers_per_read_max: int | None,
     hole_max: int | None,
-    as_json: bool,  # noqa: FBT001 click's way
+    as_json: bool,
 ) -> None:
     """Show the requests for the tags of a SOURCE of node.toml, or of a tag file with --tags and --base."""
     given = {"registers_per_read_max": registers_per_read_max, "hole_max": hole_max}
@@ -70,10 +72,8 @@ def _settings(
             raise click.UsageError("--base is missing: how does the documentation count registers, from 0, 1 or 40001?")
         return ModbusSourceSettings("plan", tags_file, int(base), **given), None
     node = load(config_file)
-    found = next((source for source in node.modbus if source.name == name), None)
-    if found is None:
-        known = ", ".join(source.name for source in node.modbus) or "none"
-        raise click.UsageError(f"{name!r} is no Modbus source of {config_file}; it names {known}")
+    assert name is not None, "one of the two is given"
+    found = named_source(node.modbus, name, config_file, "Modbus source")
     return replace(found, **given), SourceMemory(node.node.state_dir / LEARNED).load(found.name)
 
 

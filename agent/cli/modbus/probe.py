@@ -1,4 +1,4 @@
-"""`bsfg modbus probe`: everything that registers can mean, and which of it equals the value on the device's panel."""
+"""`bsfg modbus probe`: every interpretation of registers, and which of them match the value on the device's panel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import Progress, value_text
 from agent.errors import BsfgError
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest.modbus.explore import interpretation
 from agent.ingest.modbus.explore.device import Refusal, open_device, read_around
 from agent.ingest.modbus.explore.interpretation import Candidate, Interpretation, Wanted
@@ -56,19 +56,11 @@ class _Look:
 @click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --again.")
 @json_option
 def probe(
-    register: str,
-    text: str | None,
-    tolerance: str,
-    again: int,
-    interval_s: float,
-    as_json: bool,  # noqa: FBT001 click's way
-    **options: Any,
+    register: str, text: str | None, tolerance: str, again: int, interval_s: float, as_json: bool, **options: Any
 ) -> None:
-    """Read registers of DEVICE in every type and byte order.
-
-    With --value, readings that meet it are marked, plain or scaled by a power of ten; the registers before and behind
-    are searched, too, because documentations count from 0 or from 1. TABLE is input or holding; without it both are
-    read.
+    """Read registers of DEVICE in every type and byte order. With --value, interpretations that match it are marked,
+    plain or scaled by a power of ten. The neighbouring registers are searched too, because manuals count from 0 or from
+    1. TABLE is input or holding; without it both are read.
 
     DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of
     node.toml. Exit status 1 when nothing meets the value.

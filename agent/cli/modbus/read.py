@@ -15,7 +15,7 @@ from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.table import lines
 from agent.cli.terminal import value_text
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest.modbus.explore.device import open_device, read_registers
 from agent.ingest.modbus.explore.place import parse_registers, register_text
 from agent.message import json_value, time_text
@@ -32,7 +32,7 @@ COLUMNS = ("register", "type", "byte_order", "value", "words")
 @click.option("--watch", is_flag=True, help="Read again and again, and print what has changed; ends with Ctrl-C.")
 @click.option("--interval-s", type=click.FloatRange(0.01, 3600), default=1.0, show_default=True, help="For --watch.")
 @json_option
-def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool, **options: Any) -> None:
     """Read registers of DEVICE: holding:100, holding:100-109, input:16:float32:CDAB, coil:0-7.
 
     TABLE is coil, discrete, input or holding; with --base 40001 the first digit says it. TYPE and ORDER are those of
@@ -51,7 +51,7 @@ def read(points: tuple[str, ...], watch: bool, interval_s: float, as_json: bool,
 
 
 async def _read(target: Target, points: Sequence[str], every_s: float | None, *, as_json: bool) -> bool:
-    """Read once, or every so many seconds for ever. Returns whether each register had a value."""
+    """Read once, or every so many seconds forever. Returns whether each register had a value."""
     try:
         registers = list(dict.fromkeys(one for text in points for one in parse_registers(text, target.settings)))
     except ValueError as error:

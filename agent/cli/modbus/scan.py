@@ -1,4 +1,4 @@
-"""`bsfg modbus scan`: which units answer behind an address, and which registers of a table one of them has."""
+"""`bsfg modbus scan`: the units that answer behind an address, or the registers that one of them has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from agent.cli import json_option
 from agent.cli.modbus.options import Target, device_options, target_of
 from agent.cli.terminal import Progress
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest import SourceError
 from agent.ingest.modbus.explore.device import FoundUnit, find_units, open_device, scan_registers
 from agent.ingest.modbus.explore.place import Place, parse_places, span_text
@@ -31,13 +31,7 @@ BITS_PER_READ = 1_000  # far below what the standard allows, which many devices 
     "--reads-max", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Most reads of registers."
 )
 @json_option
-def scan(
-    registers: str | None,
-    units: str | None,
-    reads_max: int,
-    as_json: bool,  # noqa: FBT001 click's way
-    **options: Any,
-) -> None:
+def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool, **options: Any) -> None:
     """Ask which units answer at DEVICE, or which registers a unit has: scan tcp://host:502 --base 1 holding:1-500.
 
     Units are asked for one register each; a silent one costs --timeout-ms. Registers are found by cutting the ranges

@@ -1,7 +1,7 @@
-"""`bsfg opcua backfill`: have the running node read a time from the history of a source's server.
+"""`bsfg opcua backfill`: make the running node read a time range from the history of a source's server.
 
-The node does so by itself after every gap. This is for what it cannot know: values that a server added to its history
-later, or a gap of a time when the server kept none. What the store has already is left out.
+The node does this by itself after every gap. Use the command for values that a server added to its history later.
+Values that the store has already are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.query.scan import parse_moment_ns
 @click.option("--from", "first", required=True, help="Begin: ISO 8601 with a zone, or a time before now such as 2h.")
 @click.option("--to", "last", default="0s", show_default=True, help="End, in the same forms.")
 @json_option
-def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool) -> None:  # noqa: FBT001 click's way
+def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool) -> None:
     """Read what is missing of the source NAME between two times from its server's history.
 
     Returns at once; the fact history_backfilled in facts.operational says when it is done and what was found. The last

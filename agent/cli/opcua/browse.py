@@ -19,7 +19,7 @@ import click
 from agent.cli import json_option
 from agent.cli.opcua.options import Connection, connection_of, connection_options
 from agent.cli.terminal import Progress
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore
 from agent.ingest.opcua.explore.tag_rows import tag_file
 from agent.ingest.opcua.explore.walk import OBJECTS, SERVER, Walk, is_wanted
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--scope", default="", help="The part of a tag's name before the slash, where no folder gives one.")
 @click.option("--force", is_flag=True, help="Replace an existing tag file.")
 @json_option
-def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:
     """List the variables of URL as a tree, or write them as a tag file.
 
     What cannot be browsed or read is counted and named at the end. Exit status 1 when no variable was found.

@@ -1,5 +1,5 @@
-"""`bsfg opcua certificate`: show or make our own certificate, which servers must trust, and renew it in two steps, so
-that no server meets one that it does not know."""
+"""`bsfg opcua certificate`: show or create our own certificate, which servers must trust, and renew it in two steps, so
+that no server sees an unknown certificate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import pki_option
-from agent.ingest import APPLICATION_URI
 from agent.ingest.opcua.security.certificate import (
     activate_certificate,
     ensure_certificate,
@@ -19,6 +18,7 @@ from agent.ingest.opcua.security.certificate import (
     read_certificate,
     renew_certificate,
 )
+from agent.settings.sources import APPLICATION_URI
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -38,9 +38,9 @@ def certificate(
     certificate_file: Path | None,
     key_file: Path | None,
     application_uri: str,
-    renew: bool,  # noqa: FBT001 click's way
-    activate: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
+    renew: bool,
+    activate: bool,
+    as_json: bool,
 ) -> None:
     """Show our certificate and the file that a server imports; make it if there is none.
 

@@ -1,4 +1,4 @@
-"""The options by which every command connects, and the settings of a source made from them.
+"""The options of every command that connects to a server, and the source settings made from them.
 
 A password comes from a file or a prompt, never from the command line, where every process of the machine can read it.
 """
@@ -16,9 +16,10 @@ from urllib.parse import urlsplit
 import click
 
 from agent.cli import DEFAULT_CONFIG
+from agent.cli.source.access import named_source
 from agent.config import load
-from agent.ingest import APPLICATION_URI, OpcuaSourceSettings, SecurityMode, SecurityPolicy
 from agent.ingest.opcua.explore.probe import check_settings
+from agent.settings.sources import APPLICATION_URI, OpcuaSourceSettings, SecurityMode, SecurityPolicy
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(path_type=Path, dir_okay=False)
@@ -87,7 +88,10 @@ def connection_of(options: dict[str, Any]) -> Connection:
     """The settings that the options mean. Raises SourceRefused for those that no source may have."""
     url, config_file, pki = options.pop("url"), options.pop("config_file"), options.pop("pki_folder")
     if "://" not in url:
-        return _source(url, config_file)
+        if ":" in url or "/" in url:  # no name of a source; node.toml need not exist
+            raise click.UsageError(f"{url}: a URL begins with opc.tcp://, as opc.tcp://{url}")
+        kind = "OPC UA source (a URL begins with opc.tcp://)"
+        return Connection(named_source(load(config_file).opcua, url, config_file, kind), "", is_chosen=True)
     policy: SecurityPolicy | None = options.pop("policy")
     mode: SecurityMode | None = options.pop("mode")
     is_chosen = bool(policy or mode)
@@ -114,16 +118,6 @@ def connection_of(options: dict[str, Any]) -> Connection:
     else:
         check_settings(wanted)
     return Connection(wanted, password, is_chosen)
-
-
-def _source(name: str, config_file: Path) -> Connection:
-    """The settings of a source of node.toml."""
-    sources = load(config_file).opcua
-    for source in sources:
-        if source.name == name:
-            return Connection(source, "", is_chosen=True)
-    known = ", ".join(source.name for source in sources) or "none"
-    raise click.UsageError(f"{name!r} is neither a URL (opc.tcp://host:4840) nor a source of {config_file} ({known})")
 
 
 def _prompt(user: str) -> str:

@@ -1,4 +1,4 @@
-"""`bsfg opcua test`: try the way to a server step by step, and print the section for node.toml."""
+"""`bsfg opcua test`: test the connection to a server step by step, and print the section for node.toml."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from typing import Any
 import click
 
 from agent.cli import json_option
+from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
 from agent.cli.opcua.options import DEFAULT_MODE, DEFAULT_POLICY, connection_of, connection_options
 from agent.cli.terminal import print_step
-from agent.foreign_text import printable
-from agent.ingest import OpcuaSourceSettings
+from agent.escaping import printable
 from agent.ingest.opcua.explore.probe import Probe, section
+from agent.settings.sources import OpcuaSourceSettings
 
 
 @click.command()
 @connection_options
 @click.option("--trust", is_flag=True, help="Trust the server's certificate without asking.")
 @json_option
-def test(trust: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+def test(trust: bool, as_json: bool, **options: Any) -> None:
     """Try URL step by step: name, port, endpoints, certificates, session, state, clock, limits.
 
     Prints the [[opcua]] section to paste into node.toml. An unknown certificate of the server is shown and trusted on
@@ -44,11 +45,16 @@ def test(trust: bool, as_json: bool, **options: Any) -> None:  # noqa: FBT001 cl
     if as_json:
         click.echo(json.dumps({"section": None if failed else text}))
     elif not failed:
-        click.echo(f"\n# for node.toml; paths count from its folder\n{text}", nl=False)
+        click.echo(f"\n{SECTION_BEGINS}{text}", nl=False)
         if given.password:
             click.echo('password_file = "..."  # a file with the password, mode 0600')
-        click.echo(f"\nnext: {_browse_command(probe.settings)}")
+        click.echo(f"{SECTION_ENDS}{_browse_command(probe.settings)}")
     if failed:
+        if (
+            not as_json
+            and (pin := probe.settings.server_certificate_sha256) != given.settings.server_certificate_sha256
+        ):
+            click.echo(f"{PINNED}{pin}")  # a pin is in no folder, so the answer would be lost
         sys.exit(1)
 
 

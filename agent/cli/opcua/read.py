@@ -1,5 +1,4 @@
-"""`bsfg opcua read`: the values of single nodes of a server, with type, status and times, and for each the row of a tag
-file that reads it."""
+"""`bsfg opcua read`: values of single nodes of a server, with type, status and times, and a tag file row for each."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import Connection, connection_of, connection_options
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest.opcua.explore.explorer import explore, row_text
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 @connection_options
 @click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 @json_option
-def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:  # noqa: FBT001 click's way
+def read(nodes: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Read NODEs of URL: value, type, status, times, and the row for a tag file.
 
     A NODE is nsu=<namespace URI>;s=<name>, also ;i= ;g= and ;b=, or ns=<index>;... as other clients show it. Exit

@@ -1,4 +1,5 @@
-"""`bsfg opcua trust`: the certificates of servers that sources trust, and those that came and are not trusted yet."""
+"""`bsfg opcua trust`: list the server certificates that sources trust and those that were rejected, and move
+certificates between the two."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import click
 
 from agent.cli import json_option
 from agent.cli.opcua.options import pki_option
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 
 
@@ -21,7 +22,7 @@ from agent.ingest.opcua.security.trust_folder import TrustFolder
 @click.option("--crl", is_flag=True, help="FILE is the revocation list of an authority.")
 @click.option("--remove", is_flag=True, help="Trust THUMBPRINT no longer.")
 @json_option
-def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+def trust(what: str | None, pki_folder: Path, issuer: bool, crl: bool, remove: bool, as_json: bool) -> None:
     """Trust a server's certificate: one that was rejected, by THUMBPRINT, or one in a FILE. Without either, list them.
 
     Compare the thumbprint with the one that the server itself shows before trusting it.

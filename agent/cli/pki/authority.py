@@ -1,6 +1,6 @@
 """`bsfg pki`, at the authority: create it, renew and revoke what it issued, and list it.
 
-`issue` makes the key as well, for trying out and for tests; `requests` has the way on which no key leaves its machine.
+`issue` makes the key as well, for trials and tests; with `requests` no key leaves its machine.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def ca(
     days: int,
     token: str,
     passphrase_file: Path | None,
-    no_passphrase: bool,  # noqa: FBT001 click's way
-    force: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
+    no_passphrase: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Create the authority of this site: once, on a machine that is neither a gateway nor a broker."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
@@ -80,18 +80,17 @@ def ca(
 @json_option
 def issue(
     names: tuple[str, ...],
-    for_broker: bool,  # noqa: FBT001 click's way
+    for_broker: bool,
     hosts: tuple[str, ...],
     pki_folder: Path,
     passphrase_file: Path | None,
     days: int,
-    force: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Sign certificates for zones, or with --broker for a broker, and create their keys here.
 
-    The short way, for trying out: a key that is made here has to be carried to its node. Otherwise use request, sign
-    and import.
+    For trials: a key that is created here has to be copied to its node. In production use request, sign and import.
     """
     if bad := [name for name in names if not is_zone(name)]:
         raise click.UsageError(f"{', '.join(map(repr, bad))}: a name is 1 to 32 of a-z, 0-9 and -")
@@ -121,13 +120,13 @@ def issue(
 @json_option
 def renew(
     name: str,
-    for_broker: bool,  # noqa: FBT001 click's way
-    same_key: bool,  # noqa: FBT001 click's way
-    rollback: bool,  # noqa: FBT001 click's way
+    for_broker: bool,
+    same_key: bool,
+    rollback: bool,
     pki_folder: Path,
     passphrase_file: Path | None,
     days: int,
-    as_json: bool,  # noqa: FBT001 click's way
+    as_json: bool,
 ) -> None:
     """Issue the next certificate of NAME. The present one stays valid until it expires.
 
@@ -158,12 +157,7 @@ def renew(
 @passphrase_option
 @json_option
 def revoke(
-    what: str,
-    for_broker: bool,  # noqa: FBT001 click's way
-    reason: str,
-    pki_folder: Path,
-    passphrase_file: Path | None,
-    as_json: bool,  # noqa: FBT001 click's way
+    what: str, for_broker: bool, reason: str, pki_folder: Path, passphrase_file: Path | None, as_json: bool
 ) -> None:
     """Revoke every valid certificate of NAME, or the one with this serial number.
 
@@ -200,7 +194,7 @@ def revoke(
 @pki_option
 @passphrase_option
 @json_option
-def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Reissue the revocation list with the next number, before it expires and brokers refuse all clients."""
     passphrase = passphrase_of(pki_folder, passphrase_file)
     facts = authority.reissue_crl(pki_folder, datetime.now(UTC), days=days, passphrase=passphrase)
@@ -214,7 +208,7 @@ def crl(days: int | None, pki_folder: Path, passphrase_file: Path | None, as_jso
 @click.command(name="list")
 @pki_option
 @json_option
-def list_command(pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def list_command(pki_folder: Path, as_json: bool) -> None:
     """List every certificate signed here: its name, its validity, and when and why it was revoked."""
     for each in authority.list_issued(pki_folder, datetime.now(UTC)):
         if as_json:

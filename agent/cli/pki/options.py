@@ -1,4 +1,4 @@
-"""What the commands of `bsfg pki` share: options, the passphrase of an authority, and rows that are printed."""
+"""Shared by the commands of `bsfg pki`: options, the prompts for the passphrase of an authority, and printed rows."""
 
 from __future__ import annotations
 

@@ -30,14 +30,7 @@ from agent.replication import pki as authority
 @pki_option
 @force_option
 @json_option
-def request(
-    name: str,
-    for_broker: bool,  # noqa: FBT001 click's way
-    hosts: tuple[str, ...],
-    pki_folder: Path,
-    force: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
-) -> None:
+def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Path, force: bool, as_json: bool) -> None:
     """Make a new key for NAME on this machine, and the request for its certificate.
 
     The certificate in force stays so until the new one is imported.
@@ -61,12 +54,12 @@ def request(
 @json_option
 def sign(
     name: str,
-    for_broker: bool,  # noqa: FBT001 click's way
+    for_broker: bool,
     request_file: Path,
     pki_folder: Path,
     passphrase_file: Path | None,
     days: int,
-    as_json: bool,  # noqa: FBT001 click's way
+    as_json: bool,
 ) -> None:
     """Sign the request of zone or broker NAME at the authority.
 
@@ -97,14 +90,14 @@ def sign(
 @json_option
 def import_command(
     name: str,
-    for_broker: bool,  # noqa: FBT001 click's way
+    for_broker: bool,
     cert_file: Path,
     key_file: Path | None,
     ca_file: Path,
     crl_file: Path | None,
     pki_folder: Path,
-    force: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Check a certificate that an authority signed for NAME, and put it in force with its key.
 

@@ -19,7 +19,7 @@ from agent.replication import pki as authority
 @click.argument("files", nargs=-1, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @pki_option
 @json_option
-def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def show(files: tuple[Path, ...], pki_folder: Path, as_json: bool) -> None:
     """Show certificates: those in FILES, or the authority, zones and brokers of the folder.
 
     Exit status 1 when one of them is not usable: expired, not yet valid, or without a matching key.

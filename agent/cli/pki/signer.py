@@ -63,9 +63,9 @@ def ca_command(
     name: str,
     days: int,
     passphrase_file: Path | None,
-    no_passphrase: bool,  # noqa: FBT001 click's way
-    force: bool,  # noqa: FBT001 click's way
-    as_json: bool,  # noqa: FBT001 click's way
+    no_passphrase: bool,
+    force: bool,
+    as_json: bool,
 ) -> None:
     """Create the facts authority of this site, on another machine than the authority for TLS, if there is one."""
     passphrase = new_passphrase(passphrase_file, no_passphrase=no_passphrase)
@@ -88,7 +88,7 @@ def ca_command(
 @days_option(authority.SIGNER_DAYS)
 @force_option
 @json_option
-def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> None:
     """Make the signing key of ZONE on its node, with a certificate that receivers can pin.
 
     Name both files in node.toml. With --force a new key replaces it; the former one is kept in previous/.
@@ -106,7 +106,7 @@ def key(zone: str, pki_folder: Path, days: int, force: bool, as_json: bool) -> N
 @click.argument("zone")
 @pki_option
 @json_option
-def request(zone: str, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def request(zone: str, pki_folder: Path, as_json: bool) -> None:
     """Write the request for a certificate of ZONE's signing key."""
     print_request(authority.request_signer(pki_folder, zone), as_json=as_json)
     if not as_json:
@@ -121,12 +121,7 @@ def request(zone: str, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001
 @days_option(authority.SIGNER_DAYS)
 @json_option
 def sign(
-    zone: str,
-    request_file: Path,
-    facts_folder: Path,
-    passphrase_file: Path | None,
-    days: int,
-    as_json: bool,  # noqa: FBT001 click's way
+    zone: str, request_file: Path, facts_folder: Path, passphrase_file: Path | None, days: int, as_json: bool
 ) -> None:
     """Sign the request of ZONE's signing key at the facts authority.
 
@@ -147,7 +142,7 @@ def sign(
 @click.option("--facts-ca", "facts_ca_file", type=FILE, help="The facts authority that issued it, to check it.")
 @pki_option
 @json_option
-def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:
     """Check the certificate that was issued for ZONE's signing key, and put it in its place. bsfg reload has the node
     sign with it."""
     files, found = authority.import_signer(pki_folder, zone, cert_file, facts_ca_file, datetime.now(UTC))
@@ -158,7 +153,7 @@ def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_f
 @click.argument("files", nargs=-1, required=True, type=FILE)
 @click.option("--facts-ca", "facts_ca_file", type=FILE, help="Also check that this facts authority issued them.")
 @json_option
-def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click's way
+def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> None:
     """Show signer certificates. Exit status 1 when one has expired, or the facts authority did not issue it."""
     now_ms, is_good = round(datetime.now(UTC).timestamp() * 1000), True
     for file in files:
@@ -194,18 +189,12 @@ def pin(cert_file: Path) -> None:
 )
 @config_option
 @json_option
-def compromise(
-    what: str,
-    since: datetime,
-    note: str,
-    list_file: Path | None,
-    config_file: Path,
-    as_json: bool,  # noqa: FBT001
-) -> None:
-    """Record that a signing key is not its zone's alone any more since a time.
+def compromise(what: str, since: datetime, note: str, list_file: Path | None, config_file: Path, as_json: bool) -> None:
+    """Record that a signing key is compromised since a time.
 
-    On every receiver: what was verified there before stays good, what was verified since is suspect, and nothing new is
-    accepted of the key. Facts that the zone signed with it and that are late become suspect, too.
+    Run it on every receiver. Facts that were verified before that time stay verified; facts verified since are suspect,
+    and no new facts with this key are accepted. Facts that the zone itself signed and that arrive late become suspect
+    too.
     """
     if since.tzinfo is None:
         raise click.UsageError("--since needs its zone: 2026-11-22T10:00:00+00:00")

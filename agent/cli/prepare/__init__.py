@@ -1,2 +1,2 @@
-"""Commands before a node runs: `init` writes its file, `check` looks for problems, `setup` does all of it; `unit` has
-what systemd's unit lets a node do."""
+"""Commands to prepare a node: `init` writes node.toml, `check` finds problems, `setup` runs all steps. `unit` has the
+permissions that the systemd unit grants."""

@@ -1,9 +1,9 @@
 """`bsfg check`: every problem that can be found before a node starts, in one list.
 
 It reads node.toml, the tag maps that it names, the certificates and keys of brokers and sources, the state folder with
-its store, and tries the port of the health page. What is wrong in one section hides nothing of the others. It writes
-nothing, and connects to nothing unless `--connect` is given. What `check` accepts, `run` starts with; for a file in
-/etc/bsfg that is the unit's `run`: with the rights of its user, and within its sandbox.
+its store, and tries the port of the health page. A problem in one section does not hide problems of the others. It
+writes nothing, and connects to nothing without `--connect`. `run` starts with every configuration that `check` accepts.
+A file in /etc/bsfg is checked with the rights of the unit's user and for the unit's sandbox.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from agent.cli import config_option, json_option
 from agent.cli.prepare import unit
 from agent.cli.terminal import print_check
 from agent.config import ConfigError, Sections, load_sections
+from agent.escaping import printable
 from agent.fact_store import StoreDamaged, StoreError, StoreForeign, StoreReader, StoreTooNew
-from agent.foreign_text import printable
 from agent.health.address import IN_USE_HINT, OPEN_HINT, is_open_to_others
 from agent.health.client import noted_port
 from agent.ingest import TagMapError, load_tag_maps
@@ -41,21 +41,21 @@ from agent.signing.errors import SigningError
 from agent.signing.files import load_identity, load_trust
 
 if TYPE_CHECKING:
-    from agent.cli.source.connections import Tried
+    from agent.cli.source.connections import ConnectionResult
 
 Check = Callable[[Sections], Iterator[Finding]]
 
 SIGNER_WARN_DAYS = 60
-"""A certificate of five years is renewed rarely, and each receiver that pins it has to be told."""
+"""A certificate of five years is renewed rarely, and each receiver that pins it must be reconfigured."""
 
 
 @click.command()
 @config_option
 @click.option("--connect", is_flag=True, help="Also try each source, broker and peer.")
 @json_option
-def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def check(config_file: Path, connect: bool, as_json: bool) -> None:
     """Read node.toml and the files that it names, and print every problem."""
-    tried: list[Tried] = []
+    tried: list[ConnectionResult] = []
     is_as_node = unit.is_of_unit(config_file) and unit.become_node_user()
     try:
         sections = load_sections(config_file)
@@ -70,9 +70,9 @@ def check(config_file: Path, connect: bool, as_json: bool) -> None:  # noqa: FBT
             notes.append(f"not checked with the rights of {unit.USER}, the user of the unit: run this as root")
         summary = "" if problems else summary_of(sections)
         if connect and sections.settings is not None:
-            from agent.cli.source.connections import try_all
+            from agent.cli.source.connections import test_all
 
-            tried = asyncio.run(try_all(sections.settings))
+            tried = asyncio.run(test_all(sections.settings))
         elif connect:
             notes.append("no connection was tried: correct node.toml first")
     if as_json:
@@ -97,7 +97,7 @@ def summary_of(sections: Sections) -> str:
 
 
 def check_state(sections: Sections) -> Iterator[Finding]:
-    """Whether the state folder can hold a store, and whether the store in it is this node's."""
+    """Check that the state folder can hold a store, and that a store in it belongs to this node."""
     if sections.node is None:
         return
     folder = existing = sections.node.state_dir
@@ -136,7 +136,7 @@ def _check_store(file: Path, zone: str) -> Iterator[Finding]:
 
 
 def _check_modes(folder: Path) -> Iterator[Finding]:
-    """What other users of the machine may read of the state: a node makes nothing of that kind, a copy may."""
+    """Find state files that other users of the machine may read. A node creates none; a copied store may have some."""
     try:
         is_open = folder.stat().st_mode & stat.S_IXOTH
         readable = [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & stat.S_IROTH]
@@ -149,7 +149,7 @@ def _check_modes(folder: Path) -> Iterator[Finding]:
 
 
 def check_identities(sections: Sections) -> Iterator[Finding]:
-    """The certificates and keys by which this node is known at its brokers."""
+    """Check the certificates and keys with which this node connects to its brokers."""
     if sections.node is not None:
         for broker in sections.broker:
             for problem in check_identity(broker.cert_file, broker.key_file, broker.ca_file, sections.node.zone):
@@ -157,7 +157,8 @@ def check_identities(sections: Sections) -> Iterator[Finding]:
 
 
 def check_signing(sections: Sections) -> Iterator[Finding]:
-    """The key that signs this node's facts with its certificate, and the files by which other zones' are believed."""
+    """Check the key and certificate that sign this node's facts, and the files with the trusted signers of other
+    zones."""
     if sections.node is None or sections.signing is None:
         return
     try:
@@ -188,7 +189,7 @@ def check_tag_files(sections: Sections) -> Iterator[Finding]:
 
 
 def check_certificates(sections: Sections) -> Iterator[Finding]:
-    """The files of the sources' security, and what of them ends soon."""
+    """Check the certificates, keys and trust folders of the sources, and warn of certificates that expire soon."""
     yield from check_source_files(sections.sources, datetime.now(UTC))
 
 
@@ -228,7 +229,7 @@ def _runs(store_file: Path) -> bool:
 
 
 def check_unit(sections: Sections) -> Iterator[Finding]:
-    """What the unit refuses to a node of /etc/bsfg, beyond what its user may."""
+    """Check for paths and addresses that the unit's sandbox denies to a node of /etc/bsfg."""
     if unit.is_of_unit(sections.file):
         for text in unit.refusals_of(sections):
             yield Finding(text, is_problem=True)

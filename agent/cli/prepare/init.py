@@ -54,7 +54,7 @@ def write_node_toml(config_file: Path, text: str) -> None:
     help="The folder of the store.  [default: /var/lib/bsfg/NAME for /etc/bsfg/NAME.toml, else state beside the file]",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-def init(zone: str, config_file: Path, state_dir: Path | None, force: bool) -> None:  # noqa: FBT001 click passes options by name
+def init(zone: str, config_file: Path, state_dir: Path | None, force: bool) -> None:
     """Write a commented node.toml that works without changes."""
     if not ZONE.fullmatch(zone):
         raise click.UsageError(f"--zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")

@@ -1,13 +1,13 @@
 """`bsfg setup`: from an installed package to a running node, by the commands that an operator would type.
 
 Each step is one of those commands, printed before it runs, or lines that are added to node.toml, printed too. What is
-there already is left as it is, so that setup may be run again: when a certificate has come, or for the next source. The
-answers come from a file, or from questions. It ends with the first values and with what is left to do.
+there already is left as it is, so that setup may be run again: when a certificate has come, or for the next source.
+Where an answer differs from what is there, setup names the line and fails at its end. The answers come from a file, or
+from questions, and are then kept in one. It ends with the first values and with what is left to do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -16,25 +16,28 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from agent.cli.prepare import unit
+from agent.cli.opcua import PINNED, SECTION_BEGINS, SECTION_ENDS
+from agent.cli.prepare import answers as answers_module
+from agent.cli.prepare import differences, questions, unit
+from agent.cli.prepare.init import write_node_toml
+from agent.cli.prepare.site import HERE, Site
+from agent.cli.prepare.steps import SetupFailed, Steps, has_systemd
 from agent.config import ConfigError, load_sections
-from agent.errors import BsfgError
 from agent.health.client import NodeSilent, ask_health_of
 from agent.message import ZONE
 
 VALUES_S = 60.0
-ANSWERS = ("zone", "broker", "peer", "certificate", "authority", "opcua", "modbus")
+SETTLED_S = 3.0  # as long as no further tag has brought its first value
+DIFFERENCES_SHOWN = 20
+_PIN = "server_certificate_sha256"
 _OWN = ("tags", "glob", "trust")  # of a source: answers that are no settings
-
-
-class SetupFailed(BsfgError):
-    """A step failed; what was done before it stays, and setup goes on from there when it is run again."""
 
 
 @click.command()
@@ -48,165 +51,229 @@ class SetupFailed(BsfgError):
 )
 def setup(config_file: Path | None, answers: Path | None) -> None:
     """Set up a node: settings, key and request, broker and peer, first source, service; then show its first values."""
-    given = _read(answers) if answers is not None else _ask()
+    given = answers_module.read(answers) if answers is not None else {"zone": questions.ask_zone()}
     if not isinstance(zone := given.get("zone"), str) or not ZONE.fullmatch(zone):
         raise click.UsageError(f"zone {zone!r}: a zone is 1 to 32 of a-z, 0-9 and -")
-    Setup(given, (config_file or unit.CONFIG_FOLDER / f"{zone}.toml").absolute()).run()
+    file = (config_file or unit.CONFIG_FOLDER / f"{zone}.toml").absolute()
+    if answers is None:
+        given = _ask(zone, file.with_suffix(".answers"))
+    Setup(given, file, asks=answers is None or sys.stdin.isatty()).run()
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SetupFailed(f"{file}: {error}") from error
-    if unknown := sorted(found.keys() - set(ANSWERS)):
-        raise SetupFailed(f"{file}: {unknown[0]} is no answer; known are {', '.join(ANSWERS)}")
-    return found
-
-
-def _ask() -> dict[str, Any]:
-    """The answers from questions; an empty one leaves its part out."""
-    given: dict[str, Any] = {"zone": click.prompt("Zone of this node (a-z, 0-9, -)")}
-    if host := click.prompt("Host of the broker (empty: none yet)", default="", show_default=False):
-        port = click.prompt("Its port for this zone and its peer", default=8883)
-        given["broker"] = {"name": "broker", "host": host, "port": port}
-        zone = click.prompt("Zone of the peer there")
-        streams = ["facts.telemetry", "facts.operational"]
-        side = click.prompt("It", type=click.Choice(["reads from here", "is read by this node"]))
-        given["peer"] = {"zone": zone, "exports" if side == "reads from here" else "pulls": streams}
-    kind = click.prompt("First source", type=click.Choice(["opcua", "modbus", "none"]), default="none")
-    if kind != "none":
-        source: dict[str, Any] = {"name": click.prompt("Its name, such as press-1")}
-        if kind == "opcua":
-            source["url"] = click.prompt("Its address, opc.tcp://host:4840")
-            source["glob"] = click.prompt("Variables to read, as 'Line1/*/Temperature'", default="*")
-        else:
-            source["host"] = click.prompt("Its host")
-            source["address_base"] = int(click.prompt("Registers count from", type=click.Choice(["0", "1", "40001"])))
-            rows = "tag,table,register,type\n"
-            while row := click.prompt("A tag, as line1/t,holding,1,float32 (empty: no more)", default=""):
-                rows += f"{row}\n"
-            source["tags"] = rows
-        given[kind] = [source]
+def _ask(zone: str, kept: Path) -> dict[str, Any]:
+    """The answers to the questions, kept in a file. Those of an earlier run are offered. Raises SetupFailed."""
+    before = answers_module.read(kept) if kept.exists() else {}
+    if before:
+        click.echo(f"# the answers in {kept} are offered: the Enter key takes one")
+    given = questions.ask(zone, before)
+    write_node_toml(kept, answers_module.text_of(given))
+    click.echo(f"# the answers are in {kept}; to run setup with them again: bsfg setup --answers {kept}")
     return given
 
 
 class Setup:
-    """The steps, in order. `left`: what an operator still has to do."""
+    """The steps, in order. `left`: what an operator still has to do; `differing`: answers that are not in force."""
 
-    def __init__(self, given: Mapping[str, Any], config_file: Path) -> None:
+    def __init__(self, given: Mapping[str, Any], config_file: Path, *, asks: bool = False) -> None:
         self.given, self.file = given, config_file
         self.zone: str = given["zone"]
-        self.pki = config_file.parent / "pki"
         self.left: list[str] = []
+        self.differing: list[differences.Difference] = []
         self._is_unit = unit.is_of_unit(config_file)
+        self._steps = Steps(is_unit=self._is_unit, asks=asks)
+        self._bsfg = self._steps.bsfg
 
     def run(self) -> None:
         """All steps. Raises SetupFailed, ConfigError."""
         if not self.file.exists():
             self._bsfg("init", "--zone", self.zone, "--config", str(self.file))
+        elif (node := load_sections(self.file).node) is not None and node.zone != self.zone:
+            raise SetupFailed(f"{self.file} is of zone {node.zone}, not {self.zone}; give another file with --config")
         if "broker" in self.given:
-            self._identity()
-        for kind in ("opcua", "modbus"):
+            self._connect(self.given["broker"], self.given.get("peer"))
+        for kind in questions.SOURCES:
             for source in self.given.get(kind, []):
                 self._source(kind, source)
         self._give_to_node()
         self._bsfg("check", "--config", str(self.file))
-        self._start()
-        self._show()
+        is_running = self._start()
+        self._show(is_running=is_running)
+        if self.differing:
+            raise SetupFailed(
+                f"{len(self.differing)} answers differ from what is there, and are not in force: see above"
+            )
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
-    def _identity(self) -> None:
-        """The zone's key and certificate; broker and peer once they can be used."""
-        cert_file, request = self.pki / "zones" / f"{self.zone}.pem", self.pki / "zones" / "requested"
-        if not cert_file.exists():
-            if not (request / f"{self.zone}.key").exists():
-                self._bsfg("pki", "request", self.zone, "--pki", str(self.pki))
-            if not (self.given.get("certificate") and self.given.get("authority")):
-                self.left.append(
-                    f"have {request / self.zone}.csr signed (bsfg pki sign {self.zone} --request FILE, at the authority), "
-                    "and run setup again with certificate and authority in the answers, or bsfg pki import"
-                )
-                return
-            own = ("--cert", str(self.given["certificate"]), "--ca", str(self.given["authority"]))
-            self._bsfg("pki", "import", self.zone, *own, "--pki", str(self.pki))
-        broker = {"name": "broker", **self.given["broker"], "ca_file": "pki/ca.pem"}
-        broker |= {"cert_file": f"pki/zones/{self.zone}.pem", "key_file": f"pki/zones/{self.zone}.key"}
-        if not self._has("broker", "name", broker["name"]):
-            self._add("broker", broker)
-        peer = self.given.get("peer")
-        if peer is not None and not self._has("peer", "zone", peer.get("zone", "")):
-            self._add("peer", {"broker": broker["name"], **peer})
+    def _connect(self, given: Mapping[str, Any], peer: Mapping[str, Any] | None) -> None:
+        """Broker and peer, once the certificates are there. A broker here stays as it is, too, where an answer
+        differs: its node is configured for it."""
+        settings = {"name": "broker", **given}
+        if settings.pop("here", False):
+            settings["host"] = HERE
+        is_there = self._has("broker", "name", "broker")
+        if is_there:
+            self._compare("broker", "name", "broker", settings)
+        has_peer = peer is not None and self._has("peer", "zone", peer["zone"])
+        if peer is not None and has_peer:
+            self._compare("peer", "zone", peer["zone"], peer)
+        if self.differing or not Site(self._steps, self.given, self.file, self.left).prepare():
+            return
+        settings |= {"ca_file": "pki/ca.pem", "cert_file": f"pki/zones/{self.zone}.pem"}
+        settings["key_file"] = f"pki/zones/{self.zone}.key"
+        if not is_there:
+            self._add("broker", settings)
+        if peer is not None:
+            if not has_peer:
+                self._add("peer", {"broker": settings["name"], **peer})
+            self.left.append(f"try the connection: bsfg peer test {peer['zone']} --config {self.file}")
 
     def _source(self, kind: str, source: Mapping[str, Any]) -> None:
         """Add a source that is not there yet, and try it: what cannot be read is taken out again."""
-        name, before = str(source.get("name", "")), self.file.read_text("utf-8")
+        name = str(source.get("name", ""))
         if self._has(kind, "name", name):
+            self._keep_source(kind, name, source)
             return
+        source = dict(source)
+        while True:
+            try:
+                self._add_and_test(kind, name, source)
+            except SetupFailed:
+                # Most servers refuse a client until an operator has accepted its certificate there.
+                if not self._steps.asks or not click.confirm(
+                    "Try it again, after what the step asks for", default=True
+                ):
+                    raise
+            else:
+                return
+
+    def _keep_source(self, kind: str, name: str, source: Mapping[str, Any]) -> None:
+        """Say of a source that is there where the answers differ."""
+        click.echo(f"# [[{kind}]] {name} is in {self.file}, and stays as it is there")
+        self._compare(kind, "name", name, {key: value for key, value in source.items() if key not in _OWN})
+        files = [one.tags_file for one in load_sections(self.file).sources if one.name == name]
+        for tags_file in filter(Path.exists, files):
+            if "tags" in source:
+                there = tags_file.read_text("utf-8")
+                self.differing += differences.of_rows(tags_file, there, str(source["tags"]))
+            elif "glob" in source:
+                words = ["bsfg", "opcua", "browse", name, "--glob", source["glob"], "--config", str(self.file)]
+                click.echo(f"# its tags are those of {tags_file}; to see what the server has: {shlex.join(words)}")
+
+    def _compare(self, section: str, key: str, name: str, answers: Mapping[str, Any]) -> None:
+        """Note where a section of node.toml differs from the answers."""
+        text = self.file.read_text("utf-8")
+        self.differing += differences.of_section(self.file, text, section, key, name, answers)
+
+    def _add_and_test(self, kind: str, name: str, source: dict[str, Any]) -> None:
+        """One try. A certificate that was confirmed is pinned in `source`. Raises SetupFailed."""
         tags_file = self.file.parent / "tags.d" / f"{name}.csv"
         tags_file.parent.mkdir(exist_ok=True)
-        if "tags" in source:
-            tags_file.write_text(str(source["tags"]), encoding="utf-8")
-        found = self._found_by_test(source) if kind == "opcua" else {}
-        settings = {key: value for key, value in source.items() if key not in _OWN}
-        self._add(kind, {**found, "tags_file": f"tags.d/{name}.csv", **settings})
-        try:
+        with self._undone_if_failed(tags_file):
+            if "tags" in source:
+                tags_file.write_text(str(source["tags"]), encoding="utf-8")
+            found = self._found_by_test(source) if kind == "opcua" else {}
+            settings = {key: value for key, value in source.items() if key not in _OWN}
+            self._add(kind, {**found, "tags_file": f"tags.d/{name}.csv", **settings})
             if not tags_file.exists():
                 glob = ("--glob", source["glob"]) if source.get("glob", "*") != "*" else ()
                 words = ("opcua", "browse", name, "--config", str(self.file), *glob, "--csv", str(tags_file))
                 self._bsfg(*words)
             self._give_to_node()
             self._bsfg("source", "test", name, "--config", str(self.file), as_node=True)
-        except SetupFailed:
-            self._replace(before)
-            raise
 
-    def _found_by_test(self, source: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings with which `opcua test` got through to a server."""
+    @contextmanager
+    def _undone_if_failed(self, tags_file: Path) -> Iterator[None]:
+        """node.toml is as before, and a tag file that was made is gone, where the block fails or is interrupted."""
+        before, was_there, is_done = self.file.read_text("utf-8"), tags_file.exists(), False
+        try:
+            yield
+            is_done = True
+        finally:
+            if not is_done:
+                self._replace(before)
+                if not was_there:
+                    tags_file.unlink(missing_ok=True)
+
+    def _found_by_test(self, source: dict[str, Any]) -> dict[str, Any]:
+        """The settings with which `opcua test` got through to a server; a certificate that it pinned is in `source`
+        for the next try."""
         words = ["opcua", "test", str(source.get("url", "")), "--pki", str(self._state_dir() / "opcua")]
         words += [f"--{flag}" for flag in ("insecure", "trust") if source.get(flag)]
+        if _PIN in source:
+            words += ["--server-sha256", str(source[_PIN])]
         self._give_to_node()
-        self._bsfg(*words, as_node=True)
-        found = self._bsfg(*words, "--json", as_node=True, is_shown=False).splitlines()[-1]
-        (section,) = tomllib.loads(json.loads(found)["section"])["opcua"]
+        try:
+            _, _, printed = self._bsfg(*words, as_node=True).partition(SECTION_BEGINS)
+        except SetupFailed as error:
+            if PINNED in error.printed:
+                source[_PIN] = error.printed.partition(PINNED)[2].split()[0]
+            raise
+        (section,) = tomllib.loads(printed.partition(SECTION_ENDS)[0])["opcua"]
         assert isinstance(section, dict), "a section is a table"
+        if _PIN in section:
+            source[_PIN] = section[_PIN]
         return section
 
-    def _start(self) -> None:
-        """The service: enabled, and started, or reloaded where it runs."""
-        if not self._is_unit or shutil.which("systemctl") is None or not Path("/run/systemd/system").exists():
-            self.left.append(f"start the node: bsfg run --config {self.file}")
-            return
+    def _start(self) -> bool:
+        """The service: enabled, and started, or reloaded where it runs. Whether the node runs."""
         name = f"bsfg@{self.file.stem}"
-        is_active = subprocess.run(["systemctl", "--quiet", "is-active", name], check=False).returncode == 0
-        self._run(["systemctl", "reload", name] if is_active else ["systemctl", "enable", "--now", name])
+        if self._is_unit and has_systemd():
+            is_active = subprocess.run(["systemctl", "--quiet", "is-active", name], check=False).returncode == 0
+            self._steps.run(["systemctl", "reload", name] if is_active else ["systemctl", "enable", "--now", name])
+            return True
+        if self._health() is None:
+            self.left.append(f"start the node: bsfg run --config {self.file}")
+            return False
+        self._bsfg("reload", "--config", str(self.file))
+        return True
 
-    def _show(self) -> None:
-        """The first values of the node that runs, and what is left to do."""
-        if not any("bsfg run" in one for one in self.left):
+    def _show(self, *, is_running: bool) -> None:
+        """How the tags of a node that runs are, and what is left to do."""
+        sections = load_sections(self.file)
+        if sections.sources and is_running:
             self._wait_for_values()
-            self._bsfg("latest", "--config", str(self.file))
-        if not load_sections(self.file).sources:
+            self._bsfg("latest", "--summary", "--config", str(self.file))
+        if not sections.sources and not self.given.get("peer", {}).get("pulls"):
             self.left.append("add a source: setup again with one, or docs/operate/sources.md")
         if "broker" not in self.given:
             self.left.append("connect it with another zone: setup again with broker and peer")
+        if self.differing:
+            self.left.append("correct these lines or the answers, and run setup again:")
         click.echo("\nleft to do:" if self.left else "\nnothing is left to do")
         for one in self.left:
             click.echo(f"  - {one}")
+        for difference in self.differing[:DIFFERENCES_SHOWN]:
+            click.echo(f"      {difference}")
+        if len(self.differing) > DIFFERENCES_SHOWN:
+            click.echo(f"      and {len(self.differing) - DIFFERENCES_SHOWN:,} more")
 
     def _wait_for_values(self) -> None:
-        sections, deadline = load_sections(self.file), time.monotonic() + VALUES_S
+        """Until each source has values, and the tags without one are no longer becoming fewer."""
+        names = {one.name for one in load_sections(self.file).sources}
+        silent_before, deadline = None, time.monotonic() + VALUES_S
+        settled = deadline
+        while (now := time.monotonic()) < min(settled, deadline):
+            found = self._health() or {"sources": []}
+            sources = [one for one in found["sources"] if one["name"] in names]
+            silent = sum(one["tags_silent"] for one in sources)
+            if len(sources) < len(names) or not all(one["values_total"] for one in sources):
+                silent_before, settled = None, deadline
+            elif silent != silent_before:
+                silent_before, settled = silent, now + SETTLED_S
+            time.sleep(0.5)
+
+    def _health(self) -> dict[str, Any] | None:
+        """What the running node says; None if none answers."""
+        sections = load_sections(self.file)
         assert sections.node is not None
         assert sections.health is not None
-        page = (sections.node.state_dir, self.zone, sections.health.listen_host, sections.health.listen_port)
-        while sections.sources and time.monotonic() < deadline:
-            try:
-                if all(one["values_total"] for one in ask_health_of(*page)["sources"]):
-                    return
-            except NodeSilent:
-                pass
-            time.sleep(0.5)
+        try:
+            return ask_health_of(
+                sections.node.state_dir, self.zone, sections.health.listen_host, sections.health.listen_port
+            )
+        except NodeSilent:
+            return None
 
     # ------------------------------------------------------------------------------------------------------------ tools
 
@@ -222,10 +289,9 @@ class Setup:
 
     def _add(self, section: str, settings: Mapping[str, Any]) -> None:
         """Add a section to node.toml. Raises ConfigError, and adds nothing, where the file would have a problem."""
-        lines = [f"[[{section}]]", *(f"{name} = {_toml(name, value)}" for name, value in settings.items())]
-        text = f"{self.file.read_text('utf-8')}\n" + "\n".join(lines) + "\n"
-        self._replace(text)
-        click.echo("\n".join([f"# added to {self.file}", *lines]))
+        lines = f"[[{section}]]\n{answers_module.section_text(settings)}"
+        self._replace(f"{self.file.read_text('utf-8')}\n{lines}")
+        click.echo(f"# added to {self.file}\n{lines}", nl=False)
 
     def _replace(self, text: str) -> None:
         """Give node.toml another text: after a power cut it has the old or the new one, whole. Mode and owner stay.
@@ -252,7 +318,11 @@ class Setup:
         if not self._is_unit or os.geteuid() != 0:
             return
         group = self.file.parent.stat().st_gid
-        for path in [*self.pki.rglob("*"), *(self.file.parent / "tags.d").rglob("*"), self.file.parent / "tags.d"]:
+        for path in [
+            *(self.file.parent / "pki").rglob("*"),
+            *(self.file.parent / "tags.d").rglob("*"),
+            self.file.parent / "tags.d",
+        ]:
             if path.exists():
                 os.chown(path, -1, group)
                 path.chmod(0o750 if path.is_dir() else 0o640)
@@ -260,26 +330,3 @@ class Setup:
         if not state_dir.exists():
             state_dir.mkdir(mode=0o700)
             shutil.chown(state_dir, unit.USER, unit.USER)
-
-    def _bsfg(self, *words: str, as_node: bool = False, is_shown: bool = True) -> str:
-        """Run a command of this program, as the node's user where it makes files that are the node's."""
-        python = [sys.executable, "-m", "agent.cli"]
-        user = ["runuser", "-u", unit.USER, "--"] if as_node and self._is_unit and os.geteuid() == 0 else []
-        return self._run([*user, *python, *words], is_shown=is_shown, words=[*user, "bsfg", *words])
-
-    def _run(self, command: list[str], *, is_shown: bool = True, words: list[str] | None = None) -> str:
-        if is_shown:
-            click.echo(f"$ {shlex.join(words or command)}")
-        done = subprocess.run(command, text=True, stdout=None if is_shown else subprocess.PIPE, check=False)
-        if done.returncode != 0:
-            raise SetupFailed(f"this step failed: {shlex.join(words or command)}; run setup again once it succeeds")
-        return done.stdout or ""
-
-
-def _toml(name: str, value: object) -> str:
-    """A text, number, truth value or list as TOML, which has them as JSON does. Raises SetupFailed."""
-    if isinstance(value, str | bool | int | float) or (
-        isinstance(value, list) and all(isinstance(one, str | bool | int | float) for one in value)
-    ):
-        return json.dumps(value, ensure_ascii=False)
-    raise SetupFailed(f"{name} = {value!r}: an answer is a text, a number, true, false, or a list of these")

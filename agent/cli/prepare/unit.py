@@ -1,7 +1,8 @@
-"""What the shipped unit (systemd/bsfg@.service) lets a node do, for the commands that prepare or check one.
+"""The permissions of a node under the shipped unit (systemd/bsfg@.service), for the commands that prepare or check a
+node.
 
-A node.toml directly in /etc/bsfg is that of a unit: bsfg@NAME reads /etc/bsfg/NAME.toml, runs as user bsfg and writes
-to /var/lib/bsfg/NAME, and to nothing else. A test holds these values equal to the unit.
+A node.toml directly in /etc/bsfg belongs to a unit: bsfg@NAME reads /etc/bsfg/NAME.toml, runs as user bsfg and writes
+only to /var/lib/bsfg/NAME. A test compares these values with the unit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.config import Sections
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 CONFIG_FOLDER = Path("/etc/bsfg")
 STATE_FOLDER = Path("/var/lib/bsfg")
@@ -34,8 +35,8 @@ def state_dir_of(config_file: Path) -> Path:
 
 
 def become_node_user() -> bool:
-    """Give up root for the node's user, for good, so that everything is seen with its rights. False without such a
-    user, or where this process is not root."""
+    """Switch this process from root to the node's user, permanently, so that checks run with its rights. False if there
+    is no such user, or if this process is not root."""
     if os.geteuid() != 0:
         return False
     try:
@@ -49,7 +50,7 @@ def become_node_user() -> bool:
 
 
 def refusals_of(sections: Sections) -> Iterator[str]:
-    """What the unit of this file would refuse to the node although file modes allow it, each with what to do."""
+    """Accesses that the unit's sandbox would deny although file modes allow them, each with a remedy."""
     state_dir, stem = state_dir_of(sections.file), sections.file.stem
     node = sections.node
     if node is not None and not node.state_dir.is_relative_to(state_dir):

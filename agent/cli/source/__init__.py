@@ -1,1 +1,1 @@
-"""`bsfg source`: the OPC UA servers and Modbus devices of node.toml, in the same words for both protocols."""
+"""`bsfg source`: the OPC UA servers and Modbus devices of node.toml, with the same commands for both protocols."""

@@ -1,22 +1,21 @@
-"""How a command reaches a source: over a connection of its own with the source's settings, or through the running node.
+"""How a command reads a source: over its own connection with the source's settings, or through the running node.
 
-A Modbus device is asked by the running node, over the node's connection, as long as that stands: many devices refuse a
-second one, or drop the first for it. An OPC UA server takes another session.
+While the node is connected to a Modbus device, the node reads it for the command, because many devices refuse a second
+connection or drop the first one. For OPC UA the command opens a session of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from agent import local_socket
-from agent.config import NodeSettings, load
+from agent.config import load
 from agent.ingest import (
     ProbeStep,
-    SourceSettings,
     Tag,
     TagReading,
     is_read_by_node,
@@ -25,6 +24,10 @@ from agent.ingest import (
     read_source,
     readings_of_node,
 )
+from agent.settings.node import NodeSettings
+from agent.settings.sources import SourceSettings
+
+_SourceT = TypeVar("_SourceT", bound=SourceSettings)
 
 TAGS_PER_REQUEST = 200  # some hundred reads of a slow device, and an answer far below the socket's limit
 READ_MS_MAX = 120_000
@@ -33,15 +36,19 @@ READ_MS_MAX = 120_000
 def source_of(config_file: Path, name: str) -> tuple[NodeSettings, SourceSettings]:
     """The settings of a node and of one of its sources. Raises ConfigError and UsageError."""
     settings = load(config_file)
-    for source in settings.sources:
-        if source.name == name:
-            return settings, source
-    known = ", ".join(source.name for source in settings.sources) or "none"
-    raise click.UsageError(f"{config_file} names no source {name!r}; it names {known}")
+    return settings, named_source(settings.sources, name, config_file)
+
+
+def named_source(sources: Iterable[_SourceT], name: str, config_file: Path, kind: str = "source") -> _SourceT:
+    """The source of this name, among those of node.toml. Raises UsageError."""
+    by_name = {source.name: source for source in sources}
+    if name not in by_name:
+        raise click.UsageError(f"{config_file} has no valid {kind} {name!r}; it has {', '.join(by_name) or 'none'}")
+    return by_name[name]
 
 
 async def read_tags(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The values of tags now, not recorded. Raises SourceError, LocalError."""
+    """The present values of tags, not recorded. Raises SourceError, LocalError."""
     through_node = await _through_node(node, source, tags)
     return await read_source(source, tags) if through_node is None else through_node
 
@@ -60,8 +67,8 @@ async def steps(
 
 
 async def _through_node(node: NodeSettings, source: SourceSettings, tags: Sequence[Tag]) -> list[TagReading] | None:
-    """The values as the running node reads them for us. None where a connection of one's own is the way: to a server
-    that takes several, or when no node is connected."""
+    """The values as the running node reads them. None if the command must connect itself: to an OPC UA server, or if no
+    node is connected."""
     if not is_read_by_node(source):
         return None
     found: dict[str, tuple[Any, int, str]] = {}

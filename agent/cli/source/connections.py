@@ -1,7 +1,7 @@
-"""Everything that node.toml connects to, tried at once: each source, broker and peer, one result each.
+"""Test all connections in node.toml at once: each source, broker and peer, one result each.
 
-The tests are those of `bsfg source test`, `bsfg broker check` and `bsfg peer test`; here they run in parallel, within a
-number and a time.
+The tests are those of `bsfg source test`, `bsfg broker check` and `bsfg peer test`. They run in parallel, with a limit
+on their number and time.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from agent.cli.peer import broker_of, peer_of, target_at
 from agent.cli.source.access import steps
 from agent.cli.terminal import Progress
-from agent.config import BrokerSettings, NodeSettings, PeerSettings
 from agent.errors import BsfgError
-from agent.ingest import ProbeStep, SourceSettings, TagMapError, load_tag_map, some_tags
+from agent.ingest import ProbeStep, TagMapError, load_tag_map, some_tags
+from agent.settings.node import NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
+from agent.settings.sources import SourceSettings
 
 if TYPE_CHECKING:
     from agent.replication.broker import Diagnostic
@@ -26,8 +28,8 @@ TRY_S_MAX = 60.0  # of one source; brokers and peers have limits of their own, o
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """What became of one connection; `todo` says what to do about a bad one."""
+class ConnectionResult:
+    """The result of one connection test; `todo` is the remedy for a failed one."""
 
     kind: str
     name: str
@@ -36,13 +38,13 @@ class Tried:
     is_bad: bool = True
 
 
-async def try_all(settings: NodeSettings) -> list[Tried]:
+async def test_all(settings: NodeSettings) -> list[ConnectionResult]:
     """Every connection, in the order of node.toml."""
     progress, places = Progress(), asyncio.Semaphore(AT_ONCE)
-    tries = list(_tries(settings))
+    tries = list(_tests(settings))
     done = 0
 
-    async def one(part: Awaitable[Tried]) -> Tried:
+    async def one(part: Awaitable[ConnectionResult]) -> ConnectionResult:
         nonlocal done
         async with places:
             found = await part
@@ -56,20 +58,20 @@ async def try_all(settings: NodeSettings) -> list[Tried]:
     return [task.result() for task in tasks]
 
 
-def _tries(settings: NodeSettings) -> Iterator[Awaitable[Tried]]:
+def _tests(settings: NodeSettings) -> Iterator[Awaitable[ConnectionResult]]:
     for source in settings.sources:
-        yield _try_source(settings, source)
+        yield _test_source(settings, source)
     for broker in settings.broker:
-        yield asyncio.to_thread(_try_broker, settings, broker)
+        yield asyncio.to_thread(_test_broker, settings, broker)
     for peer in settings.peer:
-        yield asyncio.to_thread(_try_peer, settings, peer)
+        yield asyncio.to_thread(_test_peer, settings, peer)
 
 
-async def _try_source(settings: NodeSettings, source: SourceSettings) -> Tried:
+async def _test_source(settings: NodeSettings, source: SourceSettings) -> ConnectionResult:
     try:
         tags = load_tag_map(source).tags
     except TagMapError:
-        return Tried("source", source.name, "not tried: its tag file has problems", "correct the tag file")
+        return ConnectionResult("source", source.name, "not tried: its tag file has problems", "correct the tag file")
     last: ProbeStep | None = None
     try:
         async with asyncio.timeout(TRY_S_MAX):
@@ -79,36 +81,36 @@ async def _try_source(settings: NodeSettings, source: SourceSettings) -> Tried:
                     break
     except TimeoutError:
         what = f"not done in {TRY_S_MAX:.0f} s, after: {last.what if last else 'nothing'}"
-        return Tried("source", source.name, what, f"try it alone: bsfg source test {source.name}")
+        return ConnectionResult("source", source.name, what, f"try it alone: bsfg source test {source.name}")
     except BsfgError as error:
-        return Tried("source", source.name, str(error), error.hint)
+        return ConnectionResult("source", source.name, str(error), error.hint)
     assert last is not None, "a test has a step"
     detail = "".join(f"; {line}" for line in last.details[:1])
     what = f"{last.name}: {last.what}{detail}" if last.is_failed else last.what
-    return Tried("source", source.name, what, last.todo, last.is_failed)
+    return ConnectionResult("source", source.name, what, last.todo, last.is_failed)
 
 
-def _try_broker(settings: NodeSettings, broker: BrokerSettings) -> Tried:
+def _test_broker(settings: NodeSettings, broker: BrokerSettings) -> ConnectionResult:
     from agent.replication.broker import PeerLink, check_broker
 
     own = settings.node.zone
     peers = [peer for peer in settings.peer if peer.broker == broker.name]
     links = [PeerLink(own, peer.zone) for peer in peers if peer.exports or peer.appends]
     links += [PeerLink(peer.zone, own) for peer in peers if peer.pulls or peer.asks]
-    return _judged("broker", broker.name, check_broker(target_at(settings, broker), links))
+    return _summarised("broker", broker.name, check_broker(target_at(settings, broker), links))
 
 
-def _try_peer(settings: NodeSettings, peer: PeerSettings) -> Tried:
+def _test_peer(settings: NodeSettings, peer: PeerSettings) -> ConnectionResult:
     from agent.replication.broker import check_peer
 
-    return _judged("peer", peer.zone, check_peer(target_at(settings, broker_of(settings, peer)), peer_of(peer)))
+    return _summarised("peer", peer.zone, check_peer(target_at(settings, broker_of(settings, peer)), peer_of(peer)))
 
 
-def _judged(kind: str, name: str, diagnostics: Iterable[Diagnostic]) -> Tried:
+def _summarised(kind: str, name: str, diagnostics: Iterable[Diagnostic]) -> ConnectionResult:
     """The first result that is bad, or how many were good."""
     count = 0
     for one in diagnostics:
         count += 1
         if one.is_bad:
-            return Tried(kind, name, f"{one.step}: {one.what}" if one.step else one.what, one.hint)
-    return Tried(kind, name, f"{count} checks passed", is_bad=False)
+            return ConnectionResult(kind, name, f"{one.step}: {one.what}" if one.step else one.what, one.hint)
+    return ConnectionResult(kind, name, f"{count} checks passed", is_bad=False)

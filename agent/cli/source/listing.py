@@ -1,4 +1,4 @@
-"""`bsfg source list`: the sources of node.toml, and how the running node fares with them."""
+"""`bsfg source list`: the sources of node.toml, and their state in the running node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ import msgspec
 from agent import local_socket
 from agent.cli import config_option, json_option
 from agent.cli.table import lines
-from agent.config import NodeSettings, load
-from agent.foreign_text import printable
+from agent.config import load
+from agent.escaping import printable
 from agent.health.verdict import duration
-from agent.ingest import ModbusSourceSettings, SourceSettings, TagMapError, load_tag_map
+from agent.ingest import TagMapError, load_tag_map
+from agent.settings.node import NodeSettings
+from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "silent", "last value", "")
 
@@ -25,7 +27,7 @@ COLUMNS = ("name", "protocol", "endpoint", "state", "tags", "good", "bad", "sile
 @click.command()
 @config_option
 @json_option
-def list_command(config_file: Path, as_json: bool) -> None:  # noqa: FBT001 click's way
+def list_command(config_file: Path, as_json: bool) -> None:
     """List the sources: endpoint, state in the running node, tags with and without a value, age of the last value."""
     settings = load(config_file)
     entries = asyncio.run(_entries(settings))

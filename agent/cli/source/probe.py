@@ -1,5 +1,5 @@
-"""`bsfg source test`: the way to a source of node.toml step by step, to values of its tags; also while the node
-runs."""
+"""`bsfg source test`: test the connection to a source of node.toml step by step and read some of its tags; also while
+the node runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.ingest import load_tag_map, some_tags
 @click.argument("name")
 @click.option("--all", "is_all", is_flag=True, help="Read all tags, not some twenty.")
 @json_option
-def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:  # noqa: FBT001 click's way
+def test(config_file: Path, name: str, is_all: bool, as_json: bool) -> None:
     """Connect to the source NAME with its own settings and read some of its tags.
 
     Nothing is recorded, and a running node is not disturbed: a Modbus device to which it is connected is asked by the

@@ -1,4 +1,4 @@
-"""`bsfg source read`: the values of a source's tags as the device gives them now. Nothing is recorded."""
+"""`bsfg source read`: read the present values of a source's tags from the device, once, without recording them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.cli import config_option, json_option
 from agent.cli.source.access import read_tags, source_of
 from agent.cli.table import lines
 from agent.cli.terminal import value_text
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.ingest import Tag, TagReading, load_tag_map
 from agent.message import json_value, time_text
 from agent.status_codes import status_name
@@ -28,7 +28,7 @@ COLUMNS = ("tag", "value", "unit", "status", "source_time", "")
 @click.argument("name")
 @click.argument("tags", nargs=-1, metavar="[TAG]...")
 @json_option
-def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> None:  # noqa: FBT001 click's way
+def read(config_file: Path, name: str, tags: tuple[str, ...], as_json: bool) -> None:
     """Read TAGs of the source NAME once, by default all, without recording them.
 
     bsfg latest shows what was recorded. Exit status 1 when one has no value.

@@ -1,6 +1,7 @@
-"""`bsfg source retry`: end the waiting of a source of the running node, for example after a repair at the device.
+"""`bsfg source retry`: make the running node connect to a source now instead of after its back-off, for example after a
+repair of the device.
 
-The running node is asked through its local socket. Nothing is read from a device by the command itself.
+The command sends the request to the node's local socket and does not connect to the device itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent.config import load
 @config_option
 @click.argument("name")
 @json_option
-def retry(config_file: Path, name: str, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def retry(config_file: Path, name: str, as_json: bool) -> None:
     """Connect to the source NAME now instead of waiting for the next attempt, for example after a repair.
 
     At an OPC UA source that is connected, the tags that its server refuses are tried at once.

@@ -46,7 +46,7 @@ def export(
     since: str | None,
     until: str | None,
     tags: tuple[str, ...],
-    force: bool,  # noqa: FBT001 click passes options by name
+    force: bool,
     target: Path,
 ) -> None:
     """Write facts as flat rows to TARGET ("-" is standard output, for csv and jsonl)."""

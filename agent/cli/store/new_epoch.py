@@ -1,7 +1,7 @@
 """`bsfg store new-epoch`: begin a new epoch of a store that was restored from an old copy, by hand.
 
-A store that is restored without its witness begins one by itself. One that is restored with it is refused to peers that
-have read more (incident `ahead`), because their word alone must not begin an epoch.
+A store that is restored without its witness begins a new epoch by itself. A store that is restored with its witness
+refuses peers that have read further (incident `ahead`), because an unproven claim of a peer must not begin an epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.config import load
 @click.option("--because", default="an operator restored the store", show_default=True, help="Recorded with the epoch.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
-def new_epoch(config_file: Path, because: str, yes: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def new_epoch(config_file: Path, because: str, yes: bool, as_json: bool) -> None:
     """Begin a new epoch, because this store was restored from an old copy. No fact is lost: every peer reads the store
     once more, and skips what it holds."""
     settings = load(config_file)

@@ -1,7 +1,8 @@
 """`bsfg store stats`: counts of a store by stream, origin and consumer, and the size of its files.
 
-It reads the summaries of batches and opens none, so a store of 100 million facts takes about a second. What the flash
-bears is reckoned from what the running node has written, else from the batches and the time they were recorded in.
+It reads only the summaries of batches, so a store of 100 million facts takes about a second. Flash wear is estimated
+from the bytes that the running node has written, or, without a node, from the batches and the times when they were
+recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MEASURED_S_MIN = 300.0
 @config_option
 @file_option
 @json_option
-def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
     """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
     with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
@@ -46,8 +47,8 @@ def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:  #
 
 
 def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
-    """What the node that runs on this store has written a second since its start; None where none answers, or it has
-    just begun."""
+    """Bytes per second that the running node of this store has written since its start; None if no node answers, or if
+    it has just started."""
     settings = load(config_file)
     page = (settings.health.listen_host, settings.health.listen_port)
     try:
@@ -68,8 +69,8 @@ def _measured(config_file: Path, origin: Origin) -> dict[str, Any] | None:
 
 
 def _estimated(reader: StoreReader, found: Statistics) -> dict[str, Any] | None:
-    """What the store's batches say; None where they were recorded within a few minutes. Batches of several streams
-    mostly share commits, so those of the busiest count."""
+    """An estimate from the store's batches; None if they were recorded within a few minutes. Batches of several streams
+    usually share commits, so only those of the busiest stream count."""
     marks = {one.name: [unix_ms for _, unix_ms in reader.clock_marks(one.name)] for one in found.streams}
     times = [unix_ms for some in marks.values() for unix_ms in some]
     seconds = (max(times) - min(times)) / 1000 if times else 0.0

@@ -34,7 +34,7 @@ WHAT_TO_DO = (
     "--quick", is_flag=True, help="Check digests, chains and tables only; do not open batches or check pages."
 )
 @json_option
-def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def verify(config_file: Path, store_file: Path | None, quick: bool, as_json: bool) -> None:
     """Compare every batch with its digest, its predecessor and the tables."""
     path = store_file or load(config_file).node.store_file
     line = Progress()

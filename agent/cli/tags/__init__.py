@@ -1,5 +1,6 @@
-"""`bsfg tags`: begin a tag file, check one, compare it with the one in force, or make it from another product's list.
+"""`bsfg tags`: create a tag file from a template, check it, compare it with the one in force, or import another
+product's tag list.
 
-Nothing is read from a device. A file is read with the settings of a source of node.toml, or without one as `--protocol`
-says.
+The commands read no device. A file is read with the settings of a source in node.toml, or of the protocol given by
+`--protocol`.
 """

@@ -1,4 +1,4 @@
-"""`bsfg tags check`: every problem of one tag file, before it is put in its place."""
+"""`bsfg tags check`: list every problem of a tag file before it is installed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import click
 from agent.cli import config_option, json_option
 from agent.cli.tags.options import FILE, base_option, protocol_option, source_for, source_option, sources_of
 from agent.cli.terminal import print_check
-from agent.ingest import SourceSettings, TagMap, TagMapError, load_tag_map
+from agent.ingest import TagMap, TagMapError, load_tag_map
 from agent.ingest.tags.change import clashes
+from agent.settings.sources import SourceSettings
 
 
 @click.command()
@@ -23,12 +24,7 @@ from agent.ingest.tags.change import clashes
 @base_option
 @json_option
 def check(
-    config_file: Path,
-    file: Path,
-    source_name: str | None,
-    protocol: str | None,
-    base: str | None,
-    as_json: bool,  # noqa: FBT001 click passes options by name
+    config_file: Path, file: Path, source_name: str | None, protocol: str | None, base: str | None, as_json: bool
 ) -> None:
     """Check the tag file FILE, with the settings of the source that reads it.
 

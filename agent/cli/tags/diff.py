@@ -1,4 +1,4 @@
-"""`bsfg tags diff`: what a new tag file would change: tags added, removed, and changed by column."""
+"""`bsfg tags diff`: the changes that a new tag file would make: tags added, removed, and changed by column."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pathlib import Path
 import click
 
 from agent.cli import config_option, json_option
-from agent.cli.tags.options import FILE, named, source_option, sources_of
-from agent.ingest import SourceSettings, TagMap, TagMapError
+from agent.cli.source.access import named_source
+from agent.cli.tags.options import FILE, source_option, sources_of
+from agent.ingest import TagMap, TagMapError
 from agent.ingest.tags.change import difference
 from agent.ingest.tags.file import dialect_of, parse_tag_file, read_tag_file
 from agent.ingest.tags.tag_map import Tag, read_rows
+from agent.settings.sources import SourceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class _Changed:
 @click.argument("new", type=FILE)
 @source_option
 @json_option
-def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -> None:  # noqa: FBT001 click passes options by name
+def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -> None:
     """Compare the tag file NEW with the one that a source of node.toml has."""
     settings = _settings(config_file, source_name)
     old, now = _read(settings, settings.tags_file), _read(settings, new)
@@ -72,7 +74,7 @@ def diff(config_file: Path, new: Path, source_name: str | None, as_json: bool) -
 def _settings(config_file: Path, name: str | None) -> SourceSettings:
     sources = sources_of(config_file)
     if name is not None:
-        return named(sources, name, config_file)
+        return named_source(sources, name, config_file)
     if len(sources) != 1:
         known = ", ".join(source.name for source in sources) or "none"
         raise click.UsageError(f"say which source's file it would replace, by --source; {config_file} has {known}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli.tags.options import BASES, FILE, PROTOCOLS, made_up
+from agent.cli.tags.options import BASES, FILE, PROTOCOLS, temporary_source
 from agent.ingest import TagMapError
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
@@ -44,7 +44,7 @@ def import_list(
     protocol: str,
     out: Path | None,
     base: str | None,
-    zero_based: bool,  # noqa: FBT001 click passes options by name
+    zero_based: bool,
     prefix: str,
     device: str,
     namespaces: Sequence[str],
@@ -62,7 +62,7 @@ def import_list(
     options = Options(protocol, int(base), zero_based, prefix, device, _namespaces(namespaces))
     try:
         found = PRODUCTS[product](file.name, _content(file), options)
-        data = tag_file(found, dialect_of(made_up(protocol, file, base)))
+        data = tag_file(found, dialect_of(temporary_source(protocol, file, base)))
     except TagMapError as error:
         sys.exit("".join(f"bsfg: {problem}\n" for problem in error.problems).rstrip())
     if out is None:

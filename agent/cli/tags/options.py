@@ -1,4 +1,5 @@
-"""The source whose settings decide how a tag file is read: one of node.toml, or one that is made up from options."""
+"""The source whose settings determine how a tag file is read: a source of node.toml, or a temporary one made from
+options."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from pathlib import Path
 
 import click
 
+from agent.cli.source.access import named_source
 from agent.config import ConfigError, load_sections
-from agent.ingest import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 PROTOCOLS = ("opcua", "modbus")
 BASES = ("0", "1", "40001")
@@ -21,7 +23,7 @@ base_option = click.option(
 )
 
 
-def made_up(protocol: str, file: Path, base: str | None) -> SourceSettings:
+def temporary_source(protocol: str, file: Path, base: str | None) -> SourceSettings:
     """A source of this protocol that reads `file`."""
     if protocol == "opcua":
         return OpcuaSourceSettings("plc", "opc.tcp://192.0.2.10:4840", file)
@@ -38,15 +40,6 @@ def sources_of(config_file: Path) -> tuple[SourceSettings, ...]:
         return ()
 
 
-def named(sources: tuple[SourceSettings, ...], name: str, config_file: Path) -> SourceSettings:
-    """A source by its name."""
-    found = next((source for source in sources if source.name == name), None)
-    if found is None:
-        known = ", ".join(source.name for source in sources) or "none"
-        raise click.UsageError(f"{config_file} has no good section of a source {name!r}; it has {known}")
-    return found
-
-
 def source_for(
     file: Path,
     sources: tuple[SourceSettings, ...],
@@ -55,14 +48,14 @@ def source_for(
     base: str | None,
     config: Path,
 ) -> SourceSettings:
-    """The source that reads `file`: the one that is named, a made-up one of the protocol, or the one of node.toml whose
-    tag file it is."""
+    """The source that reads `file`: the named one, a temporary one of the protocol, or the source of node.toml that
+    uses this file."""
     if name is not None and protocol is not None:
         raise click.UsageError("--source names the settings, and --protocol makes some up; give one of them")
     if name is not None:
-        return replace(named(sources, name, config), tags_file=file)
+        return replace(named_source(sources, name, config), tags_file=file)
     if protocol is not None:
-        return made_up(protocol, file, base)
+        return temporary_source(protocol, file, base)
     for source in sources:
         if source.tags_file.absolute() == file.absolute():
             return source

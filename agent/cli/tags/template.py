@@ -1,4 +1,4 @@
-"""`bsfg tags template`: a tag file to begin with, every column explained, or the JSON schema of its TOML form."""
+"""`bsfg tags template`: print a tag file template that explains every column, or the JSON schema of the TOML form."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from agent.cli.tags.options import PROTOCOLS, made_up
+from agent.cli.tags.options import PROTOCOLS, temporary_source
 from agent.ingest.tags.example import example_csv, example_toml, json_schema
 from agent.ingest.tags.file import dialect_of
 
@@ -16,9 +16,9 @@ from agent.ingest.tags.file import dialect_of
 @click.argument("protocol", type=click.Choice(PROTOCOLS))
 @click.option("--toml", "as_toml", is_flag=True, help="TOML in place of CSV.")
 @click.option("--schema", is_flag=True, help="The JSON schema of the TOML form, for an editor.")
-def template(protocol: str, as_toml: bool, schema: bool) -> None:  # noqa: FBT001 click passes options by name
+def template(protocol: str, as_toml: bool, schema: bool) -> None:
     """Print a tag file to begin with, with every column explained."""
-    dialect = dialect_of(made_up(protocol, Path("tags.csv"), "0"))
+    dialect = dialect_of(temporary_source(protocol, Path("tags.csv"), "0"))
     if schema:
         click.echo(json.dumps(json_schema(dialect, protocol), indent=2))
     elif as_toml:

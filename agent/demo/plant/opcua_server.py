@@ -1,8 +1,8 @@
 """The plant's OPC UA server: forty moving variables under one namespace URI.
 
-For tests it can be made narrow-minded: `--items-per-call N` announces and enforces that limit on CreateMonitoredItems,
-or only enforces it, without announcing it if `--announce 0`; `--namespaces-before N` moves the plant's namespace to
-another index; `--late NAME:S` adds a variable only after S seconds.
+For tests it can be restricted: `--items-per-call N` announces and enforces that limit on CreateMonitoredItems, or with
+`--announce 0` only enforces it; `--namespaces-before N` moves the plant's namespace to another index; `--late NAME:S`
+adds a variable only after S seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What both servers of the plant share: the ready line, and the event that a signal sets."""
+"""Shared by both servers of the plant: the ready line, and the event that a signal sets."""
 
 from __future__ import annotations
 

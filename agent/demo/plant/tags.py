@@ -1,7 +1,7 @@
 """Tag files that fit the simulated plant, as a spreadsheet would save them.
 
-Written from the same list of signals that the servers show, so that neither can name what the other lacks. Temperatures
-carry a deadband, everything else is recorded as it comes.
+They are made from the list of signals that the servers use, so the two cannot differ. Temperatures have a deadband; all
+other changes are recorded.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What enters the log: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers,
-and acks."""
+"""Appends: the queue, the group commit, own facts, admission of messages, tag definitions, pages of peers, and acks."""
 
 from agent.fact_store.append.ack_waiters import AckWaiters
 from agent.fact_store.append.acks import Follower, ack_terms, is_in_sync

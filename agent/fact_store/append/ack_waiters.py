@@ -1,9 +1,9 @@
 """Appends that are durable here and wait until consumers confirm them.
 
 Belongs to the writer's thread, which passes each append here after its commit, calls `settle` after every commit and at
-`alarm_ns`, and never blocks: an append that waits delays nothing else. Each is answered once: acknowledged, or `queued`
-with the reason when its timeout is over, when too many wait, or when the store closes. What to answer is decided in
-acks.py (decision 0026).
+`alarm_ns`, and never blocks: an append that waits delays nothing else. Each append is answered once: acknowledged, or
+`queued` with the reason when its timeout has passed, when too many appends wait, or when the store closes. acks.py
+decides the answer (decision 0026).
 """
 
 from __future__ import annotations
@@ -117,10 +117,10 @@ class AckWaiters:
         self._groups.clear()
 
     def _answer_released(self, terms: AckTerms, group: _Group, released_offset: int) -> None:
-        """Answer appends whose facts were released while they waited as `queued`.
+        """Answer appends as `queued` if their facts were released while they waited.
 
-        They were not confirmed: frontiers pass over released facts, which is no confirmation. Each commit is settled
-        before the next, so facts that were confirmed before their release have been answered.
+        They were not confirmed: a frontier also passes over released facts. Each commit is settled before the next, so
+        facts that were confirmed before their release have been answered.
         """
         while group.by_offset and (group.by_offset[0].is_answered or group.by_offset[0].offset <= released_offset):
             waiting = heapq.heappop(group.by_offset)

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from agent.fact_store.log import Acks, AcksRefused, StreamSettings
+from agent.fact_store.log import AcksRefused
+from agent.settings.store import Acks, StreamSettings
 
 Promise = Literal["quorum", "all"]
 _NAMED_MAX = 3  # consumers named in a reason
@@ -45,7 +46,7 @@ class Follower:
 
 @dataclass(frozen=True, slots=True)
 class AckTerms:
-    """What one append waits for. Without promises, only for its own commit."""
+    """The terms of one append. Without promises, it waits only for its own commit."""
 
     stream: str
     promises: tuple[Promise, ...] = ()
@@ -70,7 +71,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """Durable here, but not where the terms promise it, and why. It goes on replicating."""
+    """Durable here, but not where the terms promise it, and the reason. Replication continues."""
 
     why: str
 
@@ -109,7 +110,7 @@ def is_in_sync(follower: Follower, lag_ns: int, now_ns: int) -> bool:
 
 
 def decide_new_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], now_ns: int) -> Decision:
-    """What to answer to an append whose last fact has just become durable at `offset`."""
+    """The answer to an append whose last fact has just become durable at `offset`."""
     decision = decide_ack(offset, terms, followers, now_ns, now_ns)
     if isinstance(decision, Pending) and terms.waits_only_in_sync:
         keeping_up = sum(is_in_sync(one, terms.in_sync_lag_ns, now_ns) for one in followers)
@@ -120,7 +121,7 @@ def decide_new_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], 
 
 
 def decide_ack(offset: int, terms: AckTerms, followers: Sequence[Follower], since_ns: int, now_ns: int) -> Decision:
-    """What to answer now to an append that became durable at `since_ns`. A confirmation in the last moment counts."""
+    """The answer now to an append that became durable at `since_ns`. A confirmation in the last moment counts."""
     if not terms.promises or offset <= acknowledged_offset(terms, followers, now_ns):
         return Acknowledged()
     deadline_ns = since_ns + terms.timeout_ns

@@ -11,9 +11,9 @@ Core: no IO.
                              base_offset
     applied                  none of these                                           now      its own
 
-The first that applies is the outcome. A repeat comes first, also from a producer that has been fenced since: it writes
-nothing, and a producer that does not learn that its message is stored would append it again under another id. Fencing
-comes before faults of the message, because a fenced producer has to stop, not to correct its message.
+The first outcome that applies is returned. A repeat is tested first, also for a producer that has been fenced since: it
+writes nothing, and a producer that is not told that its message is stored would append it again under another id.
+Fencing is tested before faults of the message, because a fenced producer must stop instead of correcting its message.
 
 A lease epoch higher than the one in force replaces it, whatever the outcome of the message.
 """
@@ -81,7 +81,8 @@ def check_precondition(precondition: Precondition, *, is_strong: bool) -> None:
 
 
 def no_room_for(leases: Mapping[tuple[str, str], int], producers: AbstractSet[tuple[str, str]]) -> str:
-    """Why the leases of these producers (stream, name) cannot be kept in addition to `leases`; "" where they can."""
+    """The reason why the leases of these producers (stream, name) exceed the limit together with `leases`; "" if they
+    do not."""
     new = producers - leases.keys()
     if not new:
         return ""

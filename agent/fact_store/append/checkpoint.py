@@ -1,4 +1,4 @@
-"""Checkpoints: once a day a store that signs records, in each stream, how far it holds each origin, with the digest
+"""Checkpoints: a store that signs records once a day, in each stream, how far it holds each origin, with the digest
 there.
 
 The store's own head signs the checkpoint, and peers take it with the other facts, so each zone countersigns what it has
@@ -23,7 +23,7 @@ ORIGINS_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a zone held of an origin on a date (UTC): its last sequence, and the digest there."""
+    """The state of an origin in a zone's store on a date (UTC): the last sequence held, and the digest there."""
 
     by: str
     date: str
@@ -50,7 +50,7 @@ def checkpoint_objects(date: str, held: Mapping[Origin, tuple[HeldRange, ...]]) 
 
 
 def checkpoints_in(messages: Iterable[Message]) -> Iterator[Checkpoint]:
-    """The checkpoints among messages; what does not have their form is left out, because any zone may write it."""
+    """The checkpoints among messages. Malformed ones are skipped, because any zone may write such messages."""
     for message in messages:
         if message.fact.predicate != PREDICATE:
             continue

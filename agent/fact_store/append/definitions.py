@@ -2,8 +2,8 @@
 
 They are numbered densely for each origin and never change; a changed tag gets a new number. Each batch of samples
 carries the number of definitions that its origin had made and a running digest over them, so a received definition is
-accepted only if the digest of a batch proves it. A batch without its definitions is refused, because it could not be
-read.
+accepted only if the digest of a batch proves it. A batch that arrives without its definitions is refused, because its
+facts could not be read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When to commit, and what one commit takes. Core: no IO.
+"""Decides when to commit and which work belongs to the commit. Core: no IO.
 
 Every commit writes some 30 kB besides its facts, whatever their number, and one fsync costs the same for one fact as
 for ten thousand. So the interval governs how often a node commits:

@@ -1,7 +1,8 @@
 """The plan for the messages of a group commit, each decided in order, before anything is written.
 
-Each decision (admission.py) sees what those before it do: an id is taken, a lease is in force, a subject has a newer
-message. The plan says which messages, ids, leases and subjects are then written in one transaction.
+Each decision (admission.py) takes the effects of the earlier ones into account: an id is taken, a lease is in force, a
+subject has a newer message. The plan lists the messages, ids, leases and subjects that are then written in one
+transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from agent.message import Message
 
 @dataclass(slots=True)
 class MessagePlan:
-    """What storing the messages of a group commit writes, and the outcome of each."""
+    """The writes for the messages of a group commit, and the outcome of each message."""
 
     kept: list[Message] = field(default_factory=list)
     fresh: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)  # key: content, offset
@@ -93,7 +94,7 @@ def acquire_lease(transaction: Transaction, stream: str, producer: str) -> int:
 
 
 def _no_room(transaction: Transaction, stream: str, preconditions: Sequence[Precondition], plan: MessagePlan) -> str:
-    """Why the store cannot keep the leases of all these producers, "" where it can."""
+    """The reason why the store cannot keep the leases of all these producers; "" if it can."""
     named = {*plan.leases, *(one.producer for one in preconditions if one.producer is not None)}
     return no_room_for(transaction.catalog.leases, {(stream, producer) for producer in named})
 

@@ -1,4 +1,4 @@
-"""Signs what this store records: the last batch of each append to a stream, and one batch each RUN_BYTES_MAX before it.
+"""Signs own facts: the last batch of each append to a stream, and one batch in every RUN_BYTES_MAX before it.
 
 So every run of own batches ends with a head, no fact is committed without a signature that covers it, and a commit
 costs one signature for each stream (21 us). Batches that were sealed without a key, or resealed under a new epoch, get

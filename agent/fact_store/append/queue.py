@@ -1,4 +1,4 @@
-"""The queue before the writer: bounded in facts and in bytes, sorted into what one commit takes.
+"""The writer's queue: bounded in facts and in bytes, grouped by the work of one commit.
 
 Not thread-safe by itself: the writer holds its lock around every call. A full queue raises StoreBusy at once, because
 only the caller can slow its source; nothing is dropped.
@@ -138,7 +138,7 @@ class WriteQueue:
         self._other = CommitGroup()
         self._urgent_count = 0
         self.deferred_ns: int | None = None
-        """When the oldest deferred call was queued, None where there is none; monotonic."""
+        """When the oldest deferred call was queued, by the monotonic clock; None if there is none."""
 
     @property
     def waiting(self) -> Mapping[str, QueuedSamples]:
@@ -156,7 +156,7 @@ class WriteQueue:
         return not self._waiting and self._other.is_empty
 
     def hasten(self) -> None:
-        """Deferred calls do not wait any longer; there are some."""
+        """Make the deferred calls, of which there are some, urgent."""
         assert self.deferred_ns is not None
         self._urgent_count += 1
 
@@ -166,12 +166,12 @@ class WriteQueue:
         room.reserve(count, size)
 
     def release(self, work: Work) -> None:
-        """Give the room of a piece of work back."""
+        """Release the room of a piece of work."""
         room, count, size = self._room(work)
         room.release(count, size)
 
     def put_samples(self, append: AppendSamples) -> QueuedSamples:
-        """Queue samples for which room is reserved; returns what now waits of their stream."""
+        """Queue samples for which room is reserved; returns the queued samples of their stream."""
         stream = append.stream
         self._samples.setdefault(stream, []).append(append)
         before = self._waiting.get(stream)
@@ -195,7 +195,8 @@ class WriteQueue:
             self.deferred_ns = call.queued_ns
 
     def take(self, streams: tuple[str, ...]) -> CommitGroup:
-        """All work except samples, and the samples of these streams. Their room stays taken until `release`."""
+        """All work except samples, and the samples of these streams. Their room in the queue stays reserved until
+        `release`."""
         group, self._other, self._urgent_count, self.deferred_ns = self._other, CommitGroup(), 0, None
         for stream in streams:
             group.samples[stream] = self._samples.pop(stream)

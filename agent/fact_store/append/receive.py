@@ -10,7 +10,8 @@ it cannot be compared; where the origin may have two histories, that is reported
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent import batch as batch_format
@@ -18,7 +19,7 @@ from agent.batch import Batch
 from agent.columns import BatchError
 from agent.fact_store.append.append import append_notice
 from agent.fact_store.append.definitions import proven_definitions
-from agent.fact_store.append.renamed import Shift, held_otherwise
+from agent.fact_store.append.renamed import Search, Shift
 from agent.fact_store.log import (
     Duplicate,
     FactsRefused,
@@ -49,6 +50,11 @@ batch under an epoch of its own would otherwise end this process."""
 
 DEFINITIONS_OF_ZONE_MAX = 200_000
 """Of all its epochs."""
+RANGES_OF_ZONE_MAX = 10_000
+"""Held ranges of one zone, in all streams and epochs. Each takes a quarter of a kilobyte of memory for ever, also after
+every restart, so a peer whose sequences are nothing but gaps would otherwise end this process."""
+REPORTED_MAX = 16
+"""Ranges of one page that are named for one reason; each is an incident and a notice, and a page may have 2,048."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,9 @@ class ReceivedPage:
 class _PagePlan:
     """What storing a page writes, worked out before anything is written."""
 
+    search: Search
+    fresh: dict[tuple[batch_format.Origin, int], HeldRange]
     ranges: dict[batch_format.Origin, tuple[HeldRange, ...]] = field(default_factory=dict)
-    fresh: dict[tuple[batch_format.Origin, int], HeldRange] = field(default_factory=dict)
     inserts: list[Batch] = field(default_factory=list)
     heads: list[KeptHead] = field(default_factory=list)  # of the inserts
     gaps: list[OriginRange] = field(default_factory=list)
@@ -119,6 +126,7 @@ def store_page(transaction: Transaction, page: ReceivedPage) -> PutResult:
         plan = _plan_page(transaction, page, are_tags_compared=True)
         definitions = proven_definitions(transaction, plan.inserts, page.definitions)
     _check_definition_counts(transaction, definitions)
+    _check_ranges(transaction, page, plan)
     stream = transaction.stream(page.stream)
     for origin in plan.ranges:  # 0055: numbered in the order in which their facts came
         transaction.origin(origin)
@@ -176,6 +184,26 @@ def _check_definition_counts(transaction: Transaction, fresh: Mapping[batch_form
             )
 
 
+def _check_ranges(transaction: Transaction, page: ReceivedPage, plan: _PagePlan) -> None:
+    """Raise FactsRefused if a zone would have more held ranges here than retention at its peers makes in years."""
+    catalog = transaction.catalog
+    known = catalog.streams.get(page.stream)
+    grown = Counter[str]()
+    for origin, ranges in plan.ranges.items():
+        number = catalog.origins.get(origin)
+        held = catalog.held.get((known.id, number), ()) if known and number else ()
+        grown[origin.zone] += len(ranges) - len(held)
+    # A zone begins a range with its first batch in a stream, and with a gap: nearly no page does.
+    for zone in (one for one, more in grown.items() if more > 0):
+        numbers = {number for origin, number in catalog.origins.items() if origin.zone == zone}
+        count = grown[zone] + sum(len(held) for (_, number), held in catalog.held.items() if number in numbers)
+        if count > RANGES_OF_ZONE_MAX:
+            hint = f"find out why {page.peer} sends facts of {zone} with so many gaps, and take it from pulls or relays"
+            raise FactsRefused(
+                f"facts of {zone} would be {count} separate ranges here, at most {RANGES_OF_ZONE_MAX}", hint
+            )
+
+
 def _report_holes(transaction: Transaction, page: ReceivedPage) -> None:
     """Record an incident for facts that the peer released before they were read. What it released before the first
     fetch was never due here, and a page that comes again reports nothing new. Where another copy of the peer's log is
@@ -208,23 +236,31 @@ def _report_declined(transaction: Transaction, page: ReceivedPage) -> None:
 def _report_refused(transaction: Transaction, page: ReceivedPage, refused: Sequence[OriginRange]) -> None:
     """For each range of sequences under which the peer has other facts, record an incident here, and append a notice
     for the zones that read from this store."""
-    for one in refused:
+    for one, others in _first_ranges(refused):
         why = (
             f"{page.peer} has other facts under these sequences than this store: {one.zone} continued from an old copy of its store."
-            f" They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them"
+            f" They are not stored here; bsfg store export reads them at {page.peer}, as long as it keeps them{others}"
         )
         _report(transaction, page, one, "refused", why)
 
 
 def _report_uncompared(transaction: Transaction, page: ReceivedPage, uncompared: Iterable[OriginRange]) -> None:
     """The same for facts that were taken for duplicates and could not be compared, because they were released here."""
-    for one in uncompared:
+    for one, others in _first_ranges(uncompared):
         why = (
             f"{page.peer} has sent some of these sequences again, and {one.zone} continued from an old copy of its store: what was released"
             f" here could not be compared, and may be other facts there; bsfg store export reads them at {page.peer}, as long as it keeps"
-            " them"
+            f" them{others}"
         )
         _report(transaction, page, one, "uncompared", why)
+
+
+def _first_ranges(ranges: Iterable[OriginRange]) -> Iterator[tuple[OriginRange, str]]:
+    """The ranges of a page that are named; with the last of them what to say of the others."""
+    found = list(ranges)
+    for number, one in enumerate(found[:REPORTED_MAX], 1):
+        left = len(found) - number if number == REPORTED_MAX else 0
+        yield one, f"; the same is true of {left} other ranges of the same page" if left else ""
 
 
 def _report(transaction: Transaction, page: ReceivedPage, one: OriginRange, kind: str, why: str) -> None:
@@ -239,7 +275,8 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
     """What to do with each batch. Raises ForkError for a contradiction in the peer's present epoch, which the peer can
     still resolve. A contradiction in any other epoch cannot be resolved: both histories are true, and only one fits
     here. That batch is passed over and reported (decision 0041)."""
-    plan, present = _PagePlan(), page.present
+    fresh = dict[tuple[batch_format.Origin, int], HeldRange]()
+    plan, present = _PagePlan(Search(transaction, page.stream, fresh), fresh), page.present
     head_of = {one.index: one for one in page.heads}
     for index, batch in enumerate(page.batches):
         origin, stored_before = batch.header.origin, len(plan.inserts)
@@ -249,7 +286,7 @@ def _plan_page(transaction: Transaction, page: ReceivedPage, *, are_tags_compare
             is_uncompared = _plan_batch(transaction, plan, batch)
         except ForkError:
             if origin in {present, transaction.catalog.origin}:
-                raise  # the peer can still resolve it, by a new epoch (decisions 0030, 0041)
+                raise  # the peer can still resolve it, by a new epoch (decisions 0041, 0047)
             if _is_renamed(transaction, plan, batch):
                 continue
             _refuse(plan, batch.header)
@@ -358,7 +395,7 @@ def _proof_of_released(transaction: Transaction, stream: int, origin: int, offer
 
 def _is_renamed(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool:
     """Whether the facts of a batch are held under another epoch of their zone (0055); they count as duplicates then."""
-    shift = held_otherwise(transaction, plan.fresh, batch, _held(transaction, plan, batch))
+    shift = plan.search.find_renamed(batch, _held(transaction, plan, batch))
     if shift is None:
         return False
     plan.renamed.add(shift)
@@ -407,6 +444,7 @@ def _plan_batch(transaction: Transaction, plan: _PagePlan, batch: Batch) -> bool
         case Insert(ranges, gap):
             plan.ranges[origin] = ranges
             plan.fresh[origin, offered.first_sequence] = offered
+            plan.search.add(batch)
             plan.inserts.append(batch)
             if gap is not None:
                 plan.gaps.append(OriginRange(origin.zone, origin.epoch, *gap))

@@ -1,5 +1,6 @@
 """Artifact files: one file for each complete artifact below `artifacts/`, named by digest. `artifacts/partial/<zone>/`
-has what no fact refers to yet, by the zone that brought it: incomplete files, and a second link to complete ones.
+contains, by the zone that sent them, files to which no fact refers yet: incomplete files, and a second link to complete
+ones.
 
 Promised: a file gets its name only when all its bytes are written, have the digest, and are synced; transfers resume
 where they stopped, also in a later life; bytes once stored never change. Reading a chunk checks no digest: the receiver

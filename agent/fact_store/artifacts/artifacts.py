@@ -12,12 +12,13 @@ from pathlib import Path
 
 from agent.batch import Batch
 from agent.fact_store.artifacts.artifact_files import ArtifactFiles
-from agent.fact_store.log import ArtifactLimits, StoreSettings, checked_references, messages_in, references_in
+from agent.fact_store.log import ArtifactLimits, checked_references, messages_in, references_in
 from agent.fact_store.read import StoreReader
 from agent.fact_store.sqlite import Transaction
 from agent.fact_store.writer import Writer
 from agent.message import Message
 from agent.pages import ArtifactReference
+from agent.settings.store import StoreSettings
 
 ARTIFACTS_FOLDER = "artifacts"
 

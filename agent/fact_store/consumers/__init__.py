@@ -2,7 +2,6 @@
 
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.consumers import (
-    Start,
     apply_events,
     confirm_offsets,
     hold_lease,

@@ -1,13 +1,12 @@
 """Calls of the writer that change consumers: register, lease, confirm, remove, and record activity.
 
-What a confirmation means is decided in frontier.py, which of several instances holds the lease in agent/lease.py.
+frontier.py decides the effect of a confirmation, agent/lease.py which of several instances holds the lease.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
 
 from agent.fact_store.log import (
     ACTIVE_STATES,
@@ -33,8 +32,7 @@ from agent.fact_store.log import (
 )
 from agent.fact_store.sqlite import Transaction
 from agent.lease import Denied, Lease, LeaseClaim, decide_lease
-
-Start = Literal["oldest", "end"] | int  # or milliseconds since 1970: facts recorded here from then on
+from agent.pages import Start
 
 
 def register_consumer(

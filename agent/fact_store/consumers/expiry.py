@@ -1,8 +1,9 @@
-"""Expires consumers: one that was not seen for long is lost, one that is being removed is gone ten minutes later.
+"""Expires consumers: a consumer that was inactive for too long is lost; one that is being removed is deleted after ten
+minutes.
 
-Belongs to the writer's thread, which asks after each commit and at `alarm_ns`, and queues what is due as a call. The
-times are decided in lifecycle.py; they count from the opening of the store at the earliest, because a consumer cannot
-come while the store is closed.
+Belongs to the writer's thread, which calls it after each commit and at `alarm_ns`, and queues the due events as a call.
+lifecycle.py decides the times. They start at the opening of the store at the earliest, because a consumer cannot
+connect while the store is closed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ RETRY_NS = 1_000_000_000  # an event that could not be committed (a full disk) i
 
 
 class ConsumerExpiry:
-    """Finds the consumers whose time is over. `lost_ns_of` gives for a stream after how many nanoseconds unseen a
+    """Finds consumers that have timed out. `lost_ns_of` returns for a stream after how many nanoseconds of inactivity a
     consumer is lost."""
 
     def __init__(self, activity: ConsumerActivity, lost_ns_of: Callable[[str], int]) -> None:

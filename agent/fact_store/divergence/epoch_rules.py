@@ -39,10 +39,10 @@ class LogFound:
 
 
 def log_lost_because(found: LogFound) -> str | None:
-    """Why committed frames of the last life must be missing; None where the log does not show it.
+    """The reason why committed frames of the last life must be missing; None if the log does not prove it.
 
-    A power cut leaves neither: the header is synced before the first frame, and of unsynced frames there is never more
-    than one transaction (decision 0046).
+    A power cut causes neither damage: the header is synced before the first frame, and at most one transaction is
+    unsynced (decision 0046).
     """
     if found.was_open and not found.has_header:
         return "the store was not closed, and its write-ahead log is missing or damaged from its beginning"
@@ -52,8 +52,8 @@ def log_lost_because(found: LogFound) -> str | None:
 
 
 def restored_because(witness: Witness | None, own_epochs: Collection[str], held: Witness) -> str | None:
-    """Why the store must be an old copy, or have lost the end of its log; None where the witness does not show it.
-    `held`: what the tables hold."""
+    """The reason why the store must be an old copy, or must have lost the end of its log; None if the witness does not
+    prove it. `held`: the state of the tables."""
     if witness is None:
         return None
     if witness.epoch not in own_epochs:

@@ -1,7 +1,8 @@
-"""The high-water mark of what has left the store: the highest offset of each stream that any reader has got in this
-life. No reader has got the facts above it, so they can be resealed under a new epoch (reseal.py).
+"""The high-water mark of reads: the highest offset of each stream that any reader has received in this life of the
+store.
 
-It is kept in memory and costs no commit. Programs that open the file themselves are not counted.
+No reader has received the facts above it, so they can be resealed under a new epoch (reseal.py). It is kept in memory
+and costs no commit. Programs that open the file themselves are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from agent.fact_store.log import EpochChanging
 
 
 class ReadHighWater:
-    """The highest offset of each stream that any reader has got in this life. Thread-safe.
+    """The highest offset of each stream that any reader has received in this life. Thread-safe.
 
     Facts that were in the store when it was opened count as read, because reads of earlier lives are not recorded.
     """

@@ -6,8 +6,8 @@ itself. So a peer sends the last of this store's own facts that it holds, by wha
 covers all of them before it (decision 0041). Whether the peer has read this copy of the log or another one, its
 timeline says (decision 0054, log/timeline.py).
 
-Only facts that are held here and are undamaged can contradict a peer. A batch that was released or is damaged proves
-nothing, unless the batch after it is held, which names its digest.
+Only undamaged facts that are held here can contradict a peer. A released or damaged batch proves nothing, unless the
+batch after it, which contains its digest, is held.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Opens a store's file as its only writer: PRAGMAs, schema, zone, the catalog from the tables, and the epoch it
 continues in.
 
-Unattended, as a node opens it, a file that cannot be used is quarantined and a new store begins in its place; a store
-that is found to be an old copy, or to have lost the end of its write-ahead log, begins a new epoch. Otherwise the
-caller gets the exception, and nothing has changed. Opening reads no batch's body, and its time does not grow with the
-file.
+Unattended, as in a node, an unusable file is quarantined and a new store begins in its place; a store that is an old
+copy, or has lost the end of its write-ahead log, begins a new epoch. Otherwise an exception is raised and nothing has
+changed. Opening reads no batch's body, and its time does not grow with the file.
 
 One transaction does and records all of it, so an opening that is interrupted is repeated. Then the store is marked as
 open in the database file itself, before the first append: from then on the log must be there (decision 0046).
@@ -175,7 +174,7 @@ def _open(
         raise
     if not is_unattended:
         return opened
-    # After the commit: a witness ahead of the store would begin a new epoch (decision 0030).
+    # After the commit: a witness ahead of the store would begin a new epoch (decision 0047).
     return replace(opened, witness=LiveWitness(path, witness_of(opened.catalog)))
 
 
@@ -257,8 +256,8 @@ def _load_and_begin(
 
 
 def _mark_open(transaction: Transaction, connection: sqlite3.Connection, *, was_open: bool) -> None:
-    """What each opening writes, if there is room: without it the timelines of earlier lives end later at the next
-    opening, and a log that is deleted meanwhile goes unnoticed."""
+    """Write the mark of an open store and the end of earlier timelines, if there is room. Without them the timelines
+    end later at the next opening, and a log that is deleted before then is not noticed."""
     if not was_open:
         connection.execute(QUERIES["update_is_open"], (1,))
     catalog = transaction.catalog
@@ -308,7 +307,7 @@ def _new_epoch_because(catalog: Catalog, found: _Found, *, was_open: bool) -> st
 
 
 def _record_predecessor(transaction: Transaction, found: _Found) -> None:
-    """A new store records what became of the one before it: quarantined, or gone without a trace but its witness."""
+    """Record in a new store the fate of its predecessor: quarantined, or missing except for its witness."""
     files = quarantined_files(found.path) if found.is_unattended else []
     reported = [one for one in files if one.file == found.quarantined] or files[-1:]
     witness = found.witness

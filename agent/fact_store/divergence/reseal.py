@@ -1,9 +1,9 @@
 """Reseals own facts that no reader has got under the new epoch that the store begins (decision 0041).
 
 A store restored from an old copy has given facts the sequences that other facts had before, and a peer that holds those
-cannot take these. As long as no reader has got them, only their names are wrong: at the same offsets, with the same
-content, they become the first facts of the new epoch, so none is lost and none is there twice. Facts that a reader may
-have keep their names.
+cannot take these. If no reader has received them yet, only their identity is wrong: at the same offsets, with the same
+content, they become the first facts of the new epoch, so none is lost and none is stored twice. Facts that a reader may
+have received keep their identity.
 
 Runs in the transaction that begins the epoch, so all of it happens or none. Only headers
 change (epoch, sequence, digests), no byte moves, and offsets, message ids, artifacts and marks stay valid. A stream
@@ -38,8 +38,8 @@ class Resealed(NamedTuple):
 
 
 def reseal_unread(transaction: Transaction, origin: Origin, read_until: Mapping[str, int]) -> list[Resealed]:
-    """Reseal the own facts of each stream behind the offset that a reader may have got, under `origin`, the new
-    epoch's."""
+    """Reseal own facts beyond the offset that a reader may have received, in each stream, under the new epoch's
+    `origin`."""
     found = list[Resealed]()
     own = transaction.catalog.origin
     for name, state in transaction.catalog.streams.items():
@@ -50,8 +50,7 @@ def reseal_unread(transaction: Transaction, origin: Origin, read_until: Mapping[
 
 
 def repeat_reseals(transaction: Transaction, reseals: Iterable[Reseal]) -> list[Resealed]:
-    """Reseal again what the witness says was resealed, as far as this copy has it: it may hold fewer of these facts
-    than there were."""
+    """Repeat the reseals that the witness records, for the facts that this copy holds."""
     catalog, found = transaction.catalog, list[Resealed]()
     for one in reseals:
         state, old = catalog.streams.get(one.stream), Origin(catalog.origin.zone, one.epoch)

@@ -8,7 +8,7 @@ sector, so each is there whole or not at all. An update is written after the com
 synced: it outlives the process at once, and a power cut after half a minute at most, when the kernel has written it
 back. It never records what is not durable in the store.
 
-No file written here is needed to read the store, and a disk that refuses them does not stop the store from opening.
+The store can be read without these files, and it opens even if the disk refuses to write them.
 """
 
 from __future__ import annotations

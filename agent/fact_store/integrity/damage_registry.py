@@ -1,9 +1,9 @@
 """The register of damaged places found by readers and the scrub: each is reported once, as an incident and as a fact in
 the stream.
 
-Readers find damage in any thread and pass over it; the writer records it. A place is reported once in a life of the
-process, and its fact is stored once for ever, because its message id follows from the place. A report that the writer
-cannot take now (busy, or the disk is full) is made again when the place is read again.
+Readers in any thread skip damage; the writer records it. A place is reported once in a life of the process, and its
+fact is stored only once, because its message id is derived from the place. If the writer cannot record it now (busy, or
+the disk is full), it is reported again at the next read of the place.
 """
 
 from __future__ import annotations

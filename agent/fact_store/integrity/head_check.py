@@ -1,6 +1,7 @@
 """Checks stored heads: whether each is the signature of its batch's chain by a key whose certificate is held.
 
-It shows what the disk changed. Whom this node believes is not asked: a store is read by others too, with other trust.
+It detects changes by the disk. It does not apply this node's trust settings, because programs with other settings read
+the store too.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ class _Walk:
             self._progress(check.stream, after, end_offset)
 
     def _checkpoint_damage(self, stream: int, check: StreamCheck, numbers: dict[Origin, int]) -> Iterator[Damage]:
-        """Compare the batches with this zone's own checkpoints. Those of other zones are their word, and a false one
-        must not make this store look damaged."""
+        """Compare the batches with this zone's own checkpoints. Checkpoints of other zones are unproven claims, and a
+        false one must not make this store appear damaged."""
         for one in check.checkpoints:
             number = numbers.get(one.origin)
             if one.by != self._zone or one.stream != check.stream or number is None:

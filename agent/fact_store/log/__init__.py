@@ -1,5 +1,5 @@
-"""The log as values and decisions: records, errors, settings, the catalog, and the rules for offsets, sequences and
-consumer states.
+"""The log as values and decisions: records, errors, the catalog, and the rules for offsets, sequences and consumer
+states.
 
 No SQLite and no threads here. All other rooms of the store build on these modules.
 """
@@ -75,7 +75,6 @@ from agent.fact_store.log.records import (
     StoreStatistics,
     StreamInfo,
 )
-from agent.fact_store.log.settings import HOURS_MAX, Acks, HoldLimit, StoreSettings, StreamSettings
 from agent.fact_store.log.store_age import HOUR_MS, MARK_EVERY_MS, NEVER_NS, AgeClock, is_mark_due, last_offset_before
 from agent.fact_store.log.tail_cache import TailCache
 from agent.fact_store.log.timeline import (

@@ -4,8 +4,8 @@ A consumer confirms ranges of offsets in any order, some of them twice. The rang
 of the longest prefix without a gap, and only the frontier frees space (ADR-0004 of the specification: confirming 0, 1,
 2, 4, 5 leaves the frontier at 2; then 3 moves it to 5). It never moves back, and never beyond the end of the log.
 
-A confirmation that is already covered changes nothing and is no error, because clients repeat it after each lost
-answer.
+A confirmation that is already covered changes nothing and is no error, because clients repeat a confirmation after a
+lost answer.
 """
 
 from __future__ import annotations

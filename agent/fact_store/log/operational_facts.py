@@ -1,9 +1,9 @@
 """Operational facts: what a store records about itself in its own log, such as expired or damaged facts and new epochs.
 Core: no IO.
 
-An incident stays on the gateway; an operational fact is replicated with the others, so the zone that misses data learns
-it from the data. It is stored in the stream it is about, in the transaction that does what it reports. Its message id
-follows from what happened, so recording it twice stores it once.
+An incident stays on the gateway; an operational fact is replicated with the others, so the zone that misses data finds
+the reason in the data. It is stored in the stream it concerns, in the same transaction as the change it reports. Its
+message id is derived from the event, so a repeated event is stored once.
 
     predicate           subject                     recorded when
     ------------------  --------------------------  ---------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from agent.batch import DIGEST_BYTES, Batch, Origin, parse
 from agent.columns import BatchError
-from agent.pages import Hole, StoredBatch
+from agent.pages import BATCHES_MAX, Hole, StoredBatch
 from agent.signing.heads import RUN_BYTES_MAX
 
 # first_offset, last_offset, body, digest, head, as the disk has them
@@ -71,6 +71,8 @@ class PageAssembly:
 
     def add_row(self, row: PageRow) -> bool:
         """Add one row; True when the page is full. A row that has no room in a full page is left out."""
+        if len(self.batches) >= BATCHES_MAX:
+            return True
         batch = parse_row(self.stream, row)
         if isinstance(batch, str):
             self.problem = batch

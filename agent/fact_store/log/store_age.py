@@ -36,8 +36,8 @@ class AgeClock:
 def is_mark_due(last_ms: int | None, now_ms: int, last_unix_ms: int, now_unix_ms: int) -> bool:
     """Whether the next append to a stream sets a mark; `last_ms` is the age at its last mark, None without one.
 
-    A minute of the wall clock counts, too, which passes while the store is closed or when the clock is set: a mark
-    tells when facts were recorded (decision 0042).
+    A minute of the wall clock counts too; it passes while the store is closed or when the clock is set. Marks give the
+    time of recording of facts (decision 0042).
     """
     return last_ms is None or max(now_ms - last_ms, now_unix_ms - last_unix_ms) >= MARK_EVERY_MS
 

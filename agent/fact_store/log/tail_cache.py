@@ -4,8 +4,8 @@ A reader at the end of a stream fetches what was committed a moment ago. Reading
 and a digest for each batch, more than half of the cost of a live page; the writer still has the bytes it sealed or
 checked.
 
-Promised: the cache holds whole consecutive batches, and ends where its stream ends. It is published with the catalog of
-the commit that made them durable, so a thread sees both or neither.
+Promised: the cache holds whole consecutive batches and ends at the end of its stream. It is published with the catalog
+of the commit that made the batches durable, so a thread sees both or neither.
 """
 
 from __future__ import annotations

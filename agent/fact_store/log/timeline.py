@@ -1,10 +1,9 @@
-"""Timelines: which copy of a log a peer has read. Core: no IO.
+"""Timelines: identify which copy of a log a peer has read. Core: no IO.
 
-Each life of a store, from its opening on, is a timeline of its log, with an id that no other life has: a number, which
-orders those of one store, and chance. Up to where a life ended, the log of all later lives is the same. So a position
-on a timeline is one in this log if this store had that life, and the position is not beyond its end. A copy of the
-store's file has the lives of the original up to the moment at which it was made, and none of those after it, whatever
-both recorded since (decision 0054).
+Each life of a store, from its opening on, is a timeline of its log with a unique id: a number, which orders the
+timelines of one store, and random bits. All later lives share the log up to the end of a life. So a position on a
+timeline is valid in this log if this store had that life and the position is not beyond its end. A copy of the store's
+file has the lives of the original up to the time of the copy, and none of the later ones (decision 0054).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def number_of(timeline: bytes) -> int:
 
 
 def why_other_timeline(known: Mapping[bytes, int | None], timeline: bytes, offset: int) -> str | None:
-    """Why a position on a timeline is none in this log; None where it is. `known`: the timelines on which this log was
-    served before this life, oldest first, and up to where each is its history; None: to its end."""
+    """The reason why a position on a timeline is not valid in this log; None if it is. `known`: the timelines on which
+    this log was served before this life, oldest first, and the offset up to which each is shared; None: to its end."""
     if timeline in known:
         until_offset = known[timeline]
         if until_offset is None or offset <= until_offset:

@@ -2,7 +2,7 @@
 recorded time when it is opened. Core: no IO.
 
 Retention counts the store's own age, so no jump releases facts. But the times in facts recorded around a jump are
-wrong, and who reads them later must find out why.
+wrong, and their readers need the reason.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ time that may pass between reading the two."""
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """What the wall clock and the monotonic clock showed at one moment."""
+    """Readings of the wall clock and the monotonic clock at one moment."""
 
     unix_ms: int
     monotonic_ns: int
@@ -41,7 +41,7 @@ def is_clock_behind(newest_unix_ms: int, now_unix_ms: int) -> bool:
 
 
 def clock_set_back(newest_unix_ms: int, now_unix_ms: int) -> str:
-    """What `is_clock_behind` found, for an operator."""
+    """The message for an operator when `is_clock_behind` is true."""
     behind_s = (newest_unix_ms - now_unix_ms) / 1000
     return (
         f"the clock shows {_utc(now_unix_ms)}, {behind_s:,.1f} s before the newest facts were recorded"

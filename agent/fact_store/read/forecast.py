@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
-from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS, HoldLimit
+from agent.fact_store.log import HOUR_MS, MARK_EVERY_MS
+from agent.settings.store import HoldLimit
 
 INFLOW_MS = HOUR_MS  # the inflow of this time is the forecast of later inflow
 INFLOW_MS_MIN = 10_000  # a shorter time gives no rate

@@ -20,15 +20,12 @@ from agent.fact_store.log import (
     BatchSummary,
     Catalog,
     ConsumerState,
-    HoldLimit,
     Incident,
     PageAssembly,
     StoreClosed,
     StoreDamaged,
-    StoreSettings,
     StoreUnusable,
     StreamInfo,
-    StreamSettings,
     check_digest,
 )
 from agent.fact_store.read.forecast import StoreSpace
@@ -49,6 +46,7 @@ from agent.fact_store.sqlite import (
     reading_tables,
 )
 from agent.pages import CERTIFICATES_OF_KEY_MAX, BatchEnd, Hole, OriginRange, Page, StoredBatch, StoredHead
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 
 OFFSET_MAX = 2**63 - 2
 OFFSET_UNKNOWN = 2**48
@@ -178,15 +176,14 @@ class StoreReader:
             row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
         return None if row is None else StoredHead(*row)
 
-    def shown_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
-        """As `next_head`; where no batch with a head is left, the last head of what was released."""
+    def covering_head(self, stream: str, origin: Origin, sequence: int) -> StoredHead | None:
+        """As `next_head`, also of what was released, of which the last head of each held range is kept."""
         with self._reading() as connection:
             number, of = self._stream(connection, stream), self._number(connection, origin)
             asked = {"stream": number, "origin": of, "sequence": sequence}
-            row = connection.execute(QUERIES["select_next_head"], asked).fetchone()
-            if row is None:
-                row = connection.execute(QUERIES["select_released_head"], asked).fetchone()
-        return None if row is None else StoredHead(*row)
+            both = QUERIES["select_next_head"], QUERIES["select_released_head"]
+            rows = [connection.execute(one, asked).fetchone() for one in both]
+        return min((StoredHead(*row) for row in rows if row), key=lambda one: one.last_sequence, default=None)
 
     def _signed(self, connection: sqlite3.Connection) -> frozenset[Origin]:
         """The origins of which a head was stored."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from agent.batch import DIGEST_BYTES
-from agent.fact_store.log import MARK_EVERY_MS, Catalog, HoldLimit, StoreSettings, StreamSettings, StreamState
+from agent.fact_store.log import MARK_EVERY_MS, Catalog, StreamState
 from agent.fact_store.read.forecast import (
     INFLOW_MS,
     ConsumerLag,
@@ -23,6 +23,7 @@ from agent.fact_store.read.forecast import (
     inflow_of,
 )
 from agent.fact_store.sqlite import QUERIES, disk_free
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 
 MARKS_MAX = 2 * INFLOW_MS // MARK_EVERY_MS + 1
 """Marks in an hour: one a minute, and one more where backlog begins or ends."""

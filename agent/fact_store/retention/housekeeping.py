@@ -18,17 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.fact_store.append import append_notice
-from agent.fact_store.log import (
-    HOUR_MS,
-    NEVER_NS,
-    Catalog,
-    HoldLimit,
-    StoreFull,
-    StoreSettings,
-    StreamSettings,
-    StreamState,
-    last_offset_before,
-)
+from agent.fact_store.log import HOUR_MS, NEVER_NS, Catalog, StoreFull, StreamState, last_offset_before
 from agent.fact_store.read import bytes_up_to
 from agent.fact_store.retention.ballast import Ballast
 from agent.fact_store.retention.fullness import WARN_PERCENT, Limit, Space, fullest, limits, piece_bytes
@@ -36,6 +26,7 @@ from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_f
 from agent.fact_store.retention.reclaim import Reclaimer
 from agent.fact_store.retention.retention import TTL_PIECES, Reason, Release, StreamOffsets, decide_release
 from agent.fact_store.sqlite import QUERIES, Transaction, disk_free
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 
 log = logging.getLogger(__name__)
 

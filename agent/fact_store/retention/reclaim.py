@@ -8,6 +8,7 @@ Belongs to the writer's thread and works inside its transactions. Housekeeping d
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_right
 from dataclasses import dataclass
 
 from agent.fact_store.log import StreamState
@@ -57,7 +58,7 @@ class Reclaimer:
                 continue
             deleted = self._deleted_of(stream)
             if not deleted.is_done:
-                rows_max -= self._delete_batches(stream, deleted, rows_max)
+                rows_max -= self._delete_batches(transaction, stream, deleted, rows_max)
             if deleted.is_done and transaction.index.release(
                 stream.id, stream.released_offset, MESSAGE_ROWS_WITH_COMMIT
             ):
@@ -69,21 +70,21 @@ class Reclaimer:
         """Delete the batches just released, `rows_max` of each stream at most."""
         for stream in transaction.catalog.streams.values():
             if self._pending.get(stream.id):
-                self._delete_batches(stream, self._deleted_of(stream), rows_max)
+                self._delete_batches(transaction, stream, self._deleted_of(stream), rows_max)
 
     def vacuum(self) -> None:
         """Give VACUUM_PAGES free pages back to the file system."""
         for _ in range(VACUUM_PAGES):  # Python steps a statement without columns once, and each step frees one page
             self._execute(QUERIES["vacuum_page"])
 
-    def _delete_batches(self, stream: StreamState, deleted: _Deleted, rows_max: int) -> int:
+    def _delete_batches(self, transaction: Transaction, stream: StreamState, deleted: _Deleted, rows_max: int) -> int:
         """Delete the oldest released batches of a stream; returns how many."""
         if rows_max <= 0:
             return 0
         values = (stream.id, stream.released_offset, rows_max)
         rows = self._execute(QUERIES["select_released_rows"], values).fetchall()
         if rows:  # a peer that was restored needs their proof (decision 0047)
-            self._execute(QUERIES["insert_released_heads"], (stream.id, rows[0][0], rows[-1][0]))
+            self._keep_heads(transaction, stream, rows[0][0], rows[-1][0])
         for number, _ in rows:
             self._execute(QUERIES["delete_batch"], (number,))
         if rows:
@@ -96,6 +97,20 @@ class Reclaimer:
             self._execute(QUERIES["delete_repaired"], (stream.id, stream.released_offset))
         self._pending[stream.id] = stream.released_bytes - deleted.bytes
         return len(rows)
+
+    def _keep_heads(self, transaction: Transaction, stream: StreamState, first_row: int, last_row: int) -> None:
+        """Keep the last head of each held range among rows that are about to be deleted."""
+        last_of = dict[tuple[int, int], tuple[int, bytes, bytes]]()  # by origin and first sequence of the range
+        for origin, sequence, digest, head in self._execute(
+            QUERIES["select_heads_to_release"], (stream.id, first_row, last_row)
+        ):
+            ranges = transaction.catalog.held.get((stream.id, origin), ())
+            at = bisect_right(ranges, sequence, key=lambda one: one.first_sequence) - 1
+            assert at >= 0, f"a row of no held range: origin {origin}, {sequence}"
+            last_of[origin, ranges[at].first_sequence] = sequence, digest, head
+        for (origin, first_sequence), kept in last_of.items():
+            self._execute(QUERIES["delete_released_heads"], (stream.id, origin, first_sequence, kept[0]))
+            self._execute(QUERIES["insert_released_head"], (stream.id, origin, *kept))
 
     def _deleted_of(self, stream: StreamState) -> _Deleted:
         """How far a stream's rows are deleted; read from the table the first time."""

@@ -1,4 +1,4 @@
-"""Decides which facts may be released, and why. Core: no IO.
+"""Decides which facts may be released and for which reason. Core: no IO.
 
 A fact is released for one of four reasons:
 
@@ -35,7 +35,7 @@ class StreamOffsets:
     """The offsets of one stream on which a release depends; each is the last one for which its statement holds.
 
     `confirmed`: confirmed by every consumer (None without consumers). `kept`: recorded longer ago than `keep_hours`.
-    `expired`: recorded longer ago than the time to live (None: for ever). `overdue`: longer ago than that by a piece.
+    `expired`: recorded longer ago than the time to live (None: forever). `overdue`: longer ago than that by a piece.
     `excess`: must be released for the stream to be below its limit by a piece (None: it is not full). `may_drop`:
     unconfirmed facts may be released for that. `forfeited`: confirmed, or forfeited, by every consumer; at least
     `confirmed`.

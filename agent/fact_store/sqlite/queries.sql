@@ -127,18 +127,19 @@ DELETE FROM compromised;
 -- insert_compromised: a compromised key
 INSERT INTO compromised (key_id, since_unix_ms) VALUES (?, ?);
 
--- select_released_head: the last head of an origin among released batches, if it covers a sequence; as select_next_head
+-- select_released_head: the first head of an origin among released batches that may cover a sequence; as select_next_head
 SELECT last_sequence, CAST(digest AS BLOB), CAST(head AS BLOB), NULL FROM released_head
-WHERE stream = :stream AND origin = :origin AND last_sequence >= :sequence;
+WHERE stream = :stream AND origin = :origin AND last_sequence >= :sequence ORDER BY last_sequence LIMIT 1;
 
--- insert_released_heads: the last head of each origin among batches that are about to be deleted
-INSERT INTO released_head (stream, origin, last_sequence, digest, head)
-SELECT stream, origin, max(first_sequence + count - 1), digest, head FROM batch
-WHERE stream = ? AND id BETWEEN ? AND ? AND head IS NOT NULL
-GROUP BY origin
-ON CONFLICT (stream, origin) DO UPDATE
-SET last_sequence = excluded.last_sequence, digest = excluded.digest, head = excluded.head
-WHERE excluded.last_sequence > last_sequence;
+-- select_heads_to_release: the heads of batches that are about to be deleted
+SELECT origin, first_sequence + count - 1, CAST(digest AS BLOB), CAST(head AS BLOB) FROM batch
+WHERE stream = ? AND id BETWEEN ? AND ? AND head IS NOT NULL ORDER BY origin, first_sequence;
+
+-- insert_released_head: a head that ends what was released of a held range
+INSERT OR REPLACE INTO released_head (stream, origin, last_sequence, digest, head) VALUES (?, ?, ?, ?, ?);
+
+-- delete_released_heads: those before another of the same held range
+DELETE FROM released_head WHERE stream = ? AND origin = ? AND last_sequence >= ? AND last_sequence < ?;
 
 -- select_next_head: the first head of an origin at or behind a sequence: the last sequence it covers and the digest
 -- there, the head, and when it was verified
@@ -579,16 +580,14 @@ INSERT INTO reseal (stream, origin, first_sequence, digest, new_origin) VALUES (
 SELECT s.name, o.epoch, r.first_sequence, r.digest, n.epoch FROM reseal r JOIN stream s ON s.id = r.stream
 JOIN origin o ON o.id = r.origin JOIN origin n ON n.id = r.new_origin ORDER BY r.id;
 
--- select_alike: of the first and of the last batches of an origin, those with as many facts and the same times
-SELECT first_sequence FROM (
-    SELECT * FROM (
-        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
-        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
-    ) UNION SELECT * FROM (
-        SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
-        WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
-    )
-) WHERE count = :count AND time_min_ns = :time_min_ns AND time_max_ns = :time_max_ns ORDER BY first_sequence;
+-- select_likenesses: what tells the first and the last batches of an origin from others
+SELECT * FROM (
+    SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+    WHERE stream = :stream AND origin = :origin ORDER BY first_sequence LIMIT :first_rows
+) UNION SELECT * FROM (
+    SELECT first_sequence, count, time_min_ns, time_max_ns FROM batch
+    WHERE stream = :stream AND origin = :origin ORDER BY first_sequence DESC LIMIT :last_rows
+) ORDER BY first_sequence;
 
 -- insert_renamed: facts of one epoch are known under another
 INSERT INTO renamed (stream, origin, new_origin, shift) VALUES (?, ?, ?, ?)
@@ -610,10 +609,20 @@ DELETE FROM timeline WHERE stream = ? AND id = ?;
 SELECT stream.name, timeline.id, timeline.until_offset FROM timeline JOIN stream ON stream.id = timeline.stream
 ORDER BY timeline.id;
 
--- insert_incident: what was lost or refused; a repeat increments the count
-INSERT INTO incident (kind, subject, detail, first_unix_ms, last_unix_ms) VALUES (:kind, :subject, :detail, :now, :now)
+-- insert_incident: what was lost or refused; a repeat increments the count. Returns the count
+INSERT INTO incident (kind, subject, detail, count, first_unix_ms, last_unix_ms)
+VALUES (:kind, :subject, :detail, :count, :now, :now)
 ON CONFLICT (kind, subject)
-DO UPDATE SET count = incident.count + 1, detail = excluded.detail, last_unix_ms = excluded.last_unix_ms;
+DO UPDATE SET count = incident.count + excluded.count, detail = excluded.detail, last_unix_ms = excluded.last_unix_ms
+RETURNING count;
+
+-- count_incidents: how many of a kind are kept
+SELECT count(*) FROM incident WHERE kind = ?;
+
+-- delete_incidents: some of a kind, behind the first ones
+DELETE FROM incident WHERE id IN (
+    SELECT id FROM incident WHERE kind = :kind AND subject <> :others ORDER BY id LIMIT :some OFFSET :first
+);
 
 -- select_incidents: the last incidents, newest first
 SELECT kind, subject, detail, count, first_unix_ms, last_unix_ms FROM incident

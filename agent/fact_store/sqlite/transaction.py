@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from agent.batch import DIGEST_BYTES, Batch, Definitions, Header, Origin
+from agent.batch import DIGEST_BYTES, Batch, Definitions, Origin
 from agent.fact_store.log import (
     TIMELINES_MAX,
     Catalog,
@@ -38,6 +38,13 @@ from agent.signing.heads import KEY_ID_BYTES, HeadSigner, sign_head
 ROWS_AT_ONCE = 8
 """Batches inserted by one statement: around each statement SQLite releases Python's global lock and waits to get it
 back."""
+INCIDENTS_OF_KIND_MAX = 1_000
+"""Subjects of one kind. A peer decides what some of them are called, so without a limit it would fill the disk."""
+INCIDENTS_FIRST = 500
+"""Of them the first ones are kept for ever: they show how it began."""
+INCIDENTS_OTHERS = "others"
+"""The subject that counts those which were removed."""
+_INCIDENTS_REMOVED = 100
 _NO_HEAD = (None, None)
 _INSERT_BATCHES = with_rows(QUERIES["insert_batch"], ROWS_AT_ONCE)
 
@@ -320,14 +327,10 @@ class Transaction:
             self._execute(QUERIES["insert_unproven"], (stream, origin))
             self.catalog.unproven |= {(stream, origin)}
 
-    def alike(self, stream: int, origin: int, header: Header, first_rows: int, last_rows: int) -> list[int]:
-        """First sequences of the batches of an origin that have as many facts and the same times as another; only so
-        many from its beginning, and from its end, are looked at."""
-        wanted = {
-            "stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows,
-            "count": header.count, "time_min_ns": header.time_min_ns, "time_max_ns": header.time_max_ns,
-        }  # fmt: skip
-        return [row[0] for row in self._execute(QUERIES["select_alike"], wanted)]
+    def likenesses(self, stream: int, origin: int, first_rows: int, last_rows: int) -> list[tuple[int, int, int, int]]:
+        """First sequence, count, least and greatest time of the first and the last batches of an origin, in order."""
+        asked = {"stream": stream, "origin": origin, "first_rows": first_rows, "last_rows": last_rows}
+        return self._execute(QUERIES["select_likenesses"], asked).fetchall()
 
     def add_renamed(self, stream: int, older: int, newer: int, shift: int) -> None:
         """Record that facts of an epoch are known under another; writes what has changed only."""
@@ -416,6 +419,17 @@ class Transaction:
         catalog.reseals = (*catalog.reseals, one)
 
     def add_incident(self, kind: str, subject: str, detail: str) -> None:
-        """Record what was lost or refused. A repeat of kind and subject increments the count."""
-        values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms}
-        self._execute(QUERIES["insert_incident"], values)
+        """Record what was lost or refused. A repeat of kind and subject increments the count. Of a kind with more than
+        INCIDENTS_OF_KIND_MAX subjects the first and the newest are kept, the others only counted."""
+        values = {"kind": kind, "subject": subject, "detail": detail, "now": self.now_unix_ms, "count": 1}
+        is_new = self._execute(QUERIES["insert_incident"], values).fetchone() == (1,)
+        if not is_new or self._execute(QUERIES["count_incidents"], (kind,)).fetchone()[0] <= INCIDENTS_OF_KIND_MAX:
+            return
+        which = {"kind": kind, "others": INCIDENTS_OTHERS, "some": _INCIDENTS_REMOVED, "first": INCIDENTS_FIRST}
+        removed = self._execute(QUERIES["delete_incidents"], which).rowcount
+        why = (
+            f"incidents of this kind that are only counted: {INCIDENTS_OF_KIND_MAX} are kept, the first and the newest"
+        )
+        self._execute(
+            QUERIES["insert_incident"], {**values, "subject": INCIDENTS_OTHERS, "detail": why, "count": removed}
+        ).fetchone()

@@ -1,5 +1,4 @@
-"""Reads the file of SQLite's write-ahead log, to find out what SQLite does not say: whether committed frames are
-missing.
+"""Reads the file of SQLite's write-ahead log to detect missing committed frames, which SQLite does not report.
 
 SQLite takes the frames up to the first whose checksum is wrong, and drops the rest without an error. Only one
 transaction is ever on its way to the disk, because each commit is synced before the next begins. So a power cut damages

@@ -49,7 +49,6 @@ from agent.fact_store.log import (
     Catalog,
     ClockReading,
     ForkError,
-    HoldLimit,
     Refused,
     Reseal,
     StoreBusy,
@@ -57,9 +56,7 @@ from agent.fact_store.log import (
     StoreError,
     StoreFailed,
     StoreFull,
-    StoreSettings,
     StoreStatistics,
-    StreamSettings,
     copy_error,
 )
 from agent.fact_store.retention import Housekeeping
@@ -74,6 +71,7 @@ from agent.fact_store.sqlite import (
     wal_path,
 )
 from agent.fact_store.writer.meter import Meter
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 from agent.signing.heads import HeadSigner
 
 log = logging.getLogger(__name__)
@@ -204,7 +202,7 @@ class Writer:
         return self._acknowledging.has_any
 
     def policy(self, stream: str) -> StreamSettings:
-        """What is promised of a stream's facts."""
+        """The settings of a stream."""
         policies = self.policies
         found = policies.get(stream)
         if found is None:
@@ -214,8 +212,8 @@ class Writer:
     def set_limits(
         self, bytes_max: int, policies: Mapping[str, StreamSettings], holds: Mapping[str, HoldLimit]
     ) -> None:
-        """Replace what is configured of the file, streams and zones. Each is one reference, so that the thread sees the
-        old or the new value of it."""
+        """Replace the settings of the file, streams and zones. Each is replaced in one assignment, so the thread sees
+        either the old or the new value."""
         self.policies = dict(policies)
         self.housekeeping.settings = replace(self.housekeeping.settings, bytes_max=bytes_max)
         self.housekeeping.holds = holds
@@ -310,7 +308,7 @@ class Writer:
                         self._changed.wait((due_ns - now_ns) / 1e9)
 
     def _run_timers(self) -> None:
-        """Work that only time brings: appends whose timeout is over, consumers that are lost or expired."""
+        """Run timers: appends that have timed out, consumers that are lost or expired."""
         now_ns = time.monotonic_ns()
         self._acknowledging.settle(self.catalog, now_ns)
         if events := self._lifetimes.due(self.catalog, now_ns):
@@ -369,7 +367,7 @@ class Writer:
                     self.failure = found
 
     def _settle(self, *, is_durable: bool) -> None:
-        """Tell what keeps state in memory how the transaction ended."""
+        """Report the end of the transaction to the parts that keep state in memory."""
         self._index.settle(is_durable=is_durable)
         self.housekeeping.settle(is_durable=is_durable)
 

@@ -1,4 +1,4 @@
-"""Registers as vendors' sheets write them, turned into what goes on the wire.
+"""Converts register numbers of vendor documentation into wire addresses.
 
 The number in the `register` column counts from the source's `address_base`: 0 as on the wire, 1 when the sheet's first
 register is 1, 40001 when the table is the first digit (0xxxx coils, 1xxxx discrete inputs, 3xxxx input registers, 4xxxx
@@ -13,9 +13,9 @@ from enum import Enum
 
 from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ValueType, value_type
-from agent.ingest.settings import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 from agent.ingest.tags.tag_map import CellError, Cells, Dialect
 from agent.ingest.tags.templates import add_whole
+from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 
 ADDRESS_MAX = 65_535
 _POWER = re.compile(r"2\^([0-9]{1,2})")

@@ -3,7 +3,7 @@
 A `BlockDecoder` is compiled when a read enters the plan. For registers it is one permutation of the answer's bytes,
 which puts the bytes of every value in their order, one after the other, and one struct format that reads them all;
 values that are more than their number (scale, mask, counter digits) go through a function of their own. For bits it is
-a table of eight values a byte. `decode` says what each value must be, and a test holds both equal. Core.
+a table of eight values a byte. `decode` defines the value of each type, and a test compares the two. Core.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Counters that wrap: notes each wrap and each restart, so that what was counted between two readings is exact. Core.
+"""Counters that wrap: detects each wrap and each restart, so that the count between two readings is exact. Core.
 
-A reading is stored as the device gives it. A counter only rises, so a reading below the one before means that it went
-through its modulus (a wrap) or that the device began again (a restart). It is a wrap if the way forward through the
-modulus is at most a quarter of it; a counter that is read four times between two wraps, as it must be to be of use,
-goes no further. Otherwise it is a restart, and what was counted up to it after the reading before is not known.
+A reading is stored as the device gives it. A counter only increases, so a lower reading means that it has wrapped at
+its modulus or that the device has restarted it. It counts as a wrap if the increase through the modulus is at most a
+quarter of the modulus, which holds for every counter that is read at least four times between two wraps. Otherwise it
+is a restart, and the count between the last reading and the restart is not known.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class CounterBook:
 
 
 def fall_message(fall: CounterFall, subject: str, zone: str) -> Message:
-    """The fact of a fall. Its id comes from what it says, so that a repeated append is stored once."""
+    """The fact that records a wrap or restart. Its id is derived from its content, so a repeated append is stored
+    once."""
     content: dict[str, object] = {
         "after": fall.after,
         "after_time": time_text(fall.after_ns),

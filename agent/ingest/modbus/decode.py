@@ -1,4 +1,4 @@
-"""Registers to values: what the 16-bit words of a device mean.
+"""Decodes the 16-bit registers of a device into values.
 
 A value of two, four or eight bytes is spread over one, two or four registers, and vendors agree neither on the order of
 the registers nor on the order of the bytes inside one. An order is written as the letters of the value's bytes, A being

@@ -1,4 +1,4 @@
-"""One connection to a Modbus device, through pymodbus. The only module that knows pymodbus.
+"""One connection to a Modbus device, through pymodbus. The only module that imports pymodbus.
 
 pymodbus sends one request at a time on a connection, retries and reconnects by itself, and closes the connection when
 one unit is silent. All of that is switched off here (`retries=0`, `reconnect_delay=0`, no limit on silence): a request
@@ -35,7 +35,7 @@ from agent.ingest.errors import IngestError, SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.plan import Read
 from agent.ingest.modbus.refusal import GATEWAY_CODES, is_about_address, quality_of, reason
-from agent.ingest.settings import ModbusSourceSettings
+from agent.settings.sources import ModbusSourceSettings
 
 if TYPE_CHECKING:
     from pymodbus.client.base import ModbusBaseClient
@@ -61,7 +61,7 @@ class UnitGarbled(UnitSilent):
 
 
 class ReadRefused(IngestError):
-    """A unit refuses a read. `is_about_address` tells whether a smaller read could succeed."""
+    """A unit refuses a read. `is_about_address`: whether a smaller read could succeed."""
 
     def __init__(self, read: Read, code: int) -> None:
         where = f"unit {read.unit_id} {read.table.value} {read.address}..{read.end - 1} (wire addresses)"

@@ -1,4 +1,4 @@
-"""The fewest reads that fetch a set of registers, within what the device allows.
+"""Plans the fewest reads that fetch a set of registers within the limits of the device.
 
 A read covers neighbouring registers of one unit and table, at most `registers_per_read_max` of them. It may run across
 registers without a tag if no such hole is wider than `hole_max`, and it covers no span that the device is known to

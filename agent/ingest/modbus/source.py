@@ -1,13 +1,14 @@
 """A Modbus source: polls every unit at fixed intervals and delivers the values.
 
-`pace` says what is due, `sweep` what a unit is asked for and what its answers mean. One connection polls the units that
-answer, one after the other: first what is planned of each, then, in what is left of the slot, the search for what they
-refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the others. Where there
-is only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked on that, rarely.
+`poll_grid` decides what is due, `sweep` what to request from a unit and how to interpret its answers. One connection
+polls the units that answer, one after the other: first what is planned of each, then, in what is left of the slot, the
+search for what they refuse. A silent unit is asked over a second connection, so that waiting for it does not delay the
+others. Where there is only one connection (a serial line, `connections_max = 1`, or the second is refused) it is asked
+on that, rarely.
 
 A life ends with SourceLost when the connection is gone or no unit answers. A new tag map is taken over between two
-polls. Polls that were missed become a gap fact. What was learned of the units goes to the memory, so that the next
-process begins with it. The source never writes to a device.
+polls. Polls that were missed become a gap fact. The spans that units refuse are saved, so the next process starts with
+them. The source never writes to a device.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TAGS_NAMED_MAX
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterBook, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
-from agent.ingest.modbus.lessons import lessons_document, read_lessons
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled
-from agent.ingest.modbus.pace import MS, Missed, Pace
 from agent.ingest.modbus.plan import Limits, Span
+from agent.ingest.modbus.poll_grid import MS, Missed, PollGrid
 from agent.ingest.modbus.refusal import quality_of, reason
+from agent.ingest.modbus.refused_spans import parse_refused, refused_document
 from agent.ingest.modbus.sweep import Question, Sweep
 from agent.ingest.modbus.units import Pauses, Unit
 from agent.ingest.ports import MemoryPort
 from agent.ingest.probe_result import ReadTags
-from agent.ingest.settings import ModbusSourceSettings
+from agent.settings.sources import ModbusSourceSettings
 
 log = logging.getLogger(__name__)
 
@@ -93,8 +94,8 @@ class ModbusSource:
             self.read_tags = partial(read_tags_over, line, settings)
             on_up()
             async with asyncio.TaskGroup() as group:
-                pace = Pace(self._intervals(), time.monotonic_ns())
-                group.create_task(self._poll(line, pace), name=f"{settings.name} poll")
+                grid = PollGrid(self._intervals(), time.monotonic_ns())
+                group.create_task(self._poll(line, grid), name=f"{settings.name} poll")
                 group.create_task(self._probe(line), name=f"{settings.name} probe")
 
     async def finish(self) -> None:
@@ -125,19 +126,19 @@ class ModbusSource:
         """What an earlier process learned. A document that cannot be used costs one poll of learning."""
         document = self._memory.load(self._settings.name) if self._memory is not None else None
         try:
-            return {} if document is None else read_lessons(document)
+            return {} if document is None else parse_refused(document)
         except ValueError as error:
-            extra = {"action": "lessons_unusable", "source": self._settings.name, "why": str(error)}
+            extra = {"action": "refused_spans_unusable", "source": self._settings.name, "why": str(error)}
             log.warning("what was learned of a source is learned again", extra=extra)
             return {}
 
     async def _remember(self) -> None:
         """Give the memory what was learned since the last time."""
-        version = sum(unit.lessons_version for unit in self._units)
+        version = sum(unit.refused_version for unit in self._units)
         if self._memory is not None and version != self._saved_version:
             self._saved_version, self._saved_s = version, time.monotonic()
-            learned = {span: code for unit in self._units for span, code in unit.lessons().items()}
-            await asyncio.to_thread(self._memory.save, self._settings.name, lessons_document(learned))
+            learned = {span: code for unit in self._units for span, code in unit.refused_spans().items()}
+            await asyncio.to_thread(self._memory.save, self._settings.name, refused_document(learned))
 
     def _moduli(self) -> dict[int, int | float]:
         """The modulus of each counter, in units of its values."""
@@ -160,22 +161,22 @@ class ModbusSource:
 
     # --- polling ------------------------------------------------------------------------------------------------------
 
-    async def _poll(self, line: Line, pace: Pace) -> None:
+    async def _poll(self, line: Line, grid: PollGrid) -> None:
         """Keep the grids."""
         refused_before = self._delivery.recorder.refused_total
         while True:
-            await asyncio.sleep(max(0, pace.next_ns() - time.monotonic_ns()) / 1e9)
+            await asyncio.sleep(max(0, grid.next_ns() - time.monotonic_ns()) / 1e9)
             now_ns = time.monotonic_ns()
-            slot = pace.take(now_ns)
+            slot = grid.take(now_ns)
             self.polls_late_total += slot.late
             if slot.missed:
                 refused = self._delivery.recorder.refused_total != refused_before
                 self._note_missed(slot.missed, time.time_ns() - now_ns, STORE_REFUSED if refused else POLLS_MISSED)
             refused_before = self._delivery.recorder.refused_total
             if await self._retag():
-                pace.keep(self._intervals(), now_ns)
+                grid.keep(self._intervals(), now_ns)
             if slot.due:
-                await self._poll_all(line, slot.due, pace.next_ns())
+                await self._poll_all(line, slot.due, grid.next_ns())
             end_if_cancelled()
             if all(unit.is_silent for unit in self._units):
                 raise SourceLost(f"none of the units at {self._settings.where} {self._verb_missing} any more")

@@ -1,4 +1,4 @@
-"""One poll of one unit: which reads to ask for, and what each outcome means. Core.
+"""One poll of one unit: decides which reads to request, and interprets each outcome. Core.
 
 First the reads of the plan, then the search: suspect values, and refused spans whose time has come. Between two
 questions the caller may end the search, because the slot is over; it goes on in the next sweep where it was. Promised:
@@ -24,7 +24,7 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.plan import Read, Span
 from agent.ingest.modbus.refusal import SILENT, is_about_address
-from agent.ingest.modbus.search import Finding, Place, Segment
+from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 from agent.ingest.modbus.units import Planned, Unit, raw_read
 
 REFUSALS_MAX = 8
@@ -47,7 +47,7 @@ class Sweep:
         self._unit, self._now_ns = unit, now_ns
         plan = sorted(unit.plan(due), key=lambda planned: not planned.is_proven)  # proven reads first
         self._plan = deque(plan)  # tidy: no longer than one read for each value
-        self._spans = deque[Span](unit.due_lessons(now_ns, PROBES_MAX))
+        self._spans = deque[Span](unit.due_refused(now_ns, PROBES_MAX))
         self._served: set[Register] = set()  # in the search, or while there is one
         self._asked: Planned | Segment | Span | None = None
         self._searched = self._refusals = 0
@@ -78,7 +78,7 @@ class Sweep:
             read = Read(read.unit_id, read.table, read.address, read.count, new)
             return self._question(read)
         if not (self._spans or self._has_values):  # nothing is given at all: the first sign of recovery counts
-            self._spans.extend(self._unit.due_lessons(2**63, 1))
+            self._spans.extend(self._unit.due_refused(2**63, 1))
             self._has_values = True
         while self._spans:
             span = self._asked = self._spans.popleft()
@@ -189,7 +189,7 @@ class Sweep:
     def _part(self, planned: Planned, code: int) -> None:
         """Reads that are answered one by one were planned as one, which is refused: search for the reason beside
         them."""
-        if not self._unit.place(planned.read.span):  # the lesson of a span that is a value would park it
+        if not self._unit.place(planned.read.span):  # a refused span that is a value would be parked
             self._unit.note(Finding(planned.read.span, code), self._now_ns)  # until the search finds a shorter span
         searched = {register for segment in self._unit.suspects for register in segment.registers()}
         if searched.isdisjoint(planned.read.registers):

@@ -1,9 +1,9 @@
-"""A unit behind a line: what is planned to be read of it, what it refuses, whether it answers.
+"""The state of a unit behind a line: its planned reads, the spans that it refuses, and whether it answers.
 
-What a unit refuses is a *lesson*: a span of addresses, and the exception. No read covers such a span. A value that is
-such a span by itself is *parked*: it is asked for alone, after pauses that double, and so is any other span, once an
-hour. A lesson is kept until the unit gives the span, over new tag maps and, through `lessons` and `learn`, over
-restarts.
+The spans of addresses that a unit refuses are kept with the exception of each, and no read covers such a span. A value
+that is such a span by itself is *parked*: it is asked for alone, after pauses that double. Any other span is asked for
+once an hour. A refused span is forgotten when the unit answers it. It survives new tag maps, and with `refused_spans`
+and `learn` also restarts.
 
 A value that was refused among others and has not been asked for alone is *suspect*: it is out of the plan until a sweep
 (`sweep`) has searched it. A unit that gives no answer is *silent*: it is not polled, but asked apart from the others.
@@ -20,7 +20,7 @@ from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.block import BlockDecoder
 from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads, read_of
 from agent.ingest.modbus.refusal import SILENT
-from agent.ingest.modbus.search import Finding, Place, Segment
+from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 
 SPAN_RETRY_NS = 3600 * 10**9  # a span that no tag needs as it is: refused for the device's design, not for its state
 SPANS_MAX = 4_000  # of those; beyond, a device refuses at random, and nothing is learned by it
@@ -40,7 +40,7 @@ class Pauses:
 
 
 @dataclass(slots=True)
-class Lesson:
+class RefusedSpan:
     """The exception of a refused span, when to ask again, and the pause before that."""
 
     code: int
@@ -70,15 +70,15 @@ class Unit:
         self.intervals: frozenset[int] = frozenset()  # of its values, in ms
         self.suspects: list[Segment] = []
         self.proven: set[Register] = set()  # read at least once, since they are wanted
-        self.is_news_told = False  # the log tells that it is silent
-        self.lessons_version = 0  # moves with each lesson that is learned or forgotten
+        self.is_silence_logged = False  # since it gave values last
+        self.refused_version = 0  # increments when a refused span is learned or forgotten
         self._pauses = pauses
-        self._lessons: dict[Span, Lesson] = {}
+        self._refused: dict[Span, RefusedSpan] = {}
         self._places: dict[Span, Place] = {}
         self._unmarked: set[Span] = set()
         self._plans: dict[frozenset[int], list[Planned]] = {}
         self._kept: dict[Span, Planned] = {}
-        self._silent: Lesson | None = None
+        self._silent: RefusedSpan | None = None
         self._unanswered_at_ns = 0  # when a read that is never answered may be asked for again: it costs a time-out
         self._questions = 0
         self.want(points)
@@ -119,8 +119,8 @@ class Unit:
     def fell_silent(self, now_ns: int) -> bool:
         """Note that there was no answer. True if that is news for the log: the first time since it gave values."""
         pause_ns = self._pauses.after(0 if self._silent is None else self._silent.pause_ns)
-        self._silent = Lesson(0, now_ns + pause_ns, pause_ns)
-        is_news, self.is_news_told = not self.is_news_told, True
+        self._silent = RefusedSpan(0, now_ns + pause_ns, pause_ns)
+        is_news, self.is_silence_logged = not self.is_silence_logged, True
         return is_news
 
     def answered(self) -> None:
@@ -129,7 +129,7 @@ class Unit:
 
     def returned(self) -> bool:
         """Note that it gave values. True if that is news for the log."""
-        is_news, self.is_news_told = self.is_news_told, False
+        is_news, self.is_silence_logged = self.is_silence_logged, False
         return is_news
 
     def probe_at_ns(self) -> int | None:
@@ -141,7 +141,7 @@ class Unit:
         answered must not decide for all."""
         reads = [planned.read for plan in self._plans.values() for planned in plan if planned.is_proven]
         if not reads:
-            spread = plan_reads([place[0] for place in self._places.values()], self.limits, self._lessons)
+            spread = plan_reads([place[0] for place in self._places.values()], self.limits, self._refused)
             self._questions += 1
             reads = [spread[self._questions % len(spread)]]
         return reads[0]
@@ -159,7 +159,7 @@ class Unit:
             found = self._plans[due] = self.planned(
                 register
                 for span, place in self._places.items()
-                if span not in self._lessons
+                if span not in self._refused
                 for register in place
                 if register.poll_interval_ms in due and register not in suspect
             )
@@ -168,7 +168,7 @@ class Unit:
     def planned(self, registers: Iterable[Register]) -> list[Planned]:
         """The reads of these registers. What is planned already is kept with its decoder."""
         found = []
-        for read in plan_reads(registers, self.limits, self._lessons):
+        for read in plan_reads(registers, self.limits, self._refused):
             kept = self._kept.get(read.span)
             if kept is None or kept.read != read:
                 kept = self._kept[read.span] = Planned(read, self.tags)
@@ -187,75 +187,75 @@ class Unit:
         return found + self.planned(left) if found else []
 
     def replan(self) -> None:
-        """Plan anew at the next sweep. Reads that stay as they are keep what is known of them."""
+        """Replan at the next sweep. Reads that stay as they are keep what is known of them."""
         if len(self._kept) > KEPT_MAX:
             self._kept = {}
         self._kept.update((planned.read.span, planned) for plan in self._plans.values() for planned in plan)
         self._plans = {}
 
-    # --- lessons ------------------------------------------------------------------------------------------------------
+    # --- refused spans ------------------------------------------------------------------------------------------------
 
     @property
     def parked_count(self) -> int:
         """Places that are refused by themselves."""
-        return sum(span in self._places for span in self._lessons)
+        return sum(span in self._places for span in self._refused)
 
-    def lessons(self) -> dict[Span, int]:
+    def refused_spans(self) -> dict[Span, int]:
         """What it refuses, with the exceptions."""
-        return {span: lesson.code for span, lesson in self._lessons.items()}
+        return {span: refused.code for span, refused in self._refused.items()}
 
-    def learn(self, lessons: Mapping[Span, int]) -> None:
+    def learn(self, refused: Mapping[Span, int]) -> None:
         """Take over what an earlier process learned. Each is asked for again soon, as nothing is known since."""
-        for span, code in lessons.items():
-            self._lessons[span] = Lesson(code, 0, 0)
+        for span, code in refused.items():
+            self._refused[span] = RefusedSpan(code, 0, 0)
         self.remark()
         self.replan()
 
     def remark(self) -> None:
         """Record the status of each parked value again: its tag is new, or another loss was recorded since."""
-        self._unmarked = {span for span in self._lessons if span in self._places}
+        self._unmarked = {span for span in self._refused if span in self._places}
 
     def take_unmarked(self) -> list[tuple[Place, int]]:
         """Parked values whose refusal is to be recorded, each with the exception."""
-        found = [(self._places[span], self._lessons[span].code) for span in self._unmarked if span in self._places]
+        found = [(self._places[span], self._refused[span].code) for span in self._unmarked if span in self._places]
         self._unmarked = set()
         return found
 
     def note(self, finding: Finding, now_ns: int) -> bool:
         """Learn what was found. True if that is news: a value that was not parked."""
         span = finding.span
-        known = self._lessons.get(span)
+        known = self._refused.get(span)
         if finding.code == SILENT:
             self._unanswered_at_ns = now_ns + self._pauses.longest_ns
         is_needed = span in self._places
-        if known is None and not is_needed and len(self._lessons) - self.parked_count >= SPANS_MAX:
+        if known is None and not is_needed and len(self._refused) - self.parked_count >= SPANS_MAX:
             return False
         pause_ns = self._pauses.after(0 if known is None else known.pause_ns) if is_needed else SPAN_RETRY_NS
-        self._lessons[span] = Lesson(finding.code, now_ns + pause_ns, pause_ns)
+        self._refused[span] = RefusedSpan(finding.code, now_ns + pause_ns, pause_ns)
         if known is None or known.code != finding.code:
-            self.lessons_version += 1
+            self.refused_version += 1
             if is_needed:
                 self._unmarked.add(span)
         return known is None and is_needed
 
     def forget(self, span: Span) -> bool:
-        """The unit gives what it refused. True if it was a lesson."""
-        if self._lessons.pop(span, None) is None:
+        """The unit gives what it refused. True if it was refused before."""
+        if self._refused.pop(span, None) is None:
             return False
         self._unmarked.discard(span)
-        self.lessons_version += 1
+        self.refused_version += 1
         return True
 
     def refuses(self, span: Span) -> bool:
         """Whether a span is one that it refuses."""
-        return span in self._lessons
+        return span in self._refused
 
-    def due_lessons(self, now_ns: int, count_max: int) -> list[Span]:
-        """Refused spans whose time has come, the longest waiting first."""
+    def due_refused(self, now_ns: int, count_max: int) -> list[Span]:
+        """Refused spans to ask for again now, the longest waiting first."""
         due = [
-            (lesson.at_ns, span.first, span)
-            for span, lesson in self._lessons.items()
-            if lesson.at_ns <= now_ns and (lesson.code != SILENT or self._unanswered_at_ns <= now_ns)
+            (refused.at_ns, span.first, span)
+            for span, refused in self._refused.items()
+            if refused.at_ns <= now_ns and (refused.code != SILENT or self._unanswered_at_ns <= now_ns)
         ]
         due.sort(key=lambda one: one[:2])
         return [span for _, _, span in due[:count_max]]
@@ -268,12 +268,12 @@ class Unit:
         """A parked value is given again, so each may be: search them all, whole reads first."""
         suspect = {register for segment in self.suspects for register in segment.registers()}
         parked = {
-            register: lesson.code
-            for span, lesson in self._lessons.items()
+            register: refused.code
+            for span, refused in self._refused.items()
             for register in self._places.get(span, ())
             if register not in suspect
         }
-        walls = [span for span in self._lessons if span not in self._places]
+        walls = [span for span in self._refused if span not in self._places]
         self.suspects += [
             Segment.of(read.registers, parked[read.registers[0]], is_refused=False)
             for read in plan_reads(parked, self.limits, walls)

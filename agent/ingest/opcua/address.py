@@ -1,7 +1,4 @@
-"""Node ids as people write them: `nsu=<namespace URI>;s=<name>`, or without namespace for the standard one.
-
-A namespace *index* is refused: a server may number its namespaces anew at every start, and then the index of yesterday
-reads another machine's value without an error (OPC 10000-3, 8.2.2). The URI is resolved after every connect.
+"""Reads the address column of a tag map: a node, or elements of the array in it, and how it is monitored.
 
 An index in brackets at the end, `i=2001[3]`, reads elements of an array; the server cuts them out (OPC 10000-4, 7.27).
 A text identifier may itself end like that (`s="DB"."values"[3]` at Siemens): a node of that very name is read if the
@@ -10,56 +7,17 @@ server has one, an element of the array otherwise. Core.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
+from functools import lru_cache
 
 from agent.ingest.opcua.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, QUEUE_SIZE_MAX, Monitoring, Trigger
-from agent.ingest.tags.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.tag_map import SHARED_MAX, CellError, Cells, Dialect
+from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
-NODE_ID = re.compile(r"(?:nsu=(?P<uri>[^;]+);|ns=(?P<index>\d+);)?(?P<kind>[isgb])=(?P<text>.+)", re.DOTALL)
-STANDARD_URI = "http://opcfoundation.org/UA/"
 INDEX = re.compile(r"(?P<node>.*[^=])\[(?P<range>\d{1,9}(?::\d{1,9})?(?:,\d{1,9}(?::\d{1,9})?)*)\]", re.DOTALL)
 SAMPLING_INTERVAL_MS_MAX = 3_600_000
-
-
-@dataclass(frozen=True, slots=True)
-class NodeAddress:
-    """A node id with its namespace by URI; `identifier` is int (i), str (s), UUID (g) or bytes (b)."""
-
-    namespace_uri: str
-    identifier: int | str | UUID | bytes
-
-    def index(self, namespaces: Sequence[str]) -> int | None:
-        """The namespace index at a server with these namespaces, None if it lacks ours."""
-        return namespaces.index(self.namespace_uri) if self.namespace_uri in namespaces else None
-
-
-def parse_node_address(text: str) -> NodeAddress:
-    """The address in a node id. Raises ValueError that says what to write."""
-    match = NODE_ID.fullmatch(text)
-    if match is None:
-        raise ValueError("is not a node id; write nsu=<namespace URI>;s=<name> (or ;i=<number>)")
-    if match["index"] not in (None, "0"):
-        raise ValueError("names a namespace by number, which a server may change; write nsu=<namespace URI>; instead")
-    return NodeAddress(match["uri"] or STANDARD_URI, _identifier(match["kind"], match["text"]))
-
-
-def _identifier(kind: str, text: str) -> int | str | UUID | bytes:
-    if kind == "s":
-        return text
-    if kind == "i":
-        if not (text.isascii() and text.isdigit() and int(text) < 2**32):
-            raise ValueError("has a numeric identifier that is not 0 to 4294967295")
-        return int(text)
-    try:
-        return UUID(text) if kind == "g" else base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
-        raise ValueError("has an identifier that is not " + ("a GUID" if kind == "g" else "Base64")) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +61,9 @@ def parse_readings(text: str) -> tuple[Reading, ...]:
     return (element,)
 
 
+_shared_monitoring = lru_cache(SHARED_MAX)(Monitoring)  # thousands of tags are monitored alike
+
+
 def dialect() -> Dialect:
     """The OPC UA columns of a tag map."""
     return Dialect(
@@ -125,7 +86,7 @@ def _read_point(cells: Cells) -> tuple[TagPoint, str, str]:
         sampling_ms = cells.integer("sampling_interval_ms", 0, SAMPLING_INTERVAL_MS_MAX)
     trigger = cells.choice("trigger", [one.name.lower() for one in Trigger], Trigger.STATUS_VALUE.name.lower())
     deadband = cells.text("server_deadband")
-    monitoring = Monitoring(
+    monitoring = _shared_monitoring(
         sampling_interval_ms=sampling_ms,
         queue_size=cells.integer("queue_size", 1, QUEUE_SIZE_MAX * 10, 0),
         deadband=_deadband(cells, deadband),
@@ -142,3 +103,6 @@ def _deadband(cells: Cells, text: str) -> float:
             "server_deadband", "must be 0 or more, or 0% to 100% of the range that the server gives the node"
         )
     return size
+
+
+SERVER_CLOCK = Reading(NodeAddress(STANDARD_URI, 2258))  # Server_ServerStatus_CurrentTime

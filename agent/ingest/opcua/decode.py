@@ -1,9 +1,9 @@
-"""Notification bytes to columns: OPC 10000-6, chapter 5.2, read without the library's objects.
+"""Decodes notification bytes into columns (OPC 10000-6, chapter 5.2) without the library's objects.
 
-Why not asyncua's decoder: it cuts source times to microseconds where the wire has 100 ns (and picoseconds), and it
-builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and stay columns until
-they are stored; other values are read item by item, those that are neither a number nor a text by a `Reader` (see
-`variant`).
+asyncua's decoder is not used because it truncates source times to microseconds where the wire has 100 ns (and
+picoseconds), and builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and
+stay columns until they are stored; other values are read item by item, those that are neither a number nor a text by a
+`Reader` (see `variant`).
 
 Core: takes bytes, returns columns. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
 becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
@@ -34,7 +34,8 @@ RUN_EVERY = 64  # items between two looks for a run: a look costs as much as thr
 
 STRING = 12  # the variant type
 
-DATA_CHANGE, STATUS_CHANGE = 811, 820  # node ids of the binary encodings, namespace 0
+DATA_CHANGE, EVENTS, STATUS_CHANGE = 811, 916, 820  # node ids of the binary encodings, namespace 0
+_KINDS = frozenset({DATA_CHANGE, EVENTS, STATUS_CHANGE})
 
 
 class Reader(Protocol):
@@ -182,25 +183,36 @@ def _publication(data: bytes, position: int, reader: Reader, elements: Container
 
 
 def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
-    """(numeric type id in namespace 0 or -1, start of the body, position after it)."""
+    """(numeric type id in namespace 0 or -1, start of the body, position after it). The body of a kind that is not
+    known here may be of any form, or none: it is stepped over by its length."""
+    kind, position = _kind(data, position)
     form = data[position]
-    if form == 0:
-        kind, position = data[position + 1], position + 2
-    elif form == 1:
-        kind = _U16.unpack_from(data, position + 2)[0] if data[position + 1] == 0 else -1
-        position += 4
-    elif form == 2:
-        namespace, number = struct.unpack_from("<HI", data, position + 1)
-        kind, position = number if namespace == 0 else -1, position + 7
-    else:
-        raise DecodeError(f"notification of an unknown kind (node id form {form})")
-    if data[position] != 1:
+    if form == 0 and kind not in _KINDS:
+        return kind, position + 1, position + 1
+    if form != 1 and (form != 2 or kind in _KINDS):
         raise DecodeError("notification without a binary body")
     (length,) = _I32.unpack_from(data, position + 1)
     body = position + 5
     if length < 0 or body + length > len(data):
         raise DecodeError(f"notification of {length} bytes in a message of {len(data)}")
     return kind, body, body + length
+
+
+def _kind(data: bytes, position: int) -> tuple[int, int]:
+    """The number of a node id in namespace 0, -1 for any other; and the position after it (OPC 10000-6, 5.2.2.9)."""
+    form = data[position]
+    if form == 0:
+        return data[position + 1], position + 2
+    if form == 1:
+        return _U16.unpack_from(data, position + 2)[0] if data[position + 1] == 0 else -1, position + 4
+    if form == 2:
+        namespace, number = struct.unpack_from("<HI", data, position + 1)
+        return number if namespace == 0 else -1, position + 7
+    if form == 4:
+        return -1, position + 19
+    if form in (3, 5):
+        return -1, position + 7 + max(0, _I32.unpack_from(data, position + 3)[0])
+    raise DecodeError(f"notification of an unknown kind (node id form {form})")
 
 
 def _data_change(data: bytes, reader: Reader, elements: Container[int], changes: Changes) -> int:
@@ -214,6 +226,8 @@ def _data_change(data: bytes, reader: Reader, elements: Container[int], changes:
         left -= count
         if left <= 0:
             break
+        if len(data) - position < _U32.size:
+            return left  # cut short between two values
         (handle,) = _U32.unpack_from(data, position)
         try:
             change, position = _item(data, position, reader, is_element=handle in elements)

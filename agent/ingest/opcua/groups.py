@@ -7,6 +7,7 @@ named, not dropped. Core: knows handles and limits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,21 +24,34 @@ class ServerLimits:
     subscriptions: int = 0
 
 
+def told_limit(value: object) -> int:
+    """A limit as a server tells it; 0, no limit (OPC 10000-5, 6.3.11), also for what is no number of operations."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
 class Groups:
     """Which handle belongs to which subscription. Each subscription holds one more item: the server's clock."""
 
     def __init__(self, limits: ServerLimits, items_per_subscription_max: int) -> None:
         told = [n - 1 for n in (limits.items_per_subscription, limits.items) if n]
-        self._size = max(1, min([items_per_subscription_max, *told]))
+        self._size_max = max(1, min(told, default=2**31))  # of the server
+        self._size = min(items_per_subscription_max, self._size_max)
         # A limit for all sessions together is an upper bound for this one.
         self._count_max = min([n for n in (limits.subscriptions_per_session, limits.subscriptions) if n], default=0)
         self._items_max = limits.items
         self._groups: list[dict[int, None]] = []
         self.unplaced: frozenset[int] = frozenset()
 
+    def limit_count(self, count: int) -> None:
+        """The server takes no more subscriptions than these; it did not say so before."""
+        self._count_max = count
+        del self._groups[count:]
+
     def want(self, handles: Iterable[int]) -> list[list[int]]:
         """Spread these handles. Returns them by subscription; a subscription keeps its place, also when it is empty."""
         wanted = dict.fromkeys(handles)
+        if self._count_max:  # ours is a wish: it costs no tag its value
+            self._size = min(self._size_max, max(self._size, math.ceil(len(wanted) / self._count_max)))
         self._groups = [{h: None for h in group if h in wanted} for group in self._groups]
         placed = {handle for group in self._groups for handle in group}
         waiting = [handle for handle in wanted if handle not in placed]

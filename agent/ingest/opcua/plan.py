@@ -9,14 +9,19 @@ An item whose status says that its node is gone never comes back by itself, also
 is bound to the old one. `died` parks the node and has the item deleted, so that a new one is created (node-opcua).
 
 What is wanted may change while a call is on its way (`want`): items of handles that are wanted no more are to be
-deleted, also those that a call creates after all. Core: knows handles, items and status codes, no library.
+deleted, also those that a call creates after all.
+
+`Absences` knows since when a handle has no item that publishes: what its node does in that time is a gap. Core: knows
+handles, items, status codes and times, no library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from agent.ingest.opcua.server_clock import Moment
 
 PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
 RELAPSE_PAUSES = 2  # an item that dies within so many of its last pauses was never well: the pause goes on growing
@@ -52,6 +57,7 @@ class ItemPlan:
         self._live: dict[int, int] = {}
         self._revived: dict[int, tuple[int, int]] = {}  # of items that were parked: (when created, their last pause)
         self._unwanted: list[int] = []  # items at the server, of handles wanted no more
+        self._created: set[int] = set()  # handles with a new item since `take_created`
 
     @property
     def wanted(self) -> list[int]:
@@ -96,13 +102,22 @@ class ItemPlan:
         for pause in self._parked.values():
             pause.at_ns = 0
 
-    def renew(self, handles: Iterable[int]) -> None:
-        """Delete the items of these handles and create them anew: they are to be monitored in another way."""
+    def renew(self, handles: Iterable[int]) -> list[int]:
+        """Delete the items of these handles and create them again: they are to be monitored in another way, or give
+        nothing. Returns those that had one."""
+        renewed: list[int] = []
         for handle in handles:
             item = self._live.pop(handle, None)
             if item is not None:
                 self._unwanted.append(item)
                 self._pending.append(handle)
+                renewed.append(handle)
+        return renewed
+
+    def take_created(self) -> set[int]:
+        """The handles of which an item was created since the last call."""
+        created, self._created = self._created, set()
+        return created
 
     def item(self, handle: int) -> int | None:
         """The server's number of a live item."""
@@ -155,6 +170,7 @@ class ItemPlan:
                     self._unwanted.append(item)
                     continue
                 self._live[handle] = item
+                self._created.add(handle)
                 if known is not None:
                     self._revived[handle] = now_ns, known.pause_ns
                 continue
@@ -170,3 +186,89 @@ class ItemPlan:
 
     def _longer(self, pause_ns: int) -> int:
         return min(pause_ns * 2, self._pause_ns * PAUSE_DOUBLINGS_MAX)
+
+
+class Absence(NamedTuple):
+    """Since when, and why (the reason of a gap), a handle has no item that publishes."""
+
+    reason: str
+    since: Moment
+
+
+@dataclass(slots=True)
+class _Absent:
+    absence: Absence
+    is_declared: bool = False  # when an item was created
+    is_longer: bool = False  # that item has gone without a value
+    has_published: bool = False  # the first value may come ahead of the answer to the creation
+
+
+class Absences:
+    """The handles of one source without an item that publishes. They outlive sessions: what is absent at the end of one
+    is still absent in the next, until that has created an item.
+
+    An absence is declared when there is an item again, and is over when that publishes. Some servers create items of
+    nodes that they do not have, and say so by the first notification: then it goes on, and is declared once more at its
+    end.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Absent] = {}  # bounded by the tag map through `keep`
+
+    @property
+    def handles(self) -> KeysView[int]:
+        """Those that are absent."""
+        return self._open.keys()
+
+    def begin(self, handles: Iterable[int], reason: str, since: Moment) -> list[int]:
+        """Nothing is published of these from now on, and perhaps since that moment. The first sign of it dates it.
+        Returns those that were not absent."""
+        news: list[int] = []
+        for handle in handles:
+            known = self._open.get(handle)
+            if known is None:
+                self._open[handle] = _Absent(Absence(reason, since))
+                news.append(handle)
+            else:
+                known.absence = Absence(reason, known.absence.since)
+                known.is_longer, known.has_published = known.is_declared, False
+        return news
+
+    def since(self, handle: int) -> Moment | None:
+        """The last sign of life of a handle that is absent."""
+        known = self._open.get(handle)
+        return None if known is None else known.absence.since
+
+    def keep(self, handles: Container[int], renumbered: Mapping[int, int]) -> None:
+        """Another tag map: only these handles are wanted, and some go on under another number."""
+        known = {renumbered.get(handle, handle): absent for handle, absent in self._open.items()}
+        self._open = {handle: absent for handle, absent in known.items() if handle in handles}
+
+    def among(self, created: Iterable[int]) -> dict[Absence, list[int]]:
+        """Of these, which have an item now, those whose absence is to be declared."""
+        absent = sorted(self._open.keys() & set(created))
+        return self._by_absence(handle for handle in absent if not self._open[handle].is_declared)
+
+    def declare(self, handles: Iterable[int]) -> None:
+        """These have an item, and their absence is declared."""
+        for handle in handles:
+            if self._open[handle].has_published:
+                del self._open[handle]
+            else:
+                self._open[handle].is_declared = True
+
+    def publish(self, handles: Iterable[int]) -> dict[Absence, list[int]]:
+        """An item publishes of these, which are absent. Returns those whose absence went on after it was declared."""
+        for handle in handles:
+            self._open[handle].has_published = True
+        back = sorted(handle for handle in handles if self._open[handle].is_declared)
+        found = self._by_absence(handle for handle in back if self._open[handle].is_longer)
+        for handle in back:
+            del self._open[handle]
+        return found
+
+    def _by_absence(self, handles: Iterable[int]) -> dict[Absence, list[int]]:
+        found: dict[Absence, list[int]] = {}
+        for handle in handles:
+            found.setdefault(self._open[handle].absence, []).append(handle)
+        return found

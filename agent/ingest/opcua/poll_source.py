@@ -13,23 +13,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TagGap
+from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
-from agent.ingest.opcua.liveness import ServerClock
-from agent.ingest.opcua.session import CallTooLarge, Session, open_session
+from agent.ingest.opcua.rescue import EarlierSessions
+from agent.ingest.opcua.server_clock import ClockReading, ServerClock, SetBacks
+from agent.ingest.opcua.session import CallTooLarge, Session, close_session, open_session
 from agent.ingest.opcua.subscription import log_parked
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.message import Sample
+from agent.settings.sources import OpcuaSourceSettings
 
 MS = 1_000_000  # nanoseconds
 MISSED_MIN = 2  # polls in a row that become a gap; a single one that comes late is only counted
-CLOCK = Reading(NodeAddress(STANDARD_URI, 2258))  # Server_ServerStatus_CurrentTime
 
 
 class OpcuaPollSource:
@@ -45,27 +46,34 @@ class OpcuaPollSource:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)
         self._clock = ServerClock()
+        self._earlier = EarlierSessions(partial(close_session, settings))
+        self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
+        delivery.on_gap(self._set_backs.add)
         self._namespaces: list[str] = []
         self._turns: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
         self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
-        self._size = settings.items_per_call_max
+        self._unread: set[int] = set()  # tags whose value could not be read at the last poll, not even by itself
+        self._size = settings.items_per_call_max  # nodes of a call
         self.alive_s, self.alive_ns = 0.0, 0
         self.polls_missed_total = self.polls_late_total = 0
 
     def now_ns(self) -> int:
         """The server's clock, as far as we know it."""
-        return time.time_ns() + self._clock.offset_ns
+        return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
 
     def retry(self) -> None:
         """Nothing is parked: each poll asks for everything."""
 
     async def finish(self) -> None:
-        """Nothing to do but to take over a new tag map: what was read was delivered at once."""
+        """Take over a new tag map. What was read was delivered at once."""
+        self._set_backs.end_life()
         await self._retag()
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
+            self._earlier.begin(session, await session.server_start())
+            group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
             if self.backfill is not None:
                 group.create_task(self.backfill.run(session, None), name=f"{self._settings.name} backfill")
             limits = await session.limits()
@@ -104,34 +112,72 @@ class OpcuaPollSource:
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
     async def _read_all(self, session: Session) -> None:
-        """Read every tag once. Nodes are looked up anew in each poll: a server may learn a namespace late."""
+        """Read every tag once, in as many calls as the server takes: they are one poll. Nodes are looked up anew in
+        each: a server may learn a namespace late."""
         self._namespaces = await session.namespaces()
-        tags = list(self._delivery.points)
-        while tags:
-            part = tags[: max(1, self._size - 1)]
-            readings = [CLOCK, *(self._reading(tag) for tag in part)]
-            try:
-                found = await session.read_values(readings, self._namespaces)
-            except CallTooLarge as error:
-                if len(part) <= 1:
-                    raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
-                self._size = max(2, len(readings) // 2)
+        unread, self._unread, size = self._unread, set(), self._size
+        others = [tag for tag in self._delivery.points if tag not in unread]
+        waiting = [others, *([tag] for tag in self._delivery.points if tag in unread)]
+        first_ns, has_clock = 0, False  # the clock is in the first call
+        while waiting:
+            part = waiting.pop(0)
+            room = self._size - (not has_clock)
+            if len(part) > room:
+                waiting[:0] = [part[:room], part[room:]]
                 continue
-            except DecodeError as error:
-                raise SourceLost(f"{self._settings.url} gave an answer that cannot be read: {error}") from error
-            del tags[: len(part)]
-            self._see_clock(found[0])
-            await self._deliver(part, found[1:])
+            least_ns, asked_ns = self._clock.least_ns(time.monotonic_ns()), self.now_ns()
+            try:
+                clock, found = await self._ask(session, part, with_clock=not has_clock)
+            except CallTooLarge as error:
+                nodes = len(part) + (not has_clock)
+                if nodes > 1:
+                    self._size = (nodes + 1) // 2
+                    waiting.insert(0, part)
+                    continue
+                if not has_clock:
+                    raise SourceLost(f"{self._settings.url} refuses to read even one value: {error}") from error
+                if not unread.issuperset(part):
+                    self._size = size  # the value is too large, not the call
+                clock, found = self._give_up(part, quality.BAD_ENCODING_LIMITS_EXCEEDED)
+            except DecodeError:
+                if len(part) > has_clock:  # whose it is shows alone; the clock by itself comes first
+                    half = len(part) // 2 if has_clock else 0
+                    waiting[:0] = [part[:half], part[half:]]
+                    continue
+                clock, found = self._give_up(part, quality.BAD_DECODING_ERROR)
+            self.alive_s = time.monotonic()
+            if not has_clock:
+                first_ns, has_clock = self._see_clock(clock, least_ns) or asked_ns, True
+                self.alive_ns = self.alive_ns or first_ns
+            await self._deliver(part, found)
+        # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
+        # before until that call was answered.
+        self.alive_ns = first_ns
+
+    async def _ask(
+        self, session: Session, part: Sequence[int], *, with_clock: bool
+    ) -> tuple[ClockReading, list[Change]]:
+        readings = [self._reading(tag) for tag in part]
+        if with_clock:
+            return await session.read_with_clock(readings, self._namespaces)
+        return ClockReading(0, 0), await session.read_values(readings, self._namespaces)
+
+    def _give_up(self, part: Sequence[int], status: int) -> tuple[ClockReading, list[Change]]:
+        """A tag, or the clock, whose value cannot be read has none. The tag is read by itself until it can be."""
+        self._unread.update(part)
+        return ClockReading(0, 0), [Change(0, None, status, 0, 0) for _ in part]
 
     def _reading(self, tag: int) -> Reading:
         readings = self._delivery.points[tag].readings
         found: Reading = readings[self._turns.get(tag, 0) % len(readings)]
         return found
 
-    def _see_clock(self, change: Change) -> None:
-        if server_ns := change.server_time_ns or change.source_time_ns:
-            self._clock.see(server_ns, time.time_ns())
-        self.alive_s, self.alive_ns = time.monotonic(), self.now_ns()
+    def _see_clock(self, clock: ClockReading, least_ns: int | None) -> int:
+        """When the values that came with this reading of the clock were read, or earlier, by that clock; 0: it does not
+        say."""
+        if clock.read_ns:
+            self._set_backs.read(clock.read_ns, self._clock.read(clock.read_ns, time.monotonic_ns(), least_ns))
+        return clock.shown_ns
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
         """Good values as samples. A bad one is recorded once, until it is good or bad for another reason."""
@@ -157,3 +203,6 @@ class OpcuaPollSource:
         interval_ns, tags = self._settings.poll_interval_ms * MS, list(self._delivery.points)
         first_ns, last_ns = slot_ns + interval_ns, slot_ns + missed * interval_ns
         self._delivery.add_gap(reason, first_ns, last_ns, missed * len(tags), tags, exact=False)
+
+    def _declare(self, gap: TagGap) -> None:
+        self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, 0, gap.tags, exact=False)

@@ -11,6 +11,7 @@ Subscriptions are routed by their number: values go to the source; a component t
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import DecodeError
 from agent.ingest.opcua.publishing import Arrived, Header, Missing, Sequencer, read_header
 from agent.ingest.opcua.session import PublishRefused, Session
+
+log = logging.getLogger(__name__)
 
 BAD_NO_SUBSCRIPTION, BAD_TOO_MANY_PUBLISH_REQUESTS = 0x8079_0000, 0x8078_0000
 REPUBLISH_MAX = 20  # of one break; a longer one is beyond what servers hold for us
@@ -68,14 +71,13 @@ class Publisher:
         self._sequencer.forget(subscription_id)
         self._routes.pop(subscription_id, None)
 
-    def positions(self) -> dict[int, int]:
-        """The number of the next notification of each subscription that was begun and not forgotten."""
-        return self._sequencer.positions()
-
-    @property
-    def routed(self) -> frozenset[int]:
-        """The subscriptions that are not of values."""
-        return frozenset(self._routes)
+    def positions(self, *, routed: bool = False) -> dict[int, int]:
+        """The number of the next notification of each subscription that was begun and not forgotten: of those of
+        values, or of the others."""
+        known = self._sequencer.positions()
+        return {
+            subscription_id: n for subscription_id, n in known.items() if (subscription_id in self._routes) == routed
+        }
 
     def leftover(self) -> list[Arrived | Missing]:
         """At the end of the session: what arrived and could not be handed on, and what is missing between, of the
@@ -96,7 +98,7 @@ class Publisher:
             request, acks = self._sequencer.sent()
             try:
                 body = await self._session.publish(acks)
-                header = read_header(body, 0)
+                header = read_header(body, 0)._replace(arrived_s=time.monotonic())
                 content = await self._routes.get(header.subscription_id, self._values).decode(body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
@@ -126,19 +128,30 @@ class Publisher:
 
     async def _recover(self, missing: Missing) -> None:
         """Ask again for the first of the missing notifications."""
+        found = None
         if missing.last - missing.first < REPUBLISH_MAX:
             missing = missing._replace(last=missing.first)
-            body = await self._session.republish(missing.subscription_id, missing.first)
-        else:
-            body = None
-        if body is None:
+            found = await self._republished(missing.subscription_id, missing.first)
+        if found is None:
             route = self._routes.get(missing.subscription_id, self._values)
             await (route.missing or self._on_missing)(missing)
             self._sequencer.give_up(missing)
             return
+        self._sequencer.settle(found.header, found.content)
+
+    async def _republished(self, subscription_id: int, number: int) -> Arrived | None:
+        """A notification, asked for again. None if the server does not hold it, or gives something else in its place:
+        an empty one of number 0 (asyncua, python-opcua), or one that cannot be read. The latter has ended a session
+        when it first came, and would end each one that asks for it again."""
+        body = await self._session.republish(subscription_id, number)
+        if body is None:
+            return None
         try:
-            content = await self._routes.get(missing.subscription_id, self._values).decode(body)
             header = read_header(body, 0)._replace(more=True)  # what is asked for again was followed by others
-            self._sequencer.settle(header, content)
+            if not header.has_data or header.sequence_number != number:
+                return None
+            return Arrived(header, await self._routes.get(subscription_id, self._values).decode(body))
         except DecodeError as error:
-            raise SourceLost(f"a publication cannot be read: {error}") from error
+            extra = {"action": "notification_unreadable", "number": number, "why": str(error)}
+            log.warning("a notification that was asked for again cannot be read; its values are lost", extra=extra)
+            return None

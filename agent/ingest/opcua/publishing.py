@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from agent.ingest.opcua.decode import DecodeError, filetime_ns
 
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again: OPC 10000-4, 7.9
+EARLY_LAST_NUMBER = 2**32 - 1025  # node-opcua goes on with 1 behind it, as numbers of chunks do (OPC 10000-6, 6.7.2)
 DUPLICATES_BACK_MAX = 1_000  # a number so little behind was seen before; one further behind is a new count
 FIRST_NUMBER_MAX = 100  # a subscription that begins beyond counts from elsewhere; below, its first ones may be missing
 OVERTAKEN_S = 1.0  # an answer that a later one has overtaken comes soon, or was lost on its way
@@ -29,13 +30,15 @@ _START, _MESSAGE = struct.Struct("<Ii"), struct.Struct("<Iqi")
 
 
 class Header(NamedTuple):
-    """What an answer to Publish says of itself. A publish time of 0 was not set."""
+    """What an answer to Publish says of itself, and when it arrived on our monotonic clock. A publish time of 0 was not
+    set."""
 
     subscription_id: int
     sequence_number: int
     publish_time_ns: int
     has_data: bool
     more: bool = False  # the server has more to send at once
+    arrived_s: float = 0.0
 
     def is_early(self, next_number: int | None) -> bool:
         """Whether this is a keep-alive that has overtaken notifications. They are handed on in their order, it at
@@ -86,6 +89,11 @@ class _Order:
         self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, when it came, what it was
         self.shown: tuple[int, float, int] | None = None  # request, time and number of a keep-alive that shows a break
 
+    @property
+    def begins_again(self) -> bool:
+        """Whether the server has sent number 1, or says that it is the next."""
+        return 1 in self.held or (self.shown is not None and self.shown[2] == 1)
+
     def ahead(self, number: int) -> int:
         """How far a number lies ahead of the expected one; negative if behind."""
         distance = (number - self.expected) % NUMBERS
@@ -127,7 +135,7 @@ class Sequencer:
         self._acks = acks + self._acks
 
     def forget(self, subscription_id: int) -> None:
-        """A subscription is no more. What still comes of it is dropped: its values are read anew."""
+        """A subscription is no more. What still comes of it is dropped: its values are read again."""
         self._orders.pop(subscription_id, None)
         self._forgotten.add(subscription_id)
 
@@ -158,6 +166,8 @@ class Sequencer:
         if self._ready:
             return self._ready[0]
         for subscription_id, order in self._orders.items():
+            if order.expected == EARLY_LAST_NUMBER + 1 and order.begins_again:
+                order.expected = 1
             if order.expected in order.held:
                 return order.held[order.expected][2]
             if missing := self._missing(subscription_id, order, now_s):

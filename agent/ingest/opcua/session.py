@@ -17,7 +17,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asyncua import ua
 from asyncua.client.client import Client
@@ -30,17 +30,34 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest import quality
-from agent.ingest.errors import HistoryRefused, SourceError, SourceLost
-from agent.ingest.opcua.address import NodeAddress, Reading
-from agent.ingest.opcua.decode import Change, DecodeError, Publication, decode_publication, decode_read_values
-from agent.ingest.opcua.groups import ServerLimits
+from agent.ingest.errors import HistoryRefused, SourceBusy, SourceError, SourceLost
+from agent.ingest.opcua.address import SERVER_CLOCK, Reading
+from agent.ingest.opcua.decode import (
+    Change,
+    DecodeError,
+    Publication,
+    decode_publication,
+    decode_read_values,
+    filetime_ns,
+)
+from agent.ingest.opcua.groups import ServerLimits, told_limit
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
-from agent.ingest.opcua.monitoring import Monitoring
+from agent.ingest.opcua.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, connect, of_library
+from agent.ingest.opcua.security.client import (
+    SIGNS_IN_TIMEOUT,
+    TOO_LARGE,
+    ReactivatingClient,
+    SessionKey,
+    SteppedClient,
+    connect,
+    of_library,
+)
+from agent.ingest.opcua.server_clock import ClockReading, read_ns
 from agent.ingest.opcua.values.type_reader import learn_missing
 from agent.ingest.opcua.values.variant import ValueReader
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.opcua_address import NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
 ResultT = TypeVar("ResultT")
@@ -51,7 +68,6 @@ stay far below. A handle of 2^32 - 1 (or 0) means "none" to node-opcua, and one 
 that keeps it in a signed number."""
 HEARTBEAT_INTERVAL_MS = 1_000
 SESSION_TIMEOUT_MS_MIN = 30_000  # a server keeps a dead session this long, and many servers have few
-SIGNS_IN_TIMEOUT = 3  # requests in that time, one in each `request_timeout_ms`, however little is published
 NOTIFICATIONS_PER_PUBLISH_MAX = 1_000
 LEARN_ROUNDS_MAX = 8  # a structure may hold structures of unknown type, which show only when it can be read
 HISTORY_READ = 4  # bit 2 of AccessLevel (OPC 10000-3, 8.57)
@@ -84,6 +100,10 @@ class CallTooLarge(SourceError):
     """The server will not take so many operations in one call."""
 
 
+class TooManySubscriptions(SourceBusy):
+    """The server has no room for another subscription."""
+
+
 class PublishRefused(SourceError):
     """A Publish was refused for a reason that does not end the session."""
 
@@ -105,13 +125,29 @@ class ItemRequest:
     monitoring: Monitoring
 
 
+class OpenedSubscription(NamedTuple):
+    """A subscription that was created, with its publishing interval as the server revised it. `slower`: how many times
+    as long as asked for the time between its keep-alives is, 1 at least."""
+
+    id: int
+    publishing_ms: float
+    slower: float = 1.0
+
+
 class _RawSession(UaSession):
     """asyncua's session, with requests whose answers are read elsewhere."""
 
     keeps_subscriptions = False
+    creating = 0  # subscriptions that were asked for, and no answer has come
+    was_closed = False
 
     async def close_session(self, delete_subscriptions: bool) -> None:  # noqa: FBT001 the library's signature
+        if self.keeps_subscriptions and self.creating:
+            return  # closed now, it would leave a subscription whose number is not known
+        protocol = self._client.protocol
+        is_connected = protocol is not None and not protocol.is_closed
         await super().close_session(delete_subscriptions and not self.keeps_subscriptions)
+        self.was_closed = is_connected
 
     async def send(self, request: Any, timeout_s: float | None = None) -> Buffer:
         """The answer's bytes; 0 waits for ever."""
@@ -121,15 +157,21 @@ class _RawSession(UaSession):
 class Session:
     """An open session. Made by `open_session`."""
 
-    def __init__(self, client: Client, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in new_client"
         self._session = session
         self.reader = ValueReader()  # of the values of this session: it knows the server's namespaces and types
+        self._learning = asyncio.Lock()  # types are being asked for
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
         self._ignores_ranges: bool | None = None  # not asked yet
         self._start: object = None  # not asked yet, or not told
+
+    @property
+    def key(self) -> SessionKey | None:
+        """What closes this session over a later connection; None if it was closed over its own."""
+        return None if self._session.was_closed else self._client.session_key
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -138,20 +180,17 @@ class Session:
 
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
-        found = [str(uri) for uri in await self._call(self._client.get_namespace_array())]
+        told = await self._call(self._client.get_namespace_array())
+        if not isinstance(told, list):
+            raise SourceLost(f"{self._settings.url} does not tell its namespaces")
+        found = [str(uri) for uri in told]
         self.reader.namespaces = found
         return found
 
     async def limits(self) -> ServerLimits:
         """What the server says that it takes. It is not known yet how many nodes one Read may name."""
-        nodes = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in _LIMITS.values()]
-        try:
-            answers = await self._read(nodes)
-        except CallTooLarge:
-            answers = [(await self._read([node]))[0] for node in nodes]
-        values = [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else 0 for one in answers]
-        found = {name: n for name, n in zip(_LIMITS, values, strict=False) if isinstance(n, int) and n > 0}
-        return ServerLimits(**found)
+        told = await self._told(list(_LIMITS.values()))
+        return ServerLimits(**{name: told_limit(value) for name, value in zip(_LIMITS, told, strict=True)})
 
     async def ignores_ranges(self) -> bool:
         """Whether this server gives a whole array where elements of it are asked for, with a good status (asyncua,
@@ -163,12 +202,26 @@ class Session:
             self._ignores_ranges = value is not None and isinstance(value.Value, list) and len(value.Value) > 1
         return self._ignores_ranges
 
+    async def _told(self, nodes: Sequence[int]) -> list[Any]:
+        """The values of nodes of the standard namespace; None for what the server lacks, denies, or tells in a way that
+        cannot be read. Raises SourceLost."""
+        asked = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in nodes]
+        try:
+            answers = await self._read(asked)
+        except (CallTooLarge, SourceLost) as error:
+            if not isinstance(error.__cause__, UaError):
+                raise  # no answer
+            answers = []
+        if len(answers) != len(nodes):
+            return [None] if len(nodes) == 1 else [(await self._told([node]))[0] for node in nodes]
+        return [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else None for one in answers]
+
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
         found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
         return found
 
-    async def create_subscription(self) -> tuple[int, float]:
-        """Create a subscription. Returns its number and the publishing interval in ms as the server revised it."""
+    async def create_subscription(self) -> OpenedSubscription:
+        """Create a subscription. Raises TooManySubscriptions."""
         interval_ms = self._settings.publishing_interval_ms
         keep_alive = max(1, self._settings.liveness_timeout_ms // 3 // interval_ms)
         request = ua.CreateSubscriptionRequest()
@@ -179,18 +232,31 @@ class Session:
             MaxNotificationsPerPublish=NOTIFICATIONS_PER_PUBLISH_MAX,
             PublishingEnabled=True,
         )
-        body = await self._call(self._session.send(request))  # not `create_subscription`: it starts a loop
+        self._session.creating += 1
+        try:
+            body = await self._call(self._session.send(request))  # not `create_subscription`: it starts a loop
+        except SourceLost as error:
+            self._session.creating -= isinstance(error.__cause__, UaStatusCodeError)
+            if not isinstance(error.__cause__, uaerrors.BadTooManySubscriptions):
+                raise
+            text = (
+                f"{self._settings.url} takes no further subscription (BadTooManySubscriptions); it may keep those of a"
+                f" connection that broke for {LIFETIME_MS_MIN // 1000} s, and the source then goes on by itself;"
+                " otherwise close another client of it or raise its limit"
+            )
+            raise TooManySubscriptions(text) from error
+        self._session.creating -= 1
         result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
-        return result.SubscriptionId, result.RevisedPublishingInterval
+        publishing_ms = publishing_ms_of(result.RevisedPublishingInterval, interval_ms)
+        asked_ms = keep_alive * interval_ms
+        slower = publishing_ms_of(result.RevisedMaxKeepAliveCount * publishing_ms, asked_ms) / asked_ms
+        return OpenedSubscription(result.SubscriptionId, publishing_ms, max(1.0, slower))
 
     async def server_start(self) -> object:
         """When the server was started, in its own words; None if it does not say. Asked once in a session."""
         if self._start is not None:
             return self._start
-        node = _node_id(ObjectIds.Server_ServerStatus_StartTime, 0)
-        asked = ua.ReadParameters(NodesToRead=[ua.ReadValueId(NodeId=node, AttributeId=AttributeIds.Value)])
-        (answer,) = await self._call(self._session.read(asked))
-        self._start = answer.Value.Value if answer.Value is not None and answer.StatusCode.is_good() else None
+        (self._start,) = await self._told([ObjectIds.Server_ServerStatus_StartTime])
         return self._start
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
@@ -273,12 +339,17 @@ class Session:
         return await self._decoded(lambda: decode_publication(body, 0, self.reader, elements))
 
     async def _decoded(self, decode: Callable[[], ResultT]) -> ResultT:
-        """What bytes hold, with the types that have to be learnt for it."""
+        """What bytes hold, with the types that have to be learnt for it. Publications are decoded beside one another: a
+        type that is being asked for is known to none of them until its answer is here."""
         found = decode()
-        for _ in range(LEARN_ROUNDS_MAX):
-            if not await learn_missing(self.reader.types, self._session):
-                break
+        if not self.reader.types.missing and not self._learning.locked():
+            return found
+        async with self._learning:
             found = decode()
+            for _ in range(LEARN_ROUNDS_MAX):
+                if not await learn_missing(self.reader.types, self._session):
+                    break
+                found = decode()
         return found
 
     async def read_history(
@@ -333,6 +404,18 @@ class Session:
     async def read_values(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> list[Change]:
         """The values of nodes now, in their order; of a node in a namespace the server has not, BadNodeIdUnknown.
         Raises CallTooLarge and DecodeError."""
+        return (await self._values_of(readings, namespaces))[0]
+
+    async def read_with_clock(
+        self, readings: Sequence[Reading], namespaces: Sequence[str]
+    ) -> tuple[ClockReading, list[Change]]:
+        """The server's clock, and values as by `read_values`, in one call."""
+        (clock, *found), answered_ns = await self._values_of([SERVER_CLOCK, *readings], namespaces)
+        shown_ns = clock.server_time_ns or clock.source_time_ns
+        return ClockReading(shown_ns, read_ns(shown_ns, answered_ns) if shown_ns else 0), found
+
+    async def _values_of(self, readings: Sequence[Reading], namespaces: Sequence[str]) -> tuple[list[Change], int]:
+        """The values, and when the server says that it answered."""
         request = ua.ReadRequest()
         request.Parameters.TimestampsToReturn = ua.TimestampsToReturn.Both
         for reading in readings:
@@ -342,7 +425,7 @@ class Session:
             if reading.index_range:
                 wanted.IndexRange = reading.index_range
             request.Parameters.NodesToRead.append(wanted)
-        body = await self._call(self._body_of(self._session.send(request)))
+        body, answered_ns = await self._call(self._answer_of(self._session.send(request)))
         elements = {place for place, reading in enumerate(readings) if reading.is_element}
         found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
@@ -351,14 +434,27 @@ class Session:
             for place, reading in enumerate(readings):
                 if reading.index_range and not quality.is_bad(found[place].quality):
                     found[place] = found[place]._replace(value=None, quality=quality.BAD_INDEX_RANGE_INVALID)
-        return found
+        return found, answered_ns
+
+    async def clock_ns(self) -> int | None:
+        """What the server's clock shows, in ns since 1970; None: it does not say, or not so that it can be read."""
+        try:
+            clock, _ = await self.read_with_clock([], await self.namespaces())
+        except (CallTooLarge, DecodeError):
+            return None
+        return clock.read_ns or None
 
     async def _body_of(self, request: Awaitable[Any]) -> bytes:
         """The response that follows the header, as it came."""
+        return (await self._answer_of(request))[0]
+
+    async def _answer_of(self, request: Awaitable[Any]) -> tuple[bytes, int]:
+        """That, and when the server says that it made it (OPC 10000-4, 7.29)."""
         body = await request
         ua_binary.nodeid_from_binary(body)
+        (filetime,) = struct.unpack("<q", body.copy().read(8))
         ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
-        return bytes(body)
+        return bytes(body), filetime_ns(filetime)
 
     async def _create(self, subscription_id: int, requests: Sequence[ua.MonitoredItemCreateRequest]) -> list[Created]:
         parameters = ua.CreateMonitoredItemsParameters(
@@ -370,14 +466,18 @@ class Session:
         if len(results) != len(requests):
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
         return [
-            Created(one.StatusCode.value, one.MonitoredItemId, one.RevisedSamplingInterval, one.RevisedQueueSize)
-            for one in results
+            Created(
+                *(one.StatusCode.value, one.MonitoredItemId),
+                sampling_ms_of(one.RevisedSamplingInterval, request.RequestedParameters.SamplingInterval),
+                one.RevisedQueueSize,
+            )
+            for one, request in zip(results, requests, strict=True)
         ]
 
     async def _call(self, request: Awaitable[Any]) -> Any:
         """One service call, its errors in our words."""
         try:
-            return await request
+            return await of_library(request)
         except TOO_LARGE as error:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
@@ -388,17 +488,13 @@ class Session:
 async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
     """Connect with a new client, yield the session, disconnect whatever happened."""
     client = new_client(settings)
-    try:
-        async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, scout=new_client(settings))
-    except TimeoutError as error:
-        raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
     session = Session(client, settings)
+
+    async def lost(error: Exception) -> None:
+        session.note_loss(_text(error))
+
     try:
-
-        async def lost(error: Exception) -> None:
-            session.note_loss(_text(error))
-
+        await _connect(client, settings)
         client.connection_lost_callback = lost
         yield session
     except asyncio.CancelledError:
@@ -406,7 +502,17 @@ async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
         raise
     finally:
         client.connection_lost_callback = None
-        await _close(client)
+        await disconnect(client)
+
+
+async def close_session(settings: OpcuaSourceSettings, key: SessionKey) -> None:
+    """Close a session of an earlier connection, over one of its own, with the subscriptions that are left in it. Raises
+    SourceError."""
+    client = ReactivatingClient(settings, key)
+    try:
+        await connect(client, settings, scout=new_client(settings))
+    finally:
+        await disconnect(client)
 
 
 def quiet_library() -> None:
@@ -423,12 +529,23 @@ def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> Steppe
     return client
 
 
-async def _close(client: Client) -> None:
+async def _connect(client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+    try:
+        async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
+            await connect(client, settings, scout=new_client(settings))
+    except TimeoutError as error:
+        raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
+
+
+async def disconnect(client: Client) -> None:
+    """End what there is of a connection, with a short goodbye."""
     try:
         async with asyncio.timeout(GOODBYE_S):
             await client.disconnect()
     except (UaError, OSError, TimeoutError):
-        client.disconnect_socket()  # the goodbye failed; hanging up does not
+        pass
+    finally:
+        client.disconnect_socket()  # the goodbye failed, or was cancelled; hanging up does not
 
 
 def _node_id(identifier: Any, index: Any) -> ua.NodeId:

@@ -21,42 +21,61 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import (
+    ITEM_REFUSED,
+    ITEM_RENEWED,
     NOTIFICATIONS_MISSING,
     SERVER_QUEUE_OVERFLOW,
     SUBSCRIPTION_LOST,
+    TAGS_NAMED_MAX,
     VALUES_UNREADABLE,
     TagGap,
 )
+from agent.ingest.opcua.audit import Audit, Findings, is_missed
 from agent.ingest.opcua.decode import Change, Changes, Publication
 from agent.ingest.opcua.events import EventCollector
 from agent.ingest.opcua.groups import Groups, ServerLimits
 from agent.ingest.opcua.history import HistoryBackfill
-from agent.ingest.opcua.liveness import ServerClock
 from agent.ingest.opcua.monitoring import discarded, is_hole
+from agent.ingest.opcua.plan import Absences
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing, subscription_of
-from agent.ingest.opcua.rescue import Old, Rescue
+from agent.ingest.opcua.rescue import EarlierSessions, Rescue, next_rescue
+from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, DELAY_NS, Moment, ServerClock, SetBacks, read_ns, sent_ns
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
     Session,
+    TooManySubscriptions,
+    close_session,
     open_session,
 )
-from agent.ingest.opcua.subscription import Subscription, log_parked
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.opcua.subscription import CallSize, Subscription, log_parked
+from agent.ingest.sampling import LAG_NS_MIN
+from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25  # how often time alone is looked at: values held back, heartbeats, parked nodes, life
+UNREADABLE_EVERY_S = 60.0  # for a malformed value the clock is read, and a line logged; it drifts by 60 ms meanwhile
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value; one that gives none, after this
+_NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # an item that was created may be of no node
+
+
+class Buffered(NamedTuple):
+    """A publication. Everything that the server had up to `since_ns` was delivered before it, and by then its clock had
+    been set back by `set_back_ns` in all."""
+
+    publication: Publication
+    since_ns: int
+    set_back_ns: int
 
 
 class Companion(Protocol):
@@ -66,6 +85,10 @@ class Companion(Protocol):
     def note_gap(self, gap: TagGap) -> None:
         """Values of these tags are missing between two times. Called as soon as the end of the gap is known, and must
         not wait."""
+
+    async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
+        """Called in each life before anything is subscribed: what the lost session held is taken over now or never.
+        Awaits one answer; what comes is received by a task in `group`."""
 
     async def run(self, session: Session, publisher: Publisher) -> None:
         """Runs in each life once everything is subscribed, until it is cancelled with it. A subscription of its own is
@@ -90,13 +113,17 @@ class OpcuaSource:
         self.backfill, self.events = backfill, events
         self.read_tags = None  # a server takes a second session
         self._companions: list[Companion] = [one for one in (backfill, events) if one is not None]
-        if backfill is not None:
-            backfill.now_ns = self.now_ns
         for companion in self._companions:
             delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
-        self._buffer: asyncio.Queue[Publication] = asyncio.Queue(maxsize=size)
-        self._clock = ServerClock()
+        self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
+        self._clock, self._calls = ServerClock(), CallSize(settings.items_per_call_max)
+        if backfill is not None:
+            backfill.now_ns = self.now_ns
+        if events is not None:
+            events.clock, events.read_clock = self._clock, self._read_clock
+        self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
+        delivery.on_gap(self._set_backs.add)
         self._alive_before_s, self._alive_before_ns = 0.0, 0  # the last proof of life of the sessions before this one
         self._publisher: Publisher | None = None
         self._subscriptions: list[Subscription] = []
@@ -104,10 +131,22 @@ class OpcuaSource:
         self._groups = Groups(ServerLimits(), settings.items_per_subscription_max)
         self._limits = ServerLimits()
         self._points = dict(delivery.points)  # as the items of this session are monitored
+        self._unreadable_due_s = 0.0
         self._refused: dict[int, int] = {}  # tags newly refused and why, not recorded yet
+        self._absences = Absences()
+        undelivered_ns = settings.undelivered_ms(delivery.points.values()) * 1_000_000  # when a node was gone
+        for tag, (status, lost_ns) in delivery.sampler.losses().items():  # in an earlier process
+            if status & quality.CODE_BITS in quality.NO_ITEM:
+                self._absences.begin([tag], ITEM_REFUSED, Moment(lost_ns - undelivered_ns, 0))
+        self._auditor: Audit | None = None  # of the present session
+        self._lives: dict[int, Moment] = {}  # last signs of life of the items before; until a tag has its first value
+        self._lives_ended_ns = 0  # everything that the server had until then should have come from those items
+        self._has_open_gap = False  # a gap whose end is not known; it is to stand also if this process is killed
         self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
         self._ends_recorded = asyncio.Event()
-        self._server_start: object = None  # in the server's words; None until everything of a session is built
+        self._server_start: object = None  # of the server of the present session, in its own words
+        self._built: Moment | None = None  # when everything of the present session was
+        self._earlier = EarlierSessions(partial(close_session, settings))
         self._rescue: Rescue[Subscription] | None = None
         self.polls_missed_total = self.polls_late_total = 0  # nothing is polled here
 
@@ -120,7 +159,7 @@ class OpcuaSource:
     def alive_ns(self) -> int:
         """Up to when everything that the server had is delivered, on its clock (`liveness`), of the subscription that
         is furthest behind; 0: never."""
-        known = [one.liveness.complete_ns or one.opened_ns for one in self._subscriptions]
+        known = [one.since_ns for one in self._subscriptions]
         if not any(one.liveness.complete_ns for one in self._subscriptions):
             return self._alive_before_ns
         return min(known)
@@ -132,62 +171,73 @@ class OpcuaSource:
 
     def now_ns(self) -> int:
         """The time of this source's samples: the server's clock, as far as we know it."""
-        return time.time_ns() + self._clock.offset_ns
+        return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, subscribe, deliver until something breaks. Ends only by an exception."""
         settings = self._settings
         await self._retag()
-        async with open_session(settings) as session:
-            self._begin(session, await session.limits())
-            assert self._publisher is not None, "made in _begin"
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._drain(), name=f"{settings.name} drain")
-                group.create_task(self._publisher.run(), name=f"{settings.name} publish")
-                group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
-                raise await session.lost
+        try:
+            async with open_session(settings) as session:
+                started = await session.server_start()
+                self._earlier.begin(session, started)
+                await self._read_clock(session)  # what is created from now on dates losses
+                self._begin(session, await session.limits(), started)
+                assert self._publisher is not None, "made in _begin"
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._drain(), name=f"{settings.name} drain")
+                    group.create_task(self._publisher.run(), name=f"{settings.name} publish")
+                    group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
+                    raise await session.lost
+        except asyncio.CancelledError:  # a stop
+            self._declare_open(self._absences.handles)
+            raise
 
-    def _begin(self, session: Session, limits: ServerLimits) -> None:
+    def _begin(self, session: Session, limits: ServerLimits, server_start: object) -> None:
         """Nothing of the session before this one stays."""
         self._alive_before_s, self._alive_before_ns = self.alive_s, self.alive_ns
-        self._rescue = self._rescue_of_session_before(limits)
+        if self._auditor is not None:  # else nothing was built since
+            items = [(one, tag) for one in self._subscriptions for tag in one.plan.live & self._points.keys()]
+            self._lives = {tag: self._auditor.last_life(one, tag) for one, tag in items}
+            self._lives_ended_ns, self._auditor = self.alive_ns, None
+        self._rescue = self._rescue_of_session_before()
+        self._server_start, self._built = server_start, None
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(partial(self._decode, session), self._take)
+        values = Route(partial(self._decode, session), partial(self._take, session))
         self._publisher = Publisher(
-            *(session, self._settings.publish_requests, values, self._note_missing, self._note_none_left)
+            session,
+            self._settings.publish_requests,
+            values,
+            partial(self._find_missing, session),
+            self._note_none_left,
         )
 
-    def _rescue_of_session_before(self, limits: ServerLimits) -> Rescue[Subscription] | None:
-        """The rescue of the values that the session before did not receive, if it was built, and if the server has room
-        for the old subscriptions beside the new ones."""
-        started, self._server_start = self._server_start, None
-        if started is None or self._publisher is None:
+    def _rescue_of_session_before(self) -> Rescue[Subscription] | None:
+        """The rescue of the values that the session before did not receive."""
+        if self._publisher is None:
             return None
-        numbers = self._publisher.positions()
-        olds = {one.id: Old(one, numbers[one.id]) for one in self._subscriptions if one.id in numbers and not one.ended}
-        if not olds or 0 < limits.subscriptions_per_session < 2 * len(numbers):
-            return None
-        if self.backfill is not None:
+        built = None if self._built is None else self._subscriptions
+        rescue = next_rescue(self._rescue, built, self._publisher.positions(), self._server_start, lambda _: None)
+        if rescue is not None and rescue.has_olds and self.backfill is not None:
             self.backfill.await_rescue()
-        others = [number for number in numbers if number not in olds and number not in self._publisher.routed]
-        before = None if self._rescue is None else self._rescue.seam
-        return Rescue(olds, others, started, time.monotonic(), before)
+        return rescue
 
     async def finish(self) -> None:
         """Deliver what had arrived before the life ended."""
+        self._set_backs.end_life()
         late = [] if self._publisher is None else self._publisher.leftover()
         while not self._buffer.empty():
             await self._deliver(self._buffer.get_nowait())
         for arrived in late:
             if isinstance(arrived, Missing):
-                await self._note_missing(arrived)
+                self._note_missing(arrived)
                 continue
-            self._see(arrived.header, arrived.content)
-            await self._deliver(arrived.content)
+            await self._deliver(self._see(arrived.header, arrived.content))
         await self._deliver_due()
-        self._end_rescue()
+        if self._built is not None:
+            self._end_rescue()
         await self._retag()
         for companion in self._companions:
             await companion.finish()
@@ -197,42 +247,67 @@ class OpcuaSource:
         subscription = self._by_id.get(subscription_of(body))
         return await session.decode(body, () if subscription is None else subscription.elements)
 
-    async def _take(self, header: Header, publication: Publication) -> None:
+    async def _take(self, session: Session, header: Header, publication: Publication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
-        self._see(header, publication)
+        if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
+            await self._see_unreadable(session, publication.values_lost)
+        arrived = self._see(header, publication)
         if publication.changes or publication.values_lost:
-            await self._buffer.put(publication)
+            await self._buffer.put(arrived)
         if self._rescue is not None and self._publisher is not None:  # behind its values, which count before its end
             self._rescue.see(header, self._publisher.positions().get(header.subscription_id, 0))
 
-    def _see(self, header: Header, publication: Publication) -> None:
+    def _see(self, header: Header, publication: Publication) -> Buffered:
         """What a publication says of the life of its subscription."""
         subscription = self._by_id.get(header.subscription_id)
         if subscription is None:
-            return
+            return Buffered(publication, 0, 0)
+        arrived = Buffered(publication, subscription.since_ns, subscription.set_back_ns)
         values, clock_ns, clock_moved = len(publication.changes), None, False
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
                     if subscription.liveness.see_clock(change.value):
-                        clock_ns, clock_moved = self._see_clock(change), True
+                        clock_ns, clock_moved = self._see_clock(subscription, change, header.publish_time_ns), True
         numbers = {} if self._publisher is None else self._publisher.positions()
         subscription.liveness.see(
-            *(time.monotonic(), self._clock.proof_time_ns(header.publish_time_ns, time.time_ns()), clock_ns),
+            *(time.monotonic(), sent_ns(header.publish_time_ns, self.now_ns(), self._clock), clock_ns),
             is_proof=values > 0 or clock_moved,
             more=header.more or header.is_early(numbers.get(header.subscription_id)),
         )
+        if subscription.since_ns != arrived.since_ns:
+            subscription.set_back_ns = self._clock.set_back_ns
         status = publication.status_change
-        if status is not None and quality.is_bad(status):
-            subscription.ended = status_name(status)
+        if status is not None and quality.is_bad(status) and status & quality.CODE_BITS not in quality.GONE:
+            subscription.ended = status_name(status)  # else a node is gone, it does not say which (python-opcua)
+        return arrived
 
-    def _see_clock(self, change: Change) -> int | None:
+    def _see_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> int | None:
         """Take in the server's clock, which has moved; its time in ns, None if it has none."""
         server_ns = change.source_time_ns or change.server_time_ns
-        if server_ns:
-            self._clock.see(server_ns, time.time_ns())
-        return server_ns or None
+        if not server_ns:
+            return None
+        at_ns = read_ns(server_ns, publish_ns)
+        set_back_ns = self._clock.read(at_ns, time.monotonic_ns(), subscription.clock_least_ns)
+        subscription.clock_least_ns = server_ns
+        self._set_backs.read(at_ns, set_back_ns)
+        return server_ns
+
+    def _now(self) -> Moment:
+        return Moment(self.now_ns(), self._clock.set_back_ns)
+
+    async def _read_clock(self, session: Session) -> int:
+        """Read the server's clock, so that a gap that ends now ends behind everything the server has done. What it
+        publishes is older when it comes: without this, `now_ns` may be earlier than what was lost. Returns that."""
+        least_ns = self._clock.least_ns(time.monotonic_ns())
+        server_ns = await session.clock_ns()
+        if server_ns is not None:
+            self._set_backs.read(server_ns, self._clock.read(server_ns, time.monotonic_ns(), least_ns))
+        return self.now_ns()
+
+    def _declare(self, gap: TagGap, count: int = 0, *, exact: bool = False) -> None:
+        self._delivery.add_gap(gap.reason, gap.first_time_ns, gap.last_time_ns, count, gap.tags, exact=exact)
 
     async def _drain(self) -> None:
         """The one task that records: what has arrived, and what time makes due."""
@@ -240,11 +315,11 @@ class OpcuaSource:
         while True:
             try:
                 async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
-                    publication = await self._buffer.get()
+                    arrived = await self._buffer.get()
             except TimeoutError:
-                publication = None
-            if publication is not None:
-                await self._deliver(publication)
+                arrived = None
+            if arrived is not None:
+                await self._deliver(arrived)
             if time.monotonic() >= due_s:
                 await self._deliver_due()
                 await self._rescue_due()
@@ -257,6 +332,12 @@ class OpcuaSource:
             return
         await self._deliver_buffered()
         if self._delivery.retag(self.now_ns()):
+            # What still comes for the old number of a tag that goes on under a new one is discarded.
+            renumbered = self._delivery.renumbered
+            self._absences.keep(self._delivery.points, renumbered)
+            for one in self._subscriptions:
+                new = [renumbered[tag] for tag in one.plan.live if tag in renumbered]
+                self._absences.begin(new, ITEM_RENEWED, one.since)
             await self._delivery.settle()
 
     async def _deliver_buffered(self) -> None:
@@ -264,7 +345,8 @@ class OpcuaSource:
         for _ in range(self._buffer.qsize()):
             await self._deliver(self._buffer.get_nowait())
 
-    async def _deliver(self, publication: Publication) -> None:
+    async def _deliver(self, arrived: Buffered) -> None:
+        publication = arrived.publication
         subscription = self._by_id.get(publication.subscription_id)
         if subscription is None:
             return  # an old one that is over: the new ones bring its values
@@ -277,20 +359,25 @@ class OpcuaSource:
             changes = changes.of_handles(self._delivery.points)
         marked = [change for change in changes if change.quality] if any(changes.qualities) else []
         if marked:
-            self._note_overflow(subscription, marked, changes)
+            self._note_overflow(subscription, arrived, marked, changes)
+            log_parked(self._delivery, subscription.note_denied(marked))
         if repeated >= subscription.queue_size_least - 1:
-            self._note_full(subscription, changes)
-        samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
+            self._note_full(subscription, arrived, changes)
         is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
+        if not is_old and not self._absences.handles.isdisjoint(handles):
+            changes = self._note_absent(changes)
+        if not is_old and not self._lives.keys().isdisjoint(handles):
+            self._note_died(changes)
+        samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         if self._rescue is not None:
             samples = self._at_seam(self._rescue, samples, is_old=is_old)
         await self._delivery.deliver_columns(samples, now_ns, subscription.created_ns)
         if publication.values_lost:
-            self._note_unreadable(subscription, publication, now_ns)
+            self._note_unreadable(subscription, arrived, now_ns)
         if is_old:
             await self._delivery.settle()
         elif marked:  # old items are deleted in any case
-            self._note_gone(subscription, marked)
+            self._note_gone(subscription, arrived, marked)
 
     def _at_seam(self, rescue: Rescue[Subscription], samples: SampleColumns, *, is_old: bool) -> SampleColumns:
         """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in,
@@ -312,6 +399,18 @@ class OpcuaSource:
         elif self._rescue is not None and self._rescue.is_past(now_s):
             self._rescue = None
 
+    async def _finish_rescue(self, rescue: Rescue[Subscription], session: Session) -> None:
+        """The server has no room for old subscriptions beside new ones: receive what they hold, and delete them. The
+        time between their last value and the first of the new ones is a gap."""
+        olds = [*rescue.subscriptions.values()]
+        rescue.built(time.monotonic())
+        while not rescue.has_ended:  # by the task that records, behind the last value
+            self._check_life()
+            await asyncio.sleep(TICK_S)
+        await rescue.delete_useless(session)
+        for old in olds:
+            self._declare_missing(old)
+
     def _end_rescue(self) -> None:
         """Nothing of the old subscriptions is taken any more. What they should have given and did not is a gap."""
         if self._rescue is None or self._rescue.has_ended:
@@ -322,7 +421,7 @@ class OpcuaSource:
             self._publisher.forget(old.id)
             self._by_id.pop(old.id, None)
         for old in ended.short:
-            self._note_break(old, 0)
+            self._declare_missing(old)
         live = set[int]().union(*(one.plan.live for one in self._subscriptions))
         rescued = live.intersection(set[int]().union(*(one.bridged for one in ended.whole))) - self._rescue.overflowed
         if self.backfill is not None:
@@ -331,38 +430,94 @@ class OpcuaSource:
             extra = {"source": self._settings.name, "values": self._rescue.values_total, "tags": len(rescued)}
             log.info("lost subscriptions were read to their end", extra={"action": "values_rescued", **extra})
 
-    def _note_unreadable(self, subscription: Subscription, publication: Publication, now_ns: int) -> None:
-        """Values behind a malformed one: whose they are is not known, nor when they were; some of the subscription."""
-        tags = sorted(subscription.plan.live)
-        times_ns = [time_ns for time_ns in publication.changes.times_ns(now_ns) if time_ns] or [now_ns]
-        first_ns, last_ns = min(times_ns), max(*times_ns, now_ns)
-        self._delivery.add_gap(VALUES_UNREADABLE, first_ns, last_ns, publication.values_lost, tags, exact=True)
-        extra = {"action": "values_unreadable", "source": self._settings.name, "count": publication.values_lost}
+    async def _see_unreadable(self, session: Session, count: int) -> None:
+        """Values behind a malformed one arrive. A server may send one with each publication."""
+        self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
+        extra = {"action": "values_unreadable", "source": self._settings.name, "count": count}
         log.warning("the server sent a malformed value; the values behind it cannot be read", extra=extra)
+        await self._read_clock(session)
+
+    def _note_unreadable(self, subscription: Subscription, arrived: Buffered, now_ns: int) -> None:
+        """Values behind a malformed one: whose they are is not known, nor when they were; some of the subscription."""
+        last_ns = now_ns + DELAY_NS  # the clock was read some time ago
+        gap = TagGap(VALUES_UNREADABLE, arrived.since_ns, last_ns, tuple(sorted(subscription.plan.live)))
+        self._declare(gap, arrived.publication.values_lost, exact=True)
+        self._set_backs.declare(gap, self._clock.set_back_ns - arrived.set_back_ns)
 
     async def _deliver_due(self) -> None:
         now_ns = self.now_ns()
         refused, self._refused = self._refused, {}
         for tag, status in refused.items():
             if tag in self._delivery.points:
-                await self._delivery.lose(status, now_ns, [tag], corrects=True)
+                since = self._absences.since(tag)
+                since_ns = None if since is None else self._clock.in_new_times(since)
+                await self._delivery.lose(status, now_ns, [tag], corrects=True, since_ns=since_ns)
         while self._ended:
             await self._deliver_buffered()  # what a subscription gave before its end comes before its loss
             tags, since_ns = self._ended[0]
-            still = [tag for tag in tags if tag in self._delivery.points]
-            await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, still, since_ns=since_ns or None)
+            still = [now for tag in tags if (now := self._delivery.number(tag)) in self._delivery.points]
+            await self._delivery.lose(quality.BAD_COMMUNICATION_ERROR, now_ns, still, since_ns=since_ns)
             self._ended.pop(0)
         self._ends_recorded.set()
         await self._delivery.deliver_due(now_ns)
+        if self._has_open_gap:
+            self._has_open_gap = False
+            await self._delivery.recorder.flush_gaps(at_once=True)
 
-    def _note_gone(self, subscription: Subscription, changes: Iterable[Change]) -> None:
+    def _note_absent(self, changes: Changes) -> Changes:
+        """Changes of which some are of tags without an item, or with one that has not published yet. Returns those that
+        are to be delivered: that a node is still gone is recorded."""
+        gone = {change for change in changes if change.quality & quality.CODE_BITS in _NO_VALUE_YET}
+        back = self._absences.handles & {change.handle for change in changes if change not in gone}
+        for absence, tags in self._absences.publish(back).items():
+            self._declare_since(absence.reason, absence.since, tags)
+        known = {change for change in gone if self._delivery.sampler.is_lost(change.handle, change.quality)}
+        return Changes.of(change for change in changes if change not in known) if known else changes
+
+    def _note_died(self, changes: Changes) -> None:
+        """First values of a session that were there, by their times, long before the end of the session before, and did
+        not come in it: the items of that published nothing any more, and the audit had not found it yet."""
+        sampler, died = self._delivery.sampler, dict[int, Moment]()
+        for change in changes:
+            tag, time_ns = change.handle, change.source_time_ns
+            if tag not in self._lives or quality.is_bad(change.quality):
+                continue
+            life = self._lives.pop(tag)
+            # The clock of a device may be behind its server's.
+            is_old = time_ns + sampler.lag_ns(tag) + LAG_NS_MIN < self._lives_ended_ns
+            is_new = max(life.time_ns, sampler.last_time_ns(tag)) < time_ns
+            is_comparable = life.set_back_ns == self._clock.set_back_ns
+            monitoring = self._delivery.points[tag].monitoring
+            if is_old and is_new and is_comparable and is_missed(sampler, tag, change, monitoring):
+                died[tag] = life
+        if died:
+            self._declare_since(ITEM_RENEWED, min(died.values()), sorted(died))
+
+    def _note_gone(self, subscription: Subscription, arrived: Buffered, changes: Iterable[Change]) -> None:
         """Nodes that do not exist any more: their items give no value again, so new ones are to be created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
         news = subscription.plan.died(gone, time.monotonic_ns())
+        begun = self._absences.begin(news, ITEM_REFUSED, Moment(arrived.since_ns, arrived.set_back_ns))
         self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
-        log_parked(self._delivery, news)
+        log_parked(self._delivery, {tag: news[tag] for tag in begun})
 
-    def _note_overflow(self, subscription: Subscription, marked: Iterable[Change], changes: Sequence[Change]) -> None:
+    def _act_on(self, subscription: Subscription, findings: Findings) -> None:
+        """What an audit has found: items that give no value any more."""
+        gone = subscription.plan.died(findings.gone, time.monotonic_ns())
+        dead = subscription.plan.renew(findings.dead)
+        for tags, reason in ((gone, ITEM_REFUSED), (dead, ITEM_RENEWED)):
+            for tag in tags:
+                self._absences.begin([tag], reason, findings.since[tag])
+        self._note_parked(gone)
+        self._declare_open(dead)
+        if dead:
+            names = ", ".join(self._delivery.subjects(dead[:TAGS_NAMED_MAX]))
+            extra = {"action": "items_dead", "source": self._settings.name, "count": len(dead), "tags": names}
+            log.warning("the server does not publish these values although they change; created anew", extra=extra)
+
+    def _note_overflow(
+        self, subscription: Subscription, arrived: Buffered, marked: Iterable[Change], changes: Sequence[Change]
+    ) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
         overflowed = {one.handle: one for one in marked if quality.has_overflowed(one.quality)}
         times: dict[int, list[int]] = {tag: [] for tag in overflowed}
@@ -374,13 +529,28 @@ class OpcuaSource:
         for tag, change in overflowed.items():
             before_ns = self._delivery.sampler.last_time_ns(tag)
             sampling_ms = subscription.sampling_ms(tag, self._delivery.points[tag])
-            count, is_exact = discarded(before_ns, times[tag], sampling_ms)
-            first_ns = before_ns or change.source_time_ns
-            self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, first_ns, change.source_time_ns, count, [tag], exact=is_exact)
+            count = discarded(before_ns, times[tag], sampling_ms)
+            self._declare_discarded(tag, arrived, before_ns, change.source_time_ns, count)
 
-    def _note_full(self, subscription: Subscription, changes: Changes) -> None:
-        """Some servers (asyncua, python-opcua) discard values without a word: as many as a queue holds may be the rest
-        of more."""
+    def _declare_discarded(self, tag: int, arrived: Buffered, before_ns: int, after_ns: int, count: int) -> None:
+        """The server discarded values of a tag between the last one we had, 0 if none, and this one. If that is no
+        order, its clock was set back in between, and they may bear times of either clock."""
+        if 0 < before_ns <= after_ns:
+            gap = TagGap(SERVER_QUEUE_OVERFLOW, before_ns, after_ns, (tag,))
+            self._declare(gap, count)
+            return
+        set_back_ns = self._clock.set_back_ns - arrived.set_back_ns
+        first_ns = min(arrived.since_ns - set_back_ns, after_ns)
+        self._declare(TagGap(SERVER_QUEUE_OVERFLOW, first_ns, after_ns, (tag,)), count)
+        last_ns = max(arrived.since_ns, self.now_ns() + CLOCK_JUMP_NS)
+        gap = TagGap(SERVER_QUEUE_OVERFLOW, arrived.since_ns, last_ns, (tag,))
+        if before_ns and not set_back_ns:  # not read yet: until it is, the clock is taken to be as it was
+            self._declare(gap)
+        self._set_backs.declare(gap, set_back_ns)
+
+    def _note_full(self, subscription: Subscription, arrived: Buffered, changes: Changes) -> None:
+        """Some servers (asyncua, python-opcua) discard values silently: a full queue may be the remainder of more
+        values."""
         full = {
             tag for tag, count in Counter(changes.handles).items() if 1 < subscription.queue_sizes.get(tag, 0) <= count
         }
@@ -396,25 +566,49 @@ class OpcuaSource:
             before_ns, first_ns = self._delivery.sampler.last_time_ns(tag), times[tag][0]
             point = self._delivery.points[tag]
             # asyncua says that it samples as rarely as it publishes, and sends every change.
-            if is_hole(before_ns, first_ns, min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))):
-                self._delivery.add_gap(SERVER_QUEUE_OVERFLOW, before_ns, first_ns, 0, [tag], exact=False)
+            sampling_ms = min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))
+            if before_ns > first_ns or is_hole(before_ns, first_ns, sampling_ms):
+                self._declare_discarded(tag, arrived, before_ns, first_ns, 0)
 
-    async def _note_missing(self, missing: Missing) -> None:
-        """A notification was sent and never came, and the server does not hold it any more."""
+    async def _find_missing(self, session: Session, missing: Missing) -> None:
+        """A notification was sent and never came, and the server does not hold it any more. If the session ends here,
+        `finish` notes it."""
+        await self._read_clock(session)
+        self._note_missing(missing)
+
+    def _note_missing(self, missing: Missing) -> None:
         subscription = self._by_id.get(missing.subscription_id)
         if subscription is None:
             return
         count = missing.last - missing.first + 1  # each held a value at least
-        self._note_break(subscription, count)
+        self._declare_missing(subscription, count)
         if self._rescue is not None:
             self._rescue.spoil(subscription.id)
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server never came, and it does not hold them any more", extra=extra)
 
-    def _note_break(self, subscription: Subscription, count: int) -> None:
-        """At least so many notifications of a subscription are lost, since its last sign of life."""
-        since_ns, tags = subscription.liveness.complete_ns or self.now_ns(), sorted(subscription.plan.live)
-        self._delivery.add_gap(NOTIFICATIONS_MISSING, since_ns, self.now_ns(), count, tags, exact=False)
+    def _declare_missing(self, subscription: Subscription, count: int = 0) -> None:
+        """At least so many values of a subscription are lost, since its last sign of life. What an old one lacks was
+        sampled before the new items were created: these bring what came later."""
+        until = None if subscription in self._subscriptions else self._built
+        self._declare_since(NOTIFICATIONS_MISSING, subscription.since, sorted(subscription.plan.live), count, until)
+
+    def _declare_since(
+        self, reason: str, since: Moment, tags: Iterable[int], count: int = 0, until: Moment | None = None
+    ) -> None:
+        """At least so many values of these tags are lost, from one moment to the other, or to now."""
+        until = until or self._now()
+        gap = TagGap(reason, since.time_ns, until.time_ns, tuple(tags))
+        self._declare(gap, count)
+        self._set_backs.declare(gap, until.set_back_ns - since.set_back_ns, until.time_ns)
+
+    def _declare_open(self, tags: Iterable[int]) -> None:
+        """These have no item, and no bad sample says so: the next process would not know."""
+        for absence, those in self._absences.among(tags).items():
+            if absence.reason == ITEM_RENEWED:
+                first_ns, now_ns = absence.since.time_ns, self.now_ns()
+                self._delivery.add_gap(ITEM_RENEWED, first_ns, now_ns, 0, those, exact=False, is_over=False)
+                self._has_open_gap = True
 
     def _note_none_left(self) -> None:
         """The server says that this session has no subscription, and did not say before that they ended."""
@@ -423,27 +617,35 @@ class OpcuaSource:
 
     async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
         """Build the subscriptions, then look after them: parked nodes, signs of life. Companions run beside."""
+        assert self._publisher is not None, "made in _begin"
         if self._rescue is not None:
-            assert self._publisher is not None, "made in _begin"
             await self._rescue.begin(session, self._publisher, self._adopt)
+        async with asyncio.TaskGroup() as group:
+            for companion in self._companions:
+                await companion.begin(session, self._publisher, group)
+            await self._build(session)
+            on_up()
+            group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
+            for companion in self._companions:
+                group.create_task(companion.run(session, self._publisher), name=f"{self._settings.name} companion")
+            group.create_task(self._audit(session), name=f"{self._settings.name} audit")
+            await self._look_after(session)
+
+    async def _build(self, session: Session) -> None:
+        """Create all subscriptions and items, and wait for a value of theirs."""
         await self._follow_map(session)
         namespaces = await session.namespaces()
         for subscription in list(self._subscriptions):
-            self._note_parked(await subscription.tend(self._points, namespaces))
+            await self._keep_items(session, subscription, namespaces)
         if self._rescue is not None:
-            self._rescue.built()
-        self._server_start = await session.server_start()
+            self._rescue.built(time.monotonic())
+        await self._read_clock(session)
+        self._built = self._now()
         session.keep_subscriptions()
         built_s = time.monotonic()
         while self._delivery.is_value_expected and time.monotonic() - built_s < FIRST_VALUE_S:
             self._check_life()
             await asyncio.sleep(TICK_S)
-        on_up()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._look_after(session), name=f"{self._settings.name} look after")
-            assert self._publisher is not None, "made in _begin"
-            for companion in self._companions:
-                group.create_task(companion.run(session, self._publisher), name=f"{self._settings.name} companion")
 
     def _adopt(self, old: Subscription) -> None:
         """What an old subscription publishes is read as that of a new one."""
@@ -460,7 +662,19 @@ class OpcuaSource:
                     await self._replace(session, subscription)
             await self._follow_map(session)
             for subscription in list(self._subscriptions):
-                self._note_parked(await subscription.tend(self._points))
+                await self._keep_items(session, subscription)
+
+    async def _audit(self, session: Session) -> None:
+        """Look beside that whether items still publish: a Read may take as long as the time-out."""
+        audit = self._auditor = Audit(session, self._delivery.sampler, self._limits.nodes_per_read, self._now)
+        while True:
+            await asyncio.sleep(TICK_S)
+            for subscription in list(self._subscriptions):
+                if not self._buffer.empty():  # what was published may still be here
+                    break
+                findings = await audit.look(subscription, self._points)
+                if subscription in self._subscriptions:  # else it was replaced meanwhile
+                    self._act_on(subscription, findings)
 
     def _check_life(self) -> None:
         """Raise SourceLost if a subscription gives no sign of life any more."""
@@ -468,6 +682,9 @@ class OpcuaSource:
         for subscription in self._subscriptions:
             if self._buffer.full():
                 subscription.liveness.excuse(now_s)  # this side holds the server back
+            if subscription.give_up_clock(now_s):
+                extra = {"action": "clock_stands", "source": self._settings.name}
+                log.warning("the server notifies no change of its clock; any answer is a sign of life", extra=extra)
             silent_s = subscription.liveness.silent_s(now_s)
             if silent_s > subscription.silence_max_s:
                 raise SourceLost(
@@ -483,30 +700,71 @@ class OpcuaSource:
             return
         other = [tag for tag, point in points.items() if tag in self._points and self._points[tag] != point]
         self._points = points
-        before = self._groups.unplaced
-        for index, handles in enumerate(self._groups.want(points)):
-            if index == len(self._subscriptions):
+        before, groups = self._groups.unplaced, self._groups.want(points)
+        while len(self._subscriptions) < len(groups):
+            try:
                 self._subscriptions.append(await self._opened(session))
-            self._subscriptions[index].plan.want(handles)
-            self._subscriptions[index].plan.renew(other)
-        self._note_parked(dict.fromkeys(self._groups.unplaced - before, quality.BAD_TOO_MANY_MONITORED_ITEMS))
+            except TooManySubscriptions:
+                if not self._subscriptions:
+                    raise
+                self._groups.limit_count(len(self._subscriptions))
+                groups = self._groups.want(points)
+        for subscription, handles in zip(self._subscriptions, groups, strict=True):
+            subscription.plan.want(handles)
+            self._absences.begin(subscription.plan.renew(other), ITEM_RENEWED, subscription.since)
+        unplaced = self._groups.unplaced - before
+        self._absences.begin(unplaced, ITEM_REFUSED, self._now())
+        self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
+
+    async def _keep_items(
+        self, session: Session, subscription: Subscription, namespaces: Sequence[str] | None = None
+    ) -> None:
+        """Delete and create the items of a subscription that are due. Of tags that had none for a time, that is a
+        gap."""
+        set_back_ns = self._clock.set_back_ns
+        refused = await subscription.tend(self._points, namespaces)
+        if refused:
+            begun_ns = subscription.created_ns or subscription.opened.time_ns
+            self._absences.begin(refused, ITEM_REFUSED, Moment(begun_ns, set_back_ns))
+            self._note_parked(refused)
+        created = subscription.plan.take_created()
+        if self._absences.among(created):
+            await self._read_clock(session)  # a session that ends here leaves the absences to the next one
+        for absence, tags in self._absences.among(created & subscription.plan.live).items():
+            self._declare_since(absence.reason, absence.since, tags)
+            self._absences.declare(tags)
 
     async def _opened(self, session: Session) -> Subscription:
-        subscription = Subscription(session, self._settings, self._limits, self.now_ns)
-        await subscription.open()
+        subscription = Subscription(session, self._settings, self._limits, self.now_ns, self._calls)
+        subscription.clock_least_ns = self._clock.least_ns(time.monotonic_ns())
+        subscription.set_back_ns = self._clock.set_back_ns
+        try:
+            await self._open(subscription)
+        except TooManySubscriptions:
+            if self._rescue is None:
+                raise
+            await self._finish_rescue(self._rescue, session)
+            await subscription.open()
         assert self._publisher is not None, "made in _begin"
         self._by_id[subscription.id] = subscription
         self._publisher.begin(subscription.id)
         await subscription.watch_clock()
         return subscription
 
+    async def _open(self, subscription: Subscription) -> None:
+        """Create a subscription at a server whose room may be taken by the sessions before this one."""
+        try:
+            await subscription.open()
+        except TooManySubscriptions:
+            await self._earlier.close()
+            await subscription.open()
+
     async def _replace(self, session: Session, old: Subscription) -> None:
         """Put a new subscription in the place of one that the server has ended. Its tags are lost meanwhile."""
         old.check_age()
         extra = {"action": "subscription_lost", "source": self._settings.name, "why": old.ended}
         log.warning("the server ended a subscription; it is created anew", extra=extra)
-        lost, lost_ns = sorted(old.plan.live), old.liveness.complete_ns
-        self._ended.append((lost, lost_ns))
+        self._ended.append((sorted(old.plan.live), old.since_ns))
         self._ends_recorded.clear()
         assert self._publisher is not None, "made in _begin"
         self._publisher.forget(old.id)
@@ -514,9 +772,9 @@ class OpcuaSource:
         place = self._subscriptions.index(old)
         new = self._subscriptions[place] = await self._opened(session)
         new.plan.want(old.plan.wanted)
-        self._note_parked(await new.tend(self._points))
-        if lost_ns:
-            self._delivery.add_gap(SUBSCRIPTION_LOST, lost_ns, self.now_ns(), 0, lost, exact=False)
+        await self._keep_items(session, new)
+        await self._read_clock(session)
+        self._declare_since(SUBSCRIPTION_LOST, old.since, sorted(old.plan.live))
 
     def _note_parked(self, news: dict[int, int]) -> None:
         """Nodes newly refused: once in the log, and as bad samples."""

@@ -1,5 +1,4 @@
-"""What a changed tag file means: which tags are added, removed, changed and kept, and whether the maps of all sources
-agree.
+"""Compares tag maps: which tags a new map adds, removes, changes and keeps, and whether the maps of all sources agree.
 
 Core. A tag is known by its subject: a row with another address, unit, rule or stream under the same subject is a change
 of that tag, a row that only moved in the file is none. Nothing is said about numbers, which the store gives, nor about

@@ -11,7 +11,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
 
-from agent.foreign_text import cell_text, csv_cell
+from agent.escaping import cell_text, csv_cell
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.tags.sheet import ROWS_MAX, Row, Sheet, check_size, unknown_names
 

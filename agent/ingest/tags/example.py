@@ -1,5 +1,5 @@
-"""What a tag file of a protocol looks like: an example in CSV or TOML with every column explained, and a JSON schema of
-the TOML form for editors. Made from the columns that reading uses. Core.
+"""Examples of tag files in CSV or TOML that explain every column, and a JSON schema of the TOML form for editors. Made
+from the column records that the reader uses. Core.
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@ from __future__ import annotations
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError, tag_file_problem
 from agent.ingest.modbus import address as modbus_address
 from agent.ingest.opcua import address as opcua_address
-from agent.ingest.settings import ModbusSourceSettings, SourceSettings
 from agent.ingest.tags.change import clashes
 from agent.ingest.tags.sheet import FILE_BYTES_MAX
 from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
+from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 
 def read_tag_file(settings: SourceSettings) -> bytes:
     """The bytes of a source's tag file, cut one byte beyond the limit. Raises TagFileUnreadable."""
     file = settings.tags_file
     try:
-        if not file.is_file() and file.exists():  # reading a pipe would block for ever
+        if not file.is_file() and file.exists():  # reading a pipe would block forever
             raise TagFileUnreadable([tag_file_problem(file, "is not a file")])
         with file.open("rb") as opened:
             return opened.read(FILE_BYTES_MAX + 1)

@@ -1,12 +1,12 @@
 """The tag map: which values of a source are read, under which name, and when they are recorded.
 
 One file per source, CSV as a spreadsheet saves it (`csv_rows`) or TOML (`toml_rows`); like devices are written once, as
-a template (`templates`). The whole file is checked before anything is used and every problem is told at once, with row
-and column.
+a template (`templates`). The whole file is checked before any of it is used, and all problems are reported at once,
+with row and column.
 
-Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It will not guess: an
-unknown column, a tag twice or a type it does not know is an error that says what to write instead. The columns and
-their meanings are in `columns`, `opcua/columns` and `modbus/columns`.
+Core: takes the bytes of a file and the settings, returns tags and notes or raises TagMapError. It does not guess: an
+unknown column, a duplicate tag or an unknown type is an error with a suggestion. The columns and their meanings are in
+`columns`, `opcua/columns` and `modbus/columns`.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Dialect:
     """What a protocol adds: its columns, the required ones among all, and how a row becomes a point.
 
     `read_point` takes the cells of a row and returns (point, address, data_type); it raises CellError for the cell at
-    fault. `identity` is what of a point no two rows may share, `interval_ms` how often it is sampled whatever its value
-    does (0: on change). `sums` are the columns in which a template may add to a placeholder. `examples` are rows that a
-    new file is begun with.
+    fault. `identity` is the part of a point that must be unique among the rows, `interval_ms` how often it is sampled
+    even without a change (0: on change). `sums` are the columns in which a template may add to a placeholder.
+    `examples` are rows that a new file is begun with.
     """
 
     columns: tuple[Column, ...]
@@ -166,7 +166,7 @@ def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMa
     reader = _Reader(file, source, dialect, decimal_comma=sheet.decimal_comma)
     for row in sheet.rows:
         reader.read(row)
-    problems = [*sheet.problems, *_told_once(reader.problems)]
+    problems = [*sheet.problems, *_reported_once(reader.problems)]
     if not reader.tags and not problems:
         problems.append(Problem(file, 0, "", "", "holds no tags; add a row for each"))
     if problems:
@@ -175,7 +175,7 @@ def read_tag_map(file: str, data: bytes, source: str, dialect: Dialect) -> TagMa
 
 
 def digest_of(data: bytes) -> bytes:
-    """What tells whether a file has changed."""
+    """A digest that changes when the file changes."""
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -272,8 +272,8 @@ class _Reader:
         self.problems.append(Problem(self._file, row.line, column, value, why, row.template_line))
 
 
-def _told_once(problems: Sequence[Problem]) -> list[Problem]:
-    """A mistake in a template is told for the first device that has it, with a count of the others."""
+def _reported_once(problems: Sequence[Problem]) -> list[Problem]:
+    """Report a mistake in a template once, for the first device that has it, with a count of the others."""
     found: dict[object, list[Problem]] = {}
     for index, one in enumerate(problems):
         key = (one.template_row, one.column, one.value, one.why) if one.template_row else index

@@ -1,7 +1,7 @@
 """Watches the tag files of running sources. A changed file is read and checked as a whole.
 
-`agent.file_hints` says when to look. A good file is passed to its source. A bad file changes nothing: the previous tag
-map stays in force, and the log names every problem once, until the file is good again. A file that is missing for a
+`agent.file_watch` decides when to check. A good file is passed to its source. A bad file changes nothing: the previous
+tag map stays in force, and the log names every problem once, until the file is good again. A file that is missing for a
 moment is no problem.
 """
 
@@ -13,22 +13,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.file_hints import PATIENT, WatchTimes, watch_files
+from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
-from agent.ingest.settings import SourceSettings
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
 from agent.ingest.tags.tag_map import TagMap, digest_of
+from agent.settings.sources import SourceSettings
 
 __all__ = ["PATIENT", "TagWatch", "WatchTimes"]
 
 log = logging.getLogger(__name__)
 
-PROBLEMS_TOLD_MAX = 200  # in one log line; `bsfg check` prints them all
+PROBLEMS_LOGGED_MAX = 200  # in one log line; `bsfg check` prints them all
 
 
 @dataclass(slots=True)
-class _Look:
+class _Content:
     """What a source's file held when it was last readable."""
 
     digest: bytes = b""
@@ -44,40 +44,31 @@ class TagWatch:
         self,
         sources: Sequence[SourceSettings],
         maps: Mapping[str, TagMap],
-        take: Callable[[str, TagMap], None],
-        tell: Callable[[str, tuple[Problem, ...]], None],
+        on_map: Callable[[str, TagMap], None],
+        on_problems: Callable[[str, tuple[Problem, ...]], None],
         times: WatchTimes,
     ) -> None:
         self._sources = sources
         self._maps = {source.name: maps[source.name] for source in sources}
-        # A file that is as it was when the map was read needs no second copy of its tags.
-        self._looks = {name: _Look(found.digest, found) for name, found in self._maps.items()}
-        self._told: dict[str, tuple[Problem, ...]] = {}
-        self._take, self._tell, self._times = take, tell, times
-        self._is_deaf = False  # logged that the file system gives no hints
+        # An unchanged file needs no second copy of its tags.
+        self._contents = {name: _Content(found.digest, found) for name, found in self._maps.items()}
+        self._reported: dict[str, tuple[Problem, ...]] = {}
+        self._on_map, self._on_problems, self._times = on_map, on_problems, times
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await watch_files(
-            lambda: [source.tags_file for source in self._sources], self._look_and_say, self._deaf, self._times
-        )
+        await watch_files("tag files", lambda: [one.tags_file for one in self._sources], self._check, self._times)
 
-    async def _look_and_say(self) -> float:
-        """Look; returns the seconds until the next look, few while a file is missing."""
-        await self._look()
-        some_missing = any(look.missing_since_s is not None for look in self._looks.values())
+    async def _check(self) -> float:
+        """Check the files; returns the seconds until the next check, few while a file is missing."""
+        await self._check_all()
+        some_missing = any(content.missing_since_s is not None for content in self._contents.values())
         return self._times.missing_s if some_missing else self._times.reread_s
 
-    def _deaf(self, error: OSError) -> None:
-        if not self._is_deaf:
-            self._is_deaf = True
-            extra = {"action": "tag_watch_deaf", "why": str(error), "reread_s": self._times.reread_s}
-            log.warning("tag files are not watched, only read again by the clock", extra=extra)
-
-    async def _look(self) -> None:
+    async def _check_all(self) -> None:
         """Read all files; pass on what is new and good, report what is bad."""
         await asyncio.to_thread(self._read)
-        new = {name: look.found for name, look in self._looks.items() if look.found is not None}
+        new = {name: content.found for name, content in self._contents.items() if content.found is not None}
         admission = admit(self._maps, {name: found for name, found in new.items() if found is not self._maps[name]})
         for name, found in admission.maps.items():
             change = difference(self._maps[name], found)
@@ -89,48 +80,48 @@ class TagWatch:
                     extra={"action": "tag_file_changed", "source": name, "file": found.file, **counts},
                 )
                 for note in found.notes:
-                    log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
-                self._take(name, found)
-        for name, look in self._looks.items():
-            self._say(name, look.problems or admission.problems.get(name, ()))
+                    log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
+                self._on_map(name, found)
+        for name, content in self._contents.items():
+            self._report(name, content.problems or admission.problems.get(name, ()))
 
-    def _say(self, name: str, problems: tuple[Problem, ...]) -> None:
+    def _report(self, name: str, problems: tuple[Problem, ...]) -> None:
         """Report problems once, and once that they are gone."""
-        if problems == self._told.get(name, ()):
+        if problems == self._reported.get(name, ()):
             return
-        self._told[name] = problems
-        self._tell(name, problems)
-        extra: dict[str, object] = {"action": "tag_file_mended", "source": name}
+        self._reported[name] = problems
+        self._on_problems(name, problems)
+        extra: dict[str, object] = {"action": "tag_file_accepted", "source": name}
         if not problems:
-            log.info("tag file is good again", extra=extra)
+            log.info("tag file is valid again", extra=extra)
             return
         extra |= {
             "action": "tag_file_refused",
             "count": len(problems),
-            "problems": [str(problem) for problem in problems[:PROBLEMS_TOLD_MAX]],
+            "problems": [str(problem) for problem in problems[:PROBLEMS_LOGGED_MAX]],
         }
         log.error("tag file is refused, the tag map before stays in force", extra=extra)
 
     # ----------------------------------------------------------------------------------------------------- in a thread
 
     def _read(self) -> None:
-        """Bring all looks up to date; a file is parsed only when its bytes are others than last time."""
+        """Read all files; a file is parsed only when its bytes have changed."""
         for source in self._sources:
-            look = self._looks[source.name]
+            content = self._contents[source.name]
             try:
                 data = read_tag_file(source)
             except TagFileUnreadable as error:
                 now_s = time.monotonic()
-                if look.missing_since_s is None:
-                    look.missing_since_s = now_s
-                if now_s - look.missing_since_s >= self._times.missing_s:
-                    look.digest, look.found, look.problems = b"", None, error.problems
+                if content.missing_since_s is None:
+                    content.missing_since_s = now_s
+                if now_s - content.missing_since_s >= self._times.missing_s:
+                    content.digest, content.found, content.problems = b"", None, error.problems
                 continue
-            look.missing_since_s = None
+            content.missing_since_s = None
             digest = digest_of(data)
-            if digest != look.digest:
-                look.digest, look.found, look.problems = digest, None, ()
+            if digest != content.digest:
+                content.digest, content.found, content.problems = digest, None, ()
                 try:
-                    look.found = parse_tag_file(source, data)
+                    content.found = parse_tag_file(source, data)
                 except TagMapError as error:
-                    look.problems = error.problems
+                    content.problems = error.problems

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from agent.escaping import csv_cell
 from agent.fact_store import named_statements
-from agent.foreign_text import csv_cell
 from agent.message import JSON_INTEGER_MAX, Value
 from agent.query.scan import COLUMNS, ExtraMissing, Facts, exact_text, value_type
 

@@ -3,4 +3,5 @@
 from agent.query.latest.latest_query import DEPTH_FACTS, FRESH_MS, AbsentTags, find_latest, find_latest_in_stream
 from agent.query.latest.latest_rows import LatestRecord, latest_record, merge_peer_records
 from agent.query.latest.latest_search import Tag
+from agent.query.latest.latest_summary import LatestSummary, summarize
 from agent.query.latest.tag_age import AgedRecord, TagsInForce, aged_record

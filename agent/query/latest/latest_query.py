@@ -1,5 +1,5 @@
 """Runs a search for latest values on a store: reads summaries, then batches from the newest time down, until every tag
-is settled. The marks of the log tell when a batch was recorded here.
+is settled. The marks of the log give the time when a batch was recorded here.
 
 At most `depth` facts are searched from the end of each stream, since a tag without any value would otherwise open the
 whole store. Within the depth the answer is exact; a tag not found there is a row without a value.

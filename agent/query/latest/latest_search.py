@@ -150,7 +150,7 @@ class LatestSearch:
             if time_ns > limit_ns:
                 self._ahead[tag] = batch._replace(offset=batch.offset + place)
                 best[tag] = batch.recorded_ns - CLOCKS_DIFFER_NS, place, time_ns
-                self._hear(tag, batch.recorded_ns + MARK_NS)
+                self._note_alive(tag, batch.recorded_ns + MARK_NS)
             elif tag not in best or (time_ns, place) > best[tag]:
                 best[tag] = time_ns, place, time_ns
         better = {
@@ -165,7 +165,7 @@ class LatestSearch:
             unit = self._definitions[origin][tags[place] - 1].unit
             arrival = batch._replace(offset=batch.offset + place)
             self._found[tag] = LatestValue(time_ns, arrival, value, quality, unit)
-            self._hear(tag, rank_ns)
+            self._note_alive(tag, rank_ns)
             heapq.heappush(self._times, (-rank_ns, tag))
 
     def rows(self, now_ns: int, fresh_ms: int) -> list[LatestRow]:
@@ -181,8 +181,8 @@ class LatestSearch:
             rows.append(LatestRow(tag, source_name, self._found.get(tag), as_of_ns, staleness_ms, mode))
         return rows
 
-    def _hear(self, tag: Tag, time_ns: int) -> None:
-        """The source of a tag was alive at this time."""
+    def _note_alive(self, tag: Tag, time_ns: int) -> None:
+        """Note that the source of a tag was alive at this time."""
         source = tag.zone, self._sources[tag]
         self._heard_ns[source] = max(time_ns, self._heard_ns.get(source, time_ns))
 

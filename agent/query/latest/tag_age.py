@@ -1,4 +1,4 @@
-"""How old a tag's own value is, and whether that is older than it should be. Core: no IO.
+"""The age of a tag's own value, and whether it exceeds the expected interval. Core: no IO.
 
 Staleness belongs to a source, because a tag that reports by exception may be silent for hours. Where the tag files say
 how often a tag comes at the longest, it is judged by itself: `stale` when nothing came for that time and a grace. A tag

@@ -1,4 +1,4 @@
-"""The bounds of a query, and which batches and facts need not be read or opened for it. Core: no IO.
+"""The bounds of a query, which exclude batches and facts from being read or opened. Core: no IO.
 
 A batch's row has its offsets, origin and times; a definition has the number of a tag at its origin. What these exclude
 is never decompressed. Bounds may only exclude what does not match; the caller checks its own conditions again.
@@ -50,7 +50,12 @@ class Bounds:
     @property
     def names_tags(self) -> bool:
         """Whether the bounds restrict the tags."""
-        return self.numbers is not None or bool(self.subject_tests) or self.predicates is not None
+        return self.numbers is not None or self.names_subjects
+
+    @property
+    def names_subjects(self) -> bool:
+        """Whether they do so by what a definition says, beyond its number."""
+        return bool(self.subject_tests) or self.predicates is not None
 
     def wants(self, number: int, definition: TagDefinition) -> bool:
         """Whether a tag is within the bounds."""

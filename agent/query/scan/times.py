@@ -19,12 +19,14 @@ _TIME = re.compile(
 _AGO = re.compile(r"(\d{1,9})(s|m|h|d)", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_799
+"""The first and the last second that datetime has: years 1 to 9999."""
 _TEXTS_KEPT = 4096
 
 
 @lru_cache(_TEXTS_KEPT)
 def parse_time_ns(text: str) -> int | None:
-    """The time that a text names; None where it names none."""
+    """The time that a text names; None where it names none, or one whose year in UTC is not 1 to 9999."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
         return None
@@ -36,6 +38,8 @@ def parse_time_ns(text: str) -> int | None:
     seconds = (whole - _EPOCH) // timedelta(seconds=1)
     if sign:
         seconds -= (int(hours) * 3600 + int(minutes) * 60) * (1 if sign == "+" else -1)
+    if not _FIRST_S <= seconds <= _LAST_S:
+        return None
     return seconds * 1_000_000_000 + int((fraction or "").ljust(9, "0"))
 
 

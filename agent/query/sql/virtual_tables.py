@@ -33,7 +33,7 @@ class Module:
         self._declaration = declaration
         self._table = table
 
-    def Connect(self, *_: Any) -> tuple[str, Any]:  # noqa: N802 apsw's name
+    def Connect(self, *_: Any) -> tuple[str, Any]:
         return self._declaration, self._table
 
     Create = Connect
@@ -42,7 +42,7 @@ class Module:
 class _Table:
     """What all tables share: nothing to release."""
 
-    def Disconnect(self) -> None:  # noqa: N802 apsw's name
+    def Disconnect(self) -> None:
         pass
 
     Destroy = Disconnect
@@ -54,7 +54,7 @@ class FactsTable(_Table):
     def __init__(self, scanner: Scanner) -> None:
         self._scanner = scanner
 
-    def BestIndexObject(self, found: apsw.IndexInfo) -> bool:  # noqa: N802 apsw's name
+    def BestIndexObject(self, found: apsw.IndexInfo) -> bool:
         """Take the conditions that exclude batches, and an order that a scan has anyway."""
         terms: list[tuple[str, str]] = []
         for number in range(found.nConstraint):
@@ -80,7 +80,7 @@ class FactsTable(_Table):
         found.idxStr = plan.text()
         return True
 
-    def Open(self) -> FactsCursor:  # noqa: N802 apsw's name
+    def Open(self) -> FactsCursor:
         return FactsCursor(self._scanner)
 
 
@@ -96,31 +96,31 @@ class FactsCursor:
         self._columns: Mapping[int, Sequence[Any]] = {}
         self._count = self._at = 0
 
-    def Filter(self, _: int, text: str, values: Sequence[Any]) -> None:  # noqa: N802 apsw's name
+    def Filter(self, _: int, text: str, values: Sequence[Any]) -> None:
         """Begin a scan."""
         plan = Plan.of(text)
         self._used = plan.used
         self._scanned = self._scanner.scan(plan.bounds(values), newest_first=plan.newest_first)
         self._load()
 
-    def Eof(self) -> bool:  # noqa: N802 apsw's name
+    def Eof(self) -> bool:
         return self._facts is None
 
-    def Next(self) -> None:  # noqa: N802 apsw's name
+    def Next(self) -> None:
         self._at += 1
         if self._at >= self._count:
             self._load()
 
-    def Column(self, number: int) -> Any:  # noqa: N802 apsw's name
+    def Column(self, number: int) -> Any:
         return self.Rowid() if number < 0 else self._columns[number][self._at]
 
-    def Rowid(self) -> int:  # noqa: N802 apsw's name
+    def Rowid(self) -> int:
         assert self._facts is not None
         return (self._streams[self._facts.stream] << _STREAM_SHIFT) + self._facts.first_offset + (
             self._facts.places[self._at]
         )  # fmt: skip
 
-    def Close(self) -> None:  # noqa: N802 apsw's name
+    def Close(self) -> None:
         self._scanned = iter(())
 
     def _load(self) -> None:
@@ -136,11 +136,11 @@ class RowsTable(_Table):
     def __init__(self, rows: Callable[[], Iterable[Sequence[Any]]]) -> None:
         self._rows = rows
 
-    def BestIndexObject(self, found: apsw.IndexInfo) -> bool:  # noqa: N802 apsw's name
+    def BestIndexObject(self, found: apsw.IndexInfo) -> bool:
         found.estimatedCost = 1e4
         return True
 
-    def Open(self) -> _RowsCursor:  # noqa: N802 apsw's name
+    def Open(self) -> _RowsCursor:
         return _RowsCursor(self._rows)
 
 
@@ -152,20 +152,20 @@ class _RowsCursor:
         self._rows: Sequence[Sequence[Any]] = ()
         self._at = 0
 
-    def Filter(self, *_: Any) -> None:  # noqa: N802 apsw's name
+    def Filter(self, *_: Any) -> None:
         self._rows, self._at = list(self._make()), 0
 
-    def Eof(self) -> bool:  # noqa: N802 apsw's name
+    def Eof(self) -> bool:
         return self._at >= len(self._rows)
 
-    def Next(self) -> None:  # noqa: N802 apsw's name
+    def Next(self) -> None:
         self._at += 1
 
-    def Column(self, number: int) -> Any:  # noqa: N802 apsw's name
+    def Column(self, number: int) -> Any:
         return self._at if number < 0 else self._rows[self._at][number]
 
-    def Rowid(self) -> int:  # noqa: N802 apsw's name
+    def Rowid(self) -> int:
         return self._at
 
-    def Close(self) -> None:  # noqa: N802 apsw's name
+    def Close(self) -> None:
         self._rows = ()

@@ -21,6 +21,9 @@ _KINDS = {
 _FIXED_BYTES = {_ONE: 1, _FOUR: 4}
 _U16, _U32 = struct.Struct(">H"), struct.Struct(">I")
 VARINT_BYTES_MAX = 4
+PROPERTIES_BYTES_MAX = 4096
+"""Of one message. Ours need 300; the rest is for user properties that others add. A megabyte of them is 200,000, which
+take a fifth of a second to walk through, in the thread that all zones share."""
 
 
 class BadPacket(ValueError):
@@ -45,7 +48,9 @@ class PackedProperties:
 
 
 def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, int]:
-    """Message and QoS of a PUBLISH. `command` is its first byte, `packet` follows its length. Raises BadPacket."""
+    """Message and QoS of a PUBLISH. `command` is its first byte, `packet` follows its length. Of a message with more
+    than PROPERTIES_BYTES_MAX of properties none is read, so it belongs to no request and demands no answer. Raises
+    BadPacket."""
     view = memoryview(packet)
     try:
         topic, at = _data(view, 0)
@@ -54,7 +59,7 @@ def parse_publish(command: int, packet: bytes | bytearray) -> tuple[Incoming, in
             at += 2  # the packet identifier
         length, at = _read_varint(view, at)
         end = at + length
-        found = _properties(view[:end], at)
+        found = _properties(view[:end], at) if length <= PROPERTIES_BYTES_MAX else {}
         expiry = found.get(EXPIRY)
         answer_to = found.get(RESPONSE_TOPIC)
         correlation = found.get(CORRELATION)

@@ -11,7 +11,7 @@ with them quickly; a test fails if one disappears.
     _packet_queue       uses a memoryview, because paho copies the rest of a packet after each partial write, a fifth of
                         the time to send a page
     _handle_publish     parses PUBLISH with `publish_packet` and puts messages into `arrived`: paho holds a lock during
-                        its callbacks, and publishing in a callback would wait for that lock for ever
+                        its callbacks, and publishing in a callback would wait for that lock forever
 """
 
 from __future__ import annotations

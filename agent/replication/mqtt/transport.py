@@ -2,7 +2,7 @@
 
 paho implements MQTT, asyncio the waiting: the socket is registered with the loop, and paho is called when it is
 readable or writable. A `Connection` is used once. After a loss `link` makes a new one, because a paho client that
-reconnects sends its unfinished messages again, for ever if the broker refuses one of them.
+reconnects sends its unfinished messages again, forever if the broker refuses one of them.
 
 Guarantees: every message fits the packet size that the broker announced; the outgoing queue is bounded; requests use
 QoS 1, so that an absent peer and a forbidden topic are reported at once; answers use QoS 0 and are requested again when
@@ -22,6 +22,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, cast
 
 from paho.mqtt.client import Client
@@ -235,10 +236,14 @@ class Connection:
     async def _connect(self) -> None:
         access = self._access
         self._client.use_tls(access.make_context(), access.host, CONNECT_S_MAX, INCOMING_BYTES_MAX)
+        # A thread of its own: a few brokers that accept and stay silent would fill the threads that all parts share.
+        connecting = ThreadPoolExecutor(1, "bsfg-connect")
         try:
-            await asyncio.to_thread(self._connect_blocking)
+            await self._loop.run_in_executor(connecting, self._connect_blocking)
         except OSError as error:
             raise connect_error(str(access), error) from error
+        finally:
+            connecting.shutdown(wait=False)  # the thread of an attempt that was cancelled ends at its time-out
         self._is_in_loop = True
         opened = self._client.socket()
         if opened is None:

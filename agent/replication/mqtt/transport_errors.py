@@ -1,4 +1,4 @@
-"""Errors of TLS, TCP and MQTT as errors of this package; library errors stop here.
+"""Translates errors of TLS, TCP and MQTT into errors of this package; no library error passes it.
 
 Each function takes what a library reported and returns a TransportError, or its parts, that names the broker or topic
 and says what to do. Nothing is raised here. The class of the error decides whether to retry.

@@ -33,6 +33,7 @@ from agent.replication.pki.authority import (
     CA_DAYS,
     DAYS_MAX,
     LEAF_DAYS,
+    PASSPHRASE_BYTES_MIN,
     Issued,
     check_zone,
     create_authority,
@@ -70,7 +71,7 @@ from agent.replication.pki.files import (
 from agent.replication.pki.identity import Identity, IdentityWatcher
 from agent.replication.pki.problem import PkiError, Problem
 from agent.replication.pki.renewal import import_identity, renew, roll_back
-from agent.replication.pki.requests import Request, make_request, sign_request
+from agent.replication.pki.requests import Request, make_request, request_fingerprint, sign_request
 from agent.replication.pki.revocation import IssuedRecord, list_issued, reissue_crl, revoke
 from agent.replication.pki.signers import (
     SIGNER_DAYS,

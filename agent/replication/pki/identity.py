@@ -21,7 +21,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from agent.file_hints import PATIENT, WatchTimes, watch_files
+from agent.file_watch import PATIENT, WatchTimes, watch_files
 from agent.replication.pki.checks import check_identity, check_times, client_context
 from agent.replication.pki.files import load_certificates, read_file
 from agent.replication.pki.problem import PkiError, Problem
@@ -149,16 +149,11 @@ class IdentityWatcher:
         self._identities = identities
         self._times = times
         self._next_retry_s = 0.0
-        self._has_failed = False
 
     async def run(self) -> None:
         """Watch until cancelled."""
-        await watch_files(
-            lambda: [file for identity in self._identities for file in identity.files],
-            self._check,
-            self._on_watch_error,
-            self._times,
-        )
+        files = lambda: [file for identity in self._identities for file in identity.files]  # noqa: E731
+        await watch_files("certificates", files, self._check, self._times)
 
     async def _check(self) -> float:
         now_s = asyncio.get_running_loop().time()
@@ -168,8 +163,3 @@ class IdentityWatcher:
         for identity in self._identities:
             identity.check_files(is_retry=is_retry)  # three small files: reading them costs less than a thread
         return self._times.reread_s
-
-    def _on_watch_error(self, error: OSError) -> None:
-        if not self._has_failed:
-            self._has_failed = True
-            _log.warning("identity_watch_failed", extra={"why": str(error), "reread_s": self._times.reread_s})

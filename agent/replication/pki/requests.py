@@ -145,6 +145,11 @@ def issue_for(
     return Issued(files.cert_file, files.key_file, folder / "ca.pem", describe(certificate, now))
 
 
+def request_fingerprint(path: Path, name: str) -> str:
+    """The SHA-256 of the key in a request of zone `name`. Raises PkiError."""
+    return key_fingerprint(load_request(path, name).public_key())
+
+
 def load_request(path: Path, common_name: str) -> x509.CertificateSigningRequest:
     """A request for this common name, whose sender has the key. Raises PkiError."""
     try:

@@ -1,7 +1,7 @@
-"""An answer as it arrived: opened only if it is proven to be the peer's, where that is demanded. No IO.
+"""An answer as received: it is decoded only if its signature proves the peer, where signatures are required. No IO.
 
-Whatever an answer says, a broker could say as well as the peer: that there are no facts, that facts are lost, that both
-stores are equal, that an append is stored, or that true facts stand at other offsets. So the peer signs each answer.
+Without signatures a broker could forge any answer: that there are no facts, that facts are lost, that both stores are
+equal, that an append is stored, or true facts at other offsets. So the peer signs each answer.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from agent.replication.protocol.errors import MalformedMessage, UnprovenAnswer
 from agent.replication.protocol.messages import Answer, ErrorAnswer, operation_of
 from agent.signing.messages import MessagePlace, MessageProof, split_answer
 
+SAID_HEADER_BYTES_MAX = 4096
+"""An error, and a page of some dozen batches."""
+
 RefusesMessage = Callable[[MessagePlace, bytes | memoryview, MessageProof | None], str | None]
 """Why a message, given with what its signature is bound to, is not taken for its zone's; None for one that is. Must not
 wait."""
 
 
 class RefusesRequest(Protocol):
-    """The same of a request that changes something; `is_writing`: it adds to what is stored."""
+    """Why a request that changes something is refused; `is_writing`: it adds facts or artifacts."""
 
     def __call__(
         self, place: MessagePlace, request: bytes | memoryview, proof: MessageProof | None, *, is_writing: bool
@@ -59,7 +62,9 @@ class ArrivedAnswer:
 
 
 def _said(message: memoryview) -> str:
-    """What an answer claims to be, in a word."""
+    """The type that an answer claims; nothing of one with a large header, which may be made to take long to read."""
+    if SAID_HEADER_BYTES_MAX < int.from_bytes(message[:4], "little") <= len(message):
+        return "large"
     try:
         answer, _ = decode_answer(message)
     except MalformedMessage:

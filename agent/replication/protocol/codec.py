@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from agent.foreign_text import printable
+from agent.escaping import printable
 from agent.message import MessageError, check_depth
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import ANSWERS, REQUESTS, Answer, ErrorAnswer, ErrorBody, Request, operation_of
@@ -86,11 +86,16 @@ def decode_request(payload: bytes) -> Request:
     return request
 
 
-def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
-    """The bytes of an answer and its batches."""
+def answer_parts(answer: Answer, attachment: list[bytes]) -> list[bytes]:
+    """The bytes of an answer, in parts: a page is copied once, when the proof is put in front of it."""
     header = _OBJECT_START + b'"status":"ok",' + msgspec.json.encode(answer)[1:]
     assert len(header) <= HEADER_BYTES_MAX, len(header)
-    return b"".join([_LENGTH.pack(len(header)), header, *attachment])
+    return [_LENGTH.pack(len(header)) + header, *attachment]
+
+
+def encode_answer(answer: Answer, attachment: list[bytes]) -> bytes:
+    """The bytes of an answer and its batches."""
+    return b"".join(answer_parts(answer, attachment))
 
 
 def encode_error(

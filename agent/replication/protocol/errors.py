@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from agent.errors import BsfgError
-from agent.foreign_text import printable
+from agent.escaping import printable
 
 
 class Fault(Enum):

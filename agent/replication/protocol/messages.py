@@ -7,7 +7,7 @@ carries requests out. docs/reference/protocol.md specifies the same for a second
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -18,16 +18,22 @@ import msgspec
 from agent.append_contract import WARNING_CHARACTERS_MAX, AppendOutcome
 from agent.batch import Origin
 from agent.lease import LEASE_EPOCH_MAX
-from agent.message import Envelope
-from agent.pages import CERTIFICATES_OF_KEY_MAX
+from agent.message import JSON_INTEGER_MAX, Envelope, MessageError, check_depth
+from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.errors import MalformedMessage
 from agent.signing.heads import HEAD_BYTES
 
 # ---------------------------------------------------------------------------------------- types of fields, base classes
 
 OFFSET_MAX = 2**63 - 1
+"""Offsets of a request: one may ask for all up to the end by it."""
+CLAIM_MAX = JSON_INTEGER_MAX
+"""Each integer of an answer, and each sequence of an origin. A node adds what its peers claim; a thousand of these fit
+into 64 bits, and a log comes near one after 28 years of ten million facts a second."""
 Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 Position = Annotated[int, msgspec.Meta(ge=1, le=OFFSET_MAX)]
+ClaimedOffset = Annotated[int, msgspec.Meta(ge=0, le=CLAIM_MAX)]
+ClaimedPosition = Annotated[int, msgspec.Meta(ge=1, le=CLAIM_MAX)]
 Time = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 StartText = Annotated[str, msgspec.Meta(max_length=40)]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9._-]{1,64}\Z")]
@@ -92,8 +98,6 @@ def check_range(name: str, value: int, least: int, most: int, operation: str) ->
 
 # -------------------------------------------------------------------------- facts of a consumer, by offset, by sequence
 
-BATCHES_MAX = 2048
-"""Batches of one page; limits the header when batches contain single facts."""
 LIMIT_MAX = 1_000_000
 BYTES_MAX_MIN, BYTES_MAX_MAX = 1024, 8 * 1024 * 1024
 BYTES_MAX_DEFAULT = 256 * 1024
@@ -132,7 +136,7 @@ class OriginHead(Part, frozen=True):
     Its last sequence and its digest; `head` is the record of its signature, if the requester holds one.
     """
 
-    last_sequence: Position
+    last_sequence: ClaimedPosition
     digest: Digest
     head: HeadRecord | None = None
 
@@ -213,8 +217,8 @@ class FetchSequences(RequestBody, frozen=True, tag="FetchSequences", tag_field="
 
     stream: Name
     origin: OriginName
-    first_sequence: Position
-    last_sequence: Position
+    first_sequence: ClaimedPosition
+    last_sequence: ClaimedPosition
     limit: int
     bytes_max: int = BYTES_MAX_DEFAULT
     definitions_known: dict[OriginName, Offset] = {}
@@ -264,7 +268,7 @@ class DefinitionEntry(Part, frozen=True):
 
     zone: Zone
     epoch: Epoch
-    number: Position
+    number: ClaimedPosition
     definition: msgspec.Raw
 
 
@@ -280,12 +284,12 @@ class PageAnswer(AnswerBody, frozen=True):
     request."""
 
     stream: Name
-    batches: list[tuple[Position, Position, Position]] = []
-    omitted: list[tuple[Position, Position]] = []
-    holes: list[tuple[Position, Position, Reason]] = []
+    batches: list[tuple[ClaimedPosition, ClaimedPosition, ClaimedPosition]] = []
+    omitted: list[tuple[ClaimedPosition, ClaimedPosition]] = []
+    holes: list[tuple[ClaimedPosition, ClaimedPosition, Reason]] = []
     definitions: list[DefinitionEntry] = []
     more: bool = False
-    heads: list[Offset] = []
+    heads: list[ClaimedOffset] = []
     signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
     def end(self) -> int:
@@ -331,7 +335,7 @@ class PageAnswer(AnswerBody, frozen=True):
 class OffsetsAnswer(PageAnswer, frozen=True, kw_only=True):
     """A page whose positions are offsets."""
 
-    end_offset: Offset
+    end_offset: ClaimedOffset
 
     def end(self) -> int:
         return self.end_offset
@@ -344,7 +348,7 @@ class FetchAnswer(OffsetsAnswer, frozen=True, kw_only=True, tag="FetchFacts", ta
     named another one; the answer then contains nothing else. `timeline`: which copy of the log the page was read
     from."""
 
-    frontier: Offset
+    frontier: ClaimedOffset
     lease: Lease | None = None
     lease_in_force: Lease | None = None
     timeline: Timeline | None = None
@@ -364,13 +368,13 @@ class SequencesAnswer(PageAnswer, frozen=True, kw_only=True, tag="FetchSequences
     timeline: Timeline | None = None
 
     def end(self) -> int:
-        return OFFSET_MAX
+        return CLAIM_MAX
 
 
 class ConfirmAnswer(AnswerBody, frozen=True, tag="ConfirmReceipt", tag_field="operation"):
     """The consumer's frontier after the confirmation, durable before the answer."""
 
-    cursor_advanced_to: Offset
+    cursor_advanced_to: ClaimedOffset
     lease: Lease | None = None
 
 
@@ -379,8 +383,8 @@ class CursorAnswer(AnswerBody, frozen=True, tag="GetCursor", tag_field="operatio
 
     consumer_name: Name
     stream: Name
-    frontier: Offset
-    end_offset: Offset
+    frontier: ClaimedOffset
+    end_offset: ClaimedOffset
 
 
 class UnregisterAnswer(AnswerBody, frozen=True, tag="UnregisterConsumer", tag_field="operation"):
@@ -413,8 +417,8 @@ class GetDigests(RequestBody, frozen=True, tag="GetDigests", tag_field="operatio
     stream: Name
     after_origin: OriginName | None = None
     origin: OriginName | None = None
-    first_sequence: Position | None = None
-    last_sequence: Position | None = None
+    first_sequence: ClaimedPosition | None = None
+    last_sequence: ClaimedPosition | None = None
     ends_max: int = ENDS_DEFAULT
     timeline: Timeline | None = None
     end_offset: Offset | None = None
@@ -438,11 +442,11 @@ class DigestsAnswer(AnswerBody, frozen=True, tag="GetDigests", tag_field="operat
     contains all `ranges`. `timeline`: which copy of the log was read."""
 
     stream: Name
-    end_offset: Offset
+    end_offset: ClaimedOffset
     ranges: Annotated[
-        list[tuple[OriginName, Position, Position, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
+        list[tuple[OriginName, ClaimedPosition, ClaimedPosition, Digest, Digest]], msgspec.Meta(max_length=RANGES_MAX)
     ] = []
-    ends: Annotated[list[tuple[Position, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
+    ends: Annotated[list[tuple[ClaimedPosition, Digest]], msgspec.Meta(max_length=ENDS_MAX + 2)] = []
     more: bool = False
     timeline: Timeline | None = None
 
@@ -477,7 +481,7 @@ class HeadsAnswer(AnswerBody, frozen=True, tag="GetHeads", tag_field="operation"
     the requesting zone are left out, and so is what is not signed."""
 
     stream: Name
-    ends: Annotated[list[tuple[OriginName, Position, Digest]], msgspec.Meta(max_length=HEADS_MAX)] = []
+    ends: Annotated[list[tuple[OriginName, ClaimedPosition, Digest]], msgspec.Meta(max_length=HEADS_MAX)] = []
     signers: Annotated[list[Certificate], msgspec.Meta(max_length=CERTIFICATES_MAX)] = []
 
     def attached(self) -> list[int]:
@@ -522,9 +526,9 @@ class ObjectAnswer(AnswerBody, frozen=True, tag="GetObject", tag_field="operatio
     """The attachment is `bytes` bytes of the artifact, from `offset`. After the last one the requester checks the
     digest."""
 
-    size: Position
-    offset: Offset
-    bytes: Offset = 0
+    size: ClaimedPosition
+    offset: ClaimedOffset
+    bytes: ClaimedOffset = 0
 
     def attached(self) -> list[int]:
         return [self.bytes] if self.bytes else []
@@ -539,7 +543,7 @@ class PutAnswer(AnswerBody, frozen=True, tag="PutObject", tag_field="operation")
     """`received`: bytes stored so far, continue there. `is_complete`: all bytes, checked against the digest, and
     durable."""
 
-    received: Offset
+    received: ClaimedOffset
     is_complete: bool
 
 
@@ -560,16 +564,16 @@ class StreamEntry(Part, frozen=True):
     """One exported stream and its bounds; `first_offset` is `end_offset + 1` if it is empty."""
 
     name: Name
-    first_offset: Position
-    end_offset: Offset
+    first_offset: ClaimedPosition
+    end_offset: ClaimedOffset
 
 
 class BoundsAnswer(AnswerBody, frozen=True, tag="GetBounds", tag_field="operation"):
     """The bounds of one stream."""
 
     stream: Name
-    first_offset: Position
-    end_offset: Offset
+    first_offset: ClaimedPosition
+    end_offset: ClaimedOffset
 
 
 class StreamsAnswer(AnswerBody, frozen=True, tag="ListStreams", tag_field="operation"):
@@ -577,7 +581,7 @@ class StreamsAnswer(AnswerBody, frozen=True, tag="ListStreams", tag_field="opera
     only."""
 
     streams: list[StreamEntry]
-    unix_ms: Offset | None = None
+    unix_ms: ClaimedOffset | None = None
 
 
 # ---------------------------------------------------------------------- appends of other zones, and leases of producers
@@ -628,10 +632,10 @@ class AcquireLease(RequestBody, frozen=True, tag="AcquireLease", tag_field="oper
 class AppendedEntry(Part, frozen=True):
     """The outcome of one message, as in `agent.append_contract`; an unknown outcome counts as a refusal."""
 
-    offset: Offset
+    offset: ClaimedOffset
     outcome: Annotated[str, msgspec.Meta(pattern=r"\A[a-z_]{1,64}\Z")]
     warning: Annotated[str, msgspec.Meta(max_length=WARNING_CHARACTERS_MAX)] = ""
-    lease_epoch: Offset | None = None
+    lease_epoch: ClaimedOffset | None = None
     """The one in force, where the append was fenced."""
 
     @classmethod
@@ -650,8 +654,8 @@ class AppendAnswer(AnswerBody, frozen=True, tag="AppendFact", tag_field="operati
 class LeaseAnswer(AnswerBody, frozen=True, tag="AcquireLease", tag_field="operation"):
     """The new lease epoch; or, if `lease_after` was not in force, the epoch that is."""
 
-    lease_epoch: Position | None = None
-    lease_in_force: Offset | None = None
+    lease_epoch: ClaimedPosition | None = None
+    lease_in_force: ClaimedOffset | None = None
 
     def check(self) -> None:
         if (self.lease_epoch is None) is (self.lease_in_force is None):
@@ -716,12 +720,21 @@ class LatestEntry(Part, frozen=True):
     quality: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
     source_time: TimeText
     as_of: TimeText
-    staleness_ms: Offset
+    staleness_ms: ClaimedOffset
     mode: Word
     unit: str | None = None
-    offset: Position | None = None
+    offset: ClaimedPosition | None = None
     via: Zone | None = None
-    ahead_ms: Offset = 0
+    ahead_ms: ClaimedOffset = 0
+
+    def check(self) -> None:
+        """Raise MalformedMessage unless the value can be parsed: the decoder of an answer passes it over."""
+        try:
+            check_depth("value", bytes(self.value))
+            msgspec.json.decode(self.value)
+        except (MessageError, ValueError, RecursionError) as error:  # every msgspec error is a ValueError
+            why = f"the value of {self.subject!r} of zone {self.zone} is not JSON: {error}"
+            raise MalformedMessage(why, operation="GetLatest") from error
 
     @property
     def key(self) -> TagKey:
@@ -734,9 +747,9 @@ class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operatio
     `depth_facts` facts is left out."""
 
     stream: Name
-    end_offset: Offset
-    queue_depth: Offset
-    depth_facts: Offset
+    end_offset: ClaimedOffset
+    queue_depth: ClaimedOffset
+    depth_facts: ClaimedOffset
     values: Annotated[list[LatestEntry], msgspec.Meta(max_length=VALUES_MAX)] = []
     more: bool = False
 
@@ -746,6 +759,19 @@ class LatestAnswer(AnswerBody, frozen=True, tag="GetLatest", tag_field="operatio
         if last is None or (before is not None and last.order <= before.order):
             raise MalformedMessage("a page of values that does not follow the page before", operation="GetLatest")
         return last
+
+
+def readable(values: Iterable[LatestEntry]) -> tuple[list[LatestEntry], list[str]]:
+    """The values of an answer that can be parsed, and why each of the others cannot."""
+    found, refused = list[LatestEntry](), list[str]()
+    for each in values:
+        try:
+            each.check()
+        except MalformedMessage as error:
+            refused.append(error.why)
+        else:
+            found.append(each)
+    return found, refused
 
 
 @dataclass(frozen=True, slots=True)

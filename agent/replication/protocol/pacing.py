@@ -1,5 +1,5 @@
-"""How fast a peer or broker is asked: the wait between two tries, the lowest rate a peer may be limited to, and how
-large a page to ask for. Core: no IO, no clock; chance comes in as a value between 0 and 1.
+"""How fast a peer or broker is asked: the wait between two tries, and how large a page to ask for. Core: no IO, no
+clock; chance comes in as a value between 0 and 1.
 
 A large page costs both sides less (0.13 us a fact in pages of 1 MB, 0.18 in pages of 256 KiB), but delays the facts
 behind it, and on a slow line one that exceeds the answer timeout would be asked for again and again. So the page after
@@ -9,9 +9,6 @@ reason, nothing changes.
 
 from __future__ import annotations
 
-BYTES_PER_SECOND_MIN = 16_384
-"""Lower bound of a peer's `bytes_per_second_max` in node.toml. At a lower rate one page of the smallest size would take
-longer than a live stream may overdraw the peer's token bucket."""
 DOUBLINGS_MAX = 16
 
 BYTES_MIN, BYTES_START, BYTES_MAX = 16 * 1024, 256 * 1024, 1_000_000

@@ -11,19 +11,33 @@ name (`agent.signing.runs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Header, Origin, parse, verify
 from agent.columns import BatchError
 from agent.pages import ReceivedDefinition
 from agent.replication.protocol.errors import ReplicationError
-from agent.replication.protocol.messages import Answer, DefinitionEntry, FetchAnswer, FetchSequences, SequencesAnswer
+from agent.replication.protocol.messages import (
+    CLAIM_MAX,
+    Answer,
+    DefinitionEntry,
+    DigestsAnswer,
+    FetchAnswer,
+    FetchSequences,
+    GetDigests,
+    SequencesAnswer,
+)
 from agent.replication.protocol.pull_events import ArrivedPage, Content
 from agent.signing.runs import Offered
 
 DEFINITION_BYTES_MAX = 32 * 1024
 """Twice the largest that an origin can make."""
+
+DEFINITIONS_WAITING_BYTES_MAX = 24 * 1024 * 1024
+"""Of one stream of a peer: definitions that wait for the batch that needs them, sixty thousand or so."""
+DEFINITION_OVERHEAD_BYTES, ORIGIN_OVERHEAD_BYTES = 192, 320
+"""What Python needs for a definition besides its bytes, and for each origin of a page."""
 
 REASON_CHARACTERS_MAX = 200
 """Of why a batch cannot be opened: it may quote the batch."""
@@ -65,7 +79,7 @@ def check_page(
         raise PageRefused(f"answer of zone {answer.store_zone}, asked was {peer_zone}")
     if answer.stream != stream:
         raise PageRefused(f"page of stream {answer.stream!r}, asked for was {stream!r}")
-    definitions = [_check_definition(entry, origins) for entry in answer.definitions]
+    definitions = _check_definitions(answer.definitions, origins)
     first_offset, last_offset = answer.covered() or (0, 0)
     sealed, heads = answer.split(attachment)
     numbers: dict[str, int] = {}
@@ -80,6 +94,7 @@ def check_page(
         more=answer.more,
         end_offset=answer.end_offset,
         definitions=numbers,
+        definition_bytes=definitions_bytes(definitions),
         lease=answer.lease or 0,
         lease_in_force=answer.lease_in_force,
         timeline=answer.timeline,
@@ -105,6 +120,8 @@ def check_batches(content: PageContent, stream: str, origins: frozenset[str]) ->
             verify(batch)
         except BatchError as error:
             unreadable = str(error)[:REASON_CHARACTERS_MAX]
+        if batch.header.last_sequence > CLAIM_MAX:  # no answer of this node could name it
+            unreadable = f"its last sequence is {batch.header.last_sequence}, at most {CLAIM_MAX}"
         offered.append(Offered(batch, first, last, head, unreadable))
     return offered
 
@@ -119,7 +136,7 @@ def check_sequences(
     if (answer.store_zone, answer.stream, answer.origin) != (peer_zone, request.stream, request.origin):
         raise PageRefused(f"answer of {answer.store_zone}: {answer.stream} of {answer.origin}, which was not asked for")
     sealed, heads = answer.split(attachment)
-    definitions = [_check_definition(entry, origins) for entry in answer.definitions]
+    definitions = _check_definitions(answer.definitions, origins)
     content = PageContent(answer.batches, sealed, definitions, (), heads, tuple(answer.signers))
     offered = check_batches(content, request.stream, origins)
     for one in offered:
@@ -127,6 +144,25 @@ def check_sequences(
         if (str(header.origin), header.first_sequence) != (request.origin, one.first_offset):
             raise PageRefused(f"batch at sequence {one.first_offset} is another than the page says")
     return offered, content
+
+
+def check_digests(answer: Answer, peer_zone: str, request: GetDigests) -> DigestsAnswer:
+    """The answer to a request for digests. Raises PageRefused when it is not what was asked for, or more."""
+    if not isinstance(answer, DigestsAnswer) or (answer.store_zone, answer.stream) != (peer_zone, request.stream):
+        raise PageRefused(f"{peer_zone} gave another answer than digests of {request.stream}")
+    if request.first_sequence is None or request.last_sequence is None:
+        if answer.ends:
+            raise PageRefused(f"{peer_zone} sent digests of batches, asked for were ranges")
+        if answer.ranges and answer.ranges[0][0] <= (request.after_origin or ""):
+            raise PageRefused(f"{peer_zone} named origins again")
+        return answer
+    first, last, count = request.first_sequence, request.last_sequence, len(answer.ends)
+    if answer.ranges or count > request.ends_max + 1:
+        many = f"{count} digests and {len(answer.ranges)} ranges"
+        raise PageRefused(f"{peer_zone} sent {many}, asked for were at most {request.ends_max + 1} digests")
+    if answer.ends and not first <= answer.ends[0][0] <= answer.ends[-1][0] <= last:
+        raise PageRefused(f"{peer_zone} sent digests outside of {first} to {last}")
+    return answer
 
 
 def _check_header(header: Header, where: str, count: int, stream: str, origins: frozenset[str]) -> None:
@@ -142,15 +178,27 @@ def _check_header(header: Header, where: str, count: int, stream: str, origins: 
     _check_origin(header.origin, where, origins)
 
 
-def _check_definition(entry: DefinitionEntry, origins: frozenset[str]) -> ReceivedDefinition:
-    origin = Origin(entry.zone, bytes.fromhex(entry.epoch))
-    body = bytes(entry.definition)
-    if len(body) > DEFINITION_BYTES_MAX:
-        raise PageRefused(
-            f"definition {entry.number} of {origin} has {len(body)} bytes, at most {DEFINITION_BYTES_MAX}"
-        )
-    _check_origin(origin, f"definition {entry.number}", origins)
-    return ReceivedDefinition(origin, entry.number, body)
+def definitions_bytes(definitions: Sequence[ReceivedDefinition]) -> int:
+    """The memory that the definitions of a page take, about."""
+    origins = len({one.origin for one in definitions}) * ORIGIN_OVERHEAD_BYTES
+    return origins + sum(len(one.body) + DEFINITION_OVERHEAD_BYTES for one in definitions)
+
+
+def _check_definitions(entries: Iterable[DefinitionEntry], origins: frozenset[str]) -> list[ReceivedDefinition]:
+    """The definitions of a page, which share the objects of their origins. Raises PageRefused."""
+    found, named = list[ReceivedDefinition](), dict[tuple[str, str], Origin]()
+    for entry in entries:
+        origin = named.get((entry.zone, entry.epoch))
+        if origin is None:
+            origin = named[entry.zone, entry.epoch] = Origin(entry.zone, bytes.fromhex(entry.epoch))
+            _check_origin(origin, f"definition {entry.number}", origins)
+        body = bytes(entry.definition)
+        if len(body) > DEFINITION_BYTES_MAX:
+            raise PageRefused(
+                f"definition {entry.number} of {origin} has {len(body)} bytes, at most {DEFINITION_BYTES_MAX}"
+            )
+        found.append(ReceivedDefinition(origin, entry.number, body))
+    return found
 
 
 def _check_origin(origin: Origin, what: str, origins: frozenset[str]) -> None:

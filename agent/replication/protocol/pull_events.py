@@ -76,6 +76,9 @@ class ReceiverSettings:
     """... and it is asked at least this often."""
     blocked_ms: int = 60_000
     """Between two tries of what an operator must repair."""
+    restart_ms: int = 1_000
+    """Between two logs of the peer that are begun: a peer that names another epoch with each answer would otherwise be
+    asked as fast as it answers, with a line in the log for each."""
     pause_ms_min: int = 100
     pause_ms_max: int = 5_000
     history_claim_after_ms: int = 1_000
@@ -94,7 +97,7 @@ class ArrivedPage(Generic[Content]):
     """A page as the decision needs it; `content` goes through to the store untouched.
 
     `first_offset` and `last_offset` are 0 for a page without offsets; `definitions` maps each origin it defines tags of
-    to the highest number in it.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the
+    to the highest number in it, and `definition_bytes` is the memory that they take.  `end_offset` is where the peer's log ends, for information.  `lease` is ours at the
     peer, 0 where it gives none.  `timeline` is the peer's, None where it names none.
     """
 
@@ -105,6 +108,7 @@ class ArrivedPage(Generic[Content]):
     more: bool
     end_offset: int = 0
     definitions: Mapping[str, int] = field(default_factory=dict)
+    definition_bytes: int = 0
     lease: int = 0
     lease_in_force: int | None = None
     """The requester holds no lease yet, and the page has nothing else: the lease in force, after which to ask."""

@@ -18,6 +18,8 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 import msgspec
 
@@ -31,14 +33,19 @@ from agent.replication.protocol.errors import PeerRefused, ReplicationError
 from agent.replication.protocol.messages import (
     BYTES_MAX_DEFAULT,
     ENDS_DEFAULT,
-    OFFSET_MAX,
     DigestsAnswer,
     FetchSequences,
     GetDigests,
     SequencesAnswer,
     origin_named,
 )
-from agent.replication.protocol.page_check import PageRefused, check_sequences
+from agent.replication.protocol.page_check import (
+    DEFINITIONS_WAITING_BYTES_MAX,
+    PageRefused,
+    check_digests,
+    check_sequences,
+    definitions_bytes,
+)
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.artifact_pull import ArtifactPull
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
@@ -50,8 +57,13 @@ ANSWER_S = 10.0
 LIMIT = 65_536
 SCAN_BYTES = 8 * 1024 * 1024
 HOUR_S = 3600.0
-RANGES_MAX = 100_000
-"""Of a peer's stream, all origins together: a peer that names more would fill the memory."""
+RANGES_MAX, RANGES_KEPT_MAX = 100_000, 20_000
+"""Of a peer's stream, all origins together: in all, and of the zones whose facts it may bring, which are kept meanwhile
+(600 bytes each). A zone has 10,000 in an honest store, at most."""
+HOLE_PAGES_MAX = 64
+"""Pages with nothing but holes, of one range: 2,048 holes each. A peer can invent them without end."""
+REFUSED_MAX = 100
+"""Reasons of one comparison that are told; the last of them says that there are others."""
 LOOK_S = 60.0
 """Between two looks whether the store has begun a new epoch; then what was lost with a restore is fetched at once."""
 RETRY_S = 600.0
@@ -103,6 +115,7 @@ class Comparison:
     repaired_facts: int = 0
     unavailable_facts: int = 0
     refused: list[str] = field(default_factory=list)
+    """Why something was not repaired, REFUSED_MAX reasons at most."""
     missing_artifacts: int = 0
     """Artifacts to which held facts of the stream refer; after a repair, those that the peer lacks too."""
     repaired_artifacts: int = 0
@@ -111,6 +124,11 @@ class Comparison:
     def divergent_ranges(self) -> int:
         """How many places differ."""
         return len(self.missing) + len(self.damaged) + len(self.damaged_definitions) + len(self.forks)
+
+    def refuse(self, why: str) -> None:
+        """Note why something was not repaired."""
+        if len(self.refused) < REFUSED_MAX:
+            self.refused.append(why if len(self.refused) < REFUSED_MAX - 1 else f"{why}; and others")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +252,6 @@ class AntiEntropy:
         }
         own_zone, former = self._store.zone, frozenset(self._store.former_epochs)
         for origin, ranges in theirs.items():
-            if origin.zone not in {*self._settings.origins, own_zone}:
-                continue  # the peer may not bring facts of this zone
             mine = ours.get(origin, [])
             forks = len(found.forks)
             for span in shared(mine, ranges):
@@ -249,7 +265,7 @@ class AntiEntropy:
         for one in await asyncio.wrap_future(self._store.inbound.damaged(stream)):
             origin, span = Origin(one.zone, one.epoch), (one.first_sequence, one.last_sequence)
             is_theirs = intersect([each.span for each in theirs.get(origin, [])], [span])
-            if is_theirs and origin.zone in {*self._settings.origins, own_zone} and (origin, span) not in found.damaged:
+            if is_theirs and (origin, span) not in found.damaged:
                 found.damaged.append((origin, span))
         for why in found.forks:
             await asyncio.wrap_future(self._store.inbound.note("fork", stream, self._settings.peer_zone, why))
@@ -274,18 +290,25 @@ class AntiEntropy:
             after = max(places, default=end_offset)
 
     async def _their_ranges(self, found: Comparison) -> tuple[dict[Origin, list[DigestRange]], bool]:
-        """The ranges that the peer holds of each origin, and whether everything it had then was pulled."""
+        """The ranges that the peer holds of each origin that it may bring, and whether everything it had then was
+        pulled."""
         ranges, after, more = dict[Origin, list[DigestRange]](), None, True
-        end_offset, epoch, count = 0, "", 0
+        end_offset, epoch, count, kept = 0, "", 0, 0
+        peer, may_bring = self._settings.peer_zone, {*self._settings.origins, self._store.zone}
         while more:
             answer = await self._digests(found, GetDigests(stream=found.stream, after_origin=after))
-            if answer.ranges and answer.ranges[0][0] <= (after or ""):
-                raise PageRefused(f"{self._settings.peer_zone} named origins again")
             count += len(answer.ranges)
             if count > RANGES_MAX:
-                raise PageRefused(f"{self._settings.peer_zone} names more than {RANGES_MAX} ranges of {found.stream}")
-            for name, first, last, _, digest in answer.ranges:
-                ranges.setdefault(origin_named(name), []).append(DigestRange(first, last, bytes.fromhex(digest)))
+                raise PageRefused(f"{peer} names more than {RANGES_MAX} ranges of {found.stream}")
+            for name, those in groupby(answer.ranges, key=itemgetter(0)):
+                origin = origin_named(name)
+                if origin.zone in may_bring:
+                    ranges[origin] = [DigestRange(each[1], each[2], bytes.fromhex(each[4])) for each in those]
+                    kept += len(ranges[origin])
+            if kept > RANGES_KEPT_MAX:
+                raise PageRefused(
+                    f"{peer} names more than {RANGES_KEPT_MAX} ranges of {found.stream} that it may bring"
+                )
             end_offset, epoch = max(end_offset, answer.end_offset), answer.epoch
             more = answer.more and bool(answer.ranges)
             after = answer.ranges[-1][0] if answer.ranges else None
@@ -340,7 +363,7 @@ class AntiEntropy:
         try:
             number = await asyncio.to_thread(self._store.inbound.damaged_definition, found.stream, origin, sequence)
         except self._store_errors as error:  # the table itself cannot be read
-            found.refused.append(str(error))
+            found.refuse(str(error))
             return
         if number is not None:
             found.damaged_definitions.append((origin, number, sequence))
@@ -356,7 +379,7 @@ class AntiEntropy:
             except self._store_errors as error:
                 if getattr(error, "retryable", False):
                     raise
-                found.refused.append(str(error))
+                found.refuse(str(error))
         found.repaired_definitions += put_back
         found.repaired_ranges += put_back > 0
 
@@ -390,9 +413,7 @@ class AntiEntropy:
 
     async def _digests(self, found: Comparison, request: GetDigests) -> DigestsAnswer:
         reply = await self._ask(found, request)
-        if not isinstance(reply.answer, DigestsAnswer) or reply.answer.store_zone != self._settings.peer_zone:
-            raise PageRefused(f"{self._settings.peer_zone} gave another answer than digests")
-        return reply.answer
+        return check_digests(reply.answer, self._settings.peer_zone, request)
 
     async def _ask(self, found: Comparison, request: GetDigests | FetchSequences) -> Reply:
         peer = self._settings.peer_zone
@@ -438,7 +459,7 @@ class AntiEntropy:
             stored += (await asyncio.wrap_future(putting)).stored_facts
             for one in judged.declined:
                 span_text = f"{one.facts.first_sequence} to {one.facts.last_sequence}"
-                found.refused.append(f"{origin}: {span_text} declined: {one.reason}")
+                found.refuse(f"{origin}: {span_text} declined: {one.reason}")
             if not is_whole:
                 await self._artifacts.fetch(judged.batches)
         found.repaired_facts += stored
@@ -458,7 +479,7 @@ class AntiEntropy:
                 except self._store_errors as error:
                     if getattr(error, "retryable", False):
                         raise
-                    found.refused.append(str(error))
+                    found.refuse(str(error))
                 else:
                     facts += batch.header.count if put_back else 0
         found.repaired_facts += facts
@@ -470,7 +491,8 @@ class AntiEntropy:
         """Batches of a span, checked and judged, with the definitions that came with or before them; asks for
         definitions after number `definitions_known`, or after those held here."""
         first, last = span
-        known, waiting = definitions_known, list[ReceivedDefinition]()
+        hole_pages = 0
+        known, waiting, waiting_bytes = definitions_known, list[ReceivedDefinition](), 0
         if known is None:
             known = self._store.definition_counts().get(origin, 0)
         while first <= last:
@@ -495,13 +517,21 @@ class AntiEntropy:
             assert isinstance(reply.answer, SequencesAnswer)
             found.unavailable_facts += sum(end - start + 1 for start, end, _ in reply.answer.holes)
             waiting += content.definitions
+            waiting_bytes += definitions_bytes(content.definitions)
+            if waiting_bytes > DEFINITIONS_WAITING_BYTES_MAX:
+                what = f"{DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB of tag definitions without a fact that needs them"
+                raise PageRefused(f"{peer} sent more than {what}")
             known += len(content.definitions)
             covered = reply.answer.covered()
-            if covered is not None and not first <= covered[1] <= OFFSET_MAX - 1:
-                raise PageRefused(f"a page to sequence {covered[1]}, asked for were {first} to {last}")
+            if covered is not None and not (first <= covered[1] and covered[0] <= last):
+                raise PageRefused(f"a page of {covered[0]} to {covered[1]}, asked for were {first} to {last}")
             if offered:
                 yield offered, waiting, judged
-                waiting = []
+                waiting, waiting_bytes = [], 0
+            elif covered is not None:
+                hole_pages += 1
+                if hole_pages > HOLE_PAGES_MAX:
+                    raise PageRefused(f"{peer} sent more than {HOLE_PAGES_MAX} pages of holes for {span}")
             if covered is None and not content.definitions:
                 return  # the peer has nothing of the rest
             first = first if covered is None else covered[1] + 1

@@ -27,6 +27,10 @@ ATTEMPTS = 2
 CHUNKS_AHEAD_MAX = 3
 """Under way or in memory at once: 768 KiB for each pull. Over 50 ms there and back they bring 15 MB/s; one alone, 5."""
 
+LOST_OF_PAGE_MAX = 16
+"""Artifacts that the peer turns out not to have before the others of the page are left to the next comparison. A page
+may refer to thousands, each costs a round trip, and the facts behind it are those of other zones too."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +58,11 @@ class ArtifactPull:
         while missing := [
             one for one in await asyncio.to_thread(self._artifacts.missing, batches) if one not in lost | left
         ]:
-            for reference in missing:  # then all are looked at again: a large one may have taken days
+            for place, reference in enumerate(missing):  # then all are looked at again: a large one may have taken days
+                if len(lost) >= LOST_OF_PAGE_MAX:
+                    few = f"not requested, like {len(missing) - place - 1} others: the peer lacks {len(lost)} of this page"
+                    self._artifacts.unavailable(self._requester.peer_zone, reference.digest, few)
+                    return not left  # a comparison requests what is absent
                 try:
                     why = await self._fetch_or_why(reference)
                 except self._store_errors as error:
@@ -150,9 +158,8 @@ class ArtifactPull:
             )
         return data
 
-    async def _ask(self, request: GetObject) -> tuple[ObjectAnswer, bytes]:
-        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass, or
-        was spoilt on its way."""
+    async def _ask(self, request: GetObject, attempts: int = ATTEMPTS) -> tuple[ObjectAnswer, bytes]:
+        """The answer and what is attached. ArtifactUnavailable for what is final; TransportError for what may pass."""
         try:
             reply = await self._requester.ask(request, ANSWER_S)
         except PeerRefused as error:
@@ -160,7 +167,10 @@ class ArtifactPull:
                 raise TransportError(error.zone, error.message, error.hint) from error
             raise ArtifactUnavailable(str(error)) from error
         except MalformedMessage as error:
-            raise TransportError(self._requester.peer_zone, f"unreadable answer: {error.why}") from error
+            # TLS brings answers whole: a peer whose answers stay unreadable would stop the facts behind for ever.
+            if attempts > 1:
+                return await self._ask(request, attempts - 1)
+            raise ArtifactUnavailable(f"{self._requester.peer_zone} sent an unreadable answer: {error.why}") from error
         if not isinstance(reply.answer, ObjectAnswer):
             raise ArtifactUnavailable(f"{self._requester.peer_zone} gave another answer than an artifact")
         return reply.answer, b"".join(reply.batches)

@@ -2,6 +2,7 @@
 
 It stores no fact and moves no position: what it learns is how far zones have signed, so that facts which a relay
 withholds show. An end that contradicts a fact held, or another end, is an incident: the zone has signed two histories.
+An incident that the store does not take at the moment is kept, and recorded later.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from agent.replication.protocol.errors import MalformedMessage, ReplicationError
-from agent.replication.protocol.messages import GetHeads, HeadsAnswer, origin_named
+from agent.replication.protocol.messages import HEADS_MAX, GetHeads, HeadsAnswer, origin_named
 from agent.replication.protocol.ports import ReceivingStore
 from agent.replication.pulling.page_judge import PageJudge
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -24,6 +25,8 @@ ASK_EVERY_S = 60.0
 ANSWER_S = 10.0
 AHEAD_MS_MAX = 10 * 60_000
 """An end from further in the future than clocks differ would hide that no later one comes."""
+UNRECORDED_MAX = HEADS_MAX
+"""Contradictions of which the store has no incident yet. One beyond is found again when the peer names it again."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,42 +42,68 @@ class HeadsWatch:
         zones: frozenset[str],
         judge: PageJudge,
         freshness: Freshness,
+        store_errors: tuple[type[Exception], ...],
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._requester, self._store, self._stream, self._zones = requester, store, stream, zones
         self._judge, self._freshness, self._chance = judge, freshness, chance
+        self._store_errors = store_errors
+        self._expected: tuple[type[Exception], ...] = (ReplicationError, *store_errors)
+        self._unrecorded = dict[str, None]()  # the incidents to come, in the order of finding
 
     async def run(self) -> None:
-        """Ask for ever. A peer that does not answer, or does not know the operation, is asked again."""
+        """Ask for ever, whenever the link is up. A peer that does not answer, or does not know the operation, is asked
+        again."""
         logged_why = ""
         while True:
+            await self._requester.wait_up()
             try:
                 await self.ask()
                 logged_why = ""
-            except ReplicationError as error:
+            except self._expected as error:
                 if str(error) != logged_why:
                     logged_why = str(error)
                     fields = {"peer": self._requester.peer_zone, "stream": self._stream}
                     _log.info("heads_missing", extra={**fields, "reason": logged_why})
+            await self.record()
             await asyncio.sleep(ASK_EVERY_S * (0.75 + self._chance() / 2))
 
     async def ask(self) -> None:
-        """Ask once. Raises ReplicationError."""
+        """Ask once. Raises ReplicationError, or an error of the store."""
         request = GetHeads(stream=self._stream, signers_known=self._judge.signers_known())
         reply = await self._requester.ask(request, ANSWER_S)
         answer = reply.answer
         if not isinstance(answer, HeadsAnswer) or answer.stream != self._stream:
             raise MalformedMessage("an answer to another request than GetHeads", operation="GetHeads")
-        for (name, last_sequence, digest), head in zip(answer.ends, reply.batches, strict=True):
+        # In a thread: 256 certificates with many names, and as many false signatures, take half a second.
+        prove, sane = self._judge.prove, list(self._sane_ends(answer, reply.batches))
+        for proven in await asyncio.to_thread(lambda: list(prove(sane, answer.signers))):
+            self._take(proven)
+            await asyncio.sleep(0)  # other zones take turns with 256 signatures of this one
+
+    async def record(self) -> None:
+        """Record what `ask` has found. The store may be busy or full: what it does not take stays for the next call."""
+        peer = self._requester.peer_zone
+        for why in list(self._unrecorded):
+            try:
+                await asyncio.wrap_future(self._store.inbound.note("two_histories", self._stream, peer, why))
+            except self._store_errors as error:
+                fields = {"peer": peer, "stream": self._stream, "reason": f"{type(error).__name__}: {error}"}
+                _log.warning("two_histories_unrecorded", extra=fields)
+                return
+            del self._unrecorded[why]
+
+    def _sane_ends(self, answer: HeadsAnswer, heads: Sequence[bytes]) -> Iterator[SignedEnd]:
+        """The ends of an answer that this peer may bring, with a time that can be."""
+        until_ms = time.time_ns() // 1_000_000 + AHEAD_MS_MAX
+        for (name, last_sequence, digest), head in zip(answer.ends, heads, strict=True):
             origin = origin_named(name)
             try:
                 signed_at_ms = parse_head(head).signed_at_ms
             except HeadError:
                 continue
-            end = SignedEnd(self._stream, origin, last_sequence, bytes.fromhex(digest), head, signed_at_ms)
-            is_sane = origin.zone in self._zones and signed_at_ms < time.time_ns() // 1_000_000 + AHEAD_MS_MAX
-            if is_sane and (proven := self._judge.prove(end, answer.signers)) is not None:
-                self._take(proven)
+            if origin.zone in self._zones and signed_at_ms < until_ms:
+                yield SignedEnd(self._stream, origin, last_sequence, bytes.fromhex(digest), head, signed_at_ms)
 
     def _take(self, end: SignedEnd) -> None:
         contradicted = self._freshness.note(end)
@@ -86,4 +115,5 @@ class HeadsWatch:
                 f" {(contradicted.digest if contradicted else held[0].digest).hex()}; a copy of its store runs, or its key is"
                 " in other hands"
             )
-            self._store.inbound.note("two_histories", self._stream, self._requester.peer_zone, why)
+            if len(self._unrecorded) < UNRECORDED_MAX:
+                self._unrecorded[why] = None

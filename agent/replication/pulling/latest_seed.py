@@ -22,6 +22,7 @@ from agent.replication.protocol.messages import (
     LatestAnswer,
     LatestEntry,
     PeerLatest,
+    readable,
 )
 from agent.replication.protocol.pacing import backoff_ms
 from agent.replication.pulling.throttled_requester import ThrottledRequester
@@ -33,6 +34,9 @@ RETRY_MS_MIN, RETRY_MS_MAX = 1_000, 60_000
 that it refuses."""
 VALUES_KEPT_MAX = 100_000
 """Ten times the tags of a large plant; more are refused."""
+ANSWERS_BYTES_MAX = 32 * 1024 * 1024
+"""Of all answers: as much as so many values of usual size take. A value keeps the whole answer that it came with in
+memory."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,9 +81,10 @@ class LatestSeed:
                 return
 
     async def _ask(self) -> PeerLatest:
-        """All pages. Values of zones whose facts this peer may not bring are left out."""
+        """All pages. Values of zones whose facts this peer may not bring are left out, and so are those that no parser
+        reads: each later question for latest values would fail."""
         asked_unix_ms, values, after = time.time_ns() // 1_000_000, list[LatestEntry](), None
-        received = 0
+        received = received_bytes = 0
         while True:
             request = GetLatest(
                 stream=self._stream,
@@ -88,13 +93,21 @@ class LatestSeed:
                 bytes_max=self._requester.page_bytes(VALUES_BYTES_MAX),
                 depth_facts=DEPTH_FACTS_MAX,
             )
-            answer = (await self._requester.ask(request, ANSWER_S)).answer
+            reply = await self._requester.ask(request, ANSWER_S)
+            answer, received_bytes = reply.answer, received_bytes + reply.bytes
             if not isinstance(answer, LatestAnswer):
                 raise MalformedMessage("an answer to another operation than GetLatest", operation="GetLatest")
-            values += [each for each in answer.values if each.zone in self._zones]
+            found, refused = readable(each for each in answer.values if each.zone in self._zones)
+            values += found
+            if refused:
+                fields = {"peer": self._requester.peer_zone, "stream": self._stream}
+                _log.warning("latest_values_refused", extra={**fields, "values": len(refused), "reason": refused[0]})
             received += len(answer.values)
             if received > VALUES_KEPT_MAX:  # those left out count too: a peer could send them without end
                 raise MalformedMessage(f"more than {VALUES_KEPT_MAX} last values", operation="GetLatest")
+            if received_bytes > ANSWERS_BYTES_MAX:
+                why = f"more than {ANSWERS_BYTES_MAX >> 20} MiB of last values"
+                raise MalformedMessage(why, operation="GetLatest")
             if not answer.more:
                 return PeerLatest(self._requester.peer_zone, answer.epoch, self._stream, asked_unix_ms, values)
             after = answer.last_after(after)

@@ -1,5 +1,5 @@
-"""Whose signatures a node believes: proves signed ends, and requests and answers of peers, by the certificates that
-came with a message, were believed before, or are held by a store.
+"""Verifies signed ends, and requests and answers of peers, with the certificates that came with a message, are trusted
+already, or are held by the store.
 
 A key may have several certificates, one for each renewal; it counts from the first's begin to the last's end. Calls may
 come from several threads. The disk is read only for a key that is not believed yet.
@@ -12,10 +12,12 @@ import threading  # tidy: one lock around a cache that the checking threads shar
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Protocol, TypeVar
 
+from agent.pages import CERTIFICATES_OF_KEY_MAX
 from agent.replication.protocol.messages import SIGNERS_KNOWN_MAX
+from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.signing.certificates import Refusal, RefusalReason, Signer, SignerTrust, describe_signer, signer_of
 from agent.signing.heads import KEY_ID_BYTES
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, request_bytes
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 
 RENEWED_BEFORE_MS = 86_400_000
 """For so long before the end of a certificate its key is not named as known, so that the next one comes in time."""
+OTHERS_PER_SECOND = 20
+"""Certificates and key ids in messages of one zone that are looked at, besides those that have counted before. A node
+has one, and another one after a renewal; a forger a new one in each message, which takes two milliseconds of the event
+loop if it has many names, and a look into the store."""
 CERTIFICATES_BELIEVED_MAX = 16
 """Of one key, the newest: as many as pins of one zone."""
 _K = TypeVar("_K")
@@ -112,6 +118,10 @@ class MessageJudge:
         self._signing = frozenset[str]()  # zones that have signed a request or an answer
         self._outside_dates = frozenset[tuple[str, bytes]]()  # keys of peers that were reported
         self._believed: dict[tuple[str, bytes], Believed] = {}  # by zone and key id
+        self._counted: dict[
+            tuple[str, bytes], None
+        ] = {}  # zone, and certificate or key id, of messages that were taken
+        self._others: dict[str, TokenBucket] = {}  # by zone: what else of it is looked at
 
     def believe(self, trust: SignerTrust, rules: Mapping[str, Rule]) -> None:
         """Believe these signers, by these rules, from the next page and message on. What a zone has proven to have a
@@ -139,23 +149,27 @@ class MessageJudge:
     ) -> str | None:
         """Why a request that changes something here is not taken for the asking zone's; None where it is, or where its
         zone need not sign. `is_writing`: it adds to what is stored here."""
-        covered = request_bytes(place, request)
+        covered = partial(request_bytes, place, request)
         return self._refuses_message(place.asking_zone, covered, proof, is_writing=is_writing)
 
     def refuses_answer(self, place: MessagePlace, answer: bytes | memoryview, proof: MessageProof | None) -> str | None:
         """Why an answer is not taken for the serving zone's; None as for a request."""
-        return self._refuses_message(place.serving_zone, answer_bytes(place, answer), proof, is_writing=False)
+        covered = partial(answer_bytes, place, answer)
+        return self._refuses_message(place.serving_zone, covered, proof, is_writing=False)
 
     def _refuses_message(
-        self, zone: str, covered: bytes, proof: MessageProof | None, *, is_writing: bool
+        self, zone: str, covered: Callable[[], bytes], proof: MessageProof | None, *, is_writing: bool
     ) -> str | None:
-        """A zone must sign once it has signed a message or facts, or where its signatures are required."""
+        """A zone must sign once it has signed a message or facts, or where its signatures are required. The message
+        itself (`covered`) is looked at last: all else costs nothing for a large one."""
         rule = self._beliefs.rule_of(zone)
         if rule == "off":
             return None
         must_sign = rule == "required" or zone in self._signing or zone in self._held.signed_zones()
         if proof is None:
             return f"{zone} did not sign it" if must_sign else None
+        if not self._may_look_at(zone, proof.certificate):
+            return f"{zone} sends other certificates too often" if must_sign else None
         key_id, signers = proof.certificate, self._signers(())
         if len(key_id) != KEY_ID_BYTES:
             named = _described(proof.certificate)
@@ -171,14 +185,30 @@ class MessageJudge:
         refusal = signer.refuses(self._clock_ms())
         if refusal is not None and is_writing:
             return f"the certificate of {zone}: {refusal.reason.value}"
-        if not signer.public.verify(covered, proof.signature):
+        if not signer.public.verify(covered(), proof.signature):
             return f"the signature is not that of {zone}"
         if refusal is not None:
             self._report_dates(zone, key_id, refusal)
         with self._lock:
             remember(signers.before, signers.believed)
+            # A false certificate of a key that is believed would displace true ones.
+            if proof.certificate in {key_id, *signers.believed[zone, key_id].certificates}:
+                remember(self._counted, {(zone, proof.certificate): None})
             self._signing |= {zone}
         return None
+
+    def _may_look_at(self, zone: str, certificate: bytes) -> bool:
+        """Whether the certificate or key id of a message is looked at: one that has counted before, and of others so
+        many a second."""
+        now_ms = self._clock_ms()
+        with self._lock:
+            if (zone, certificate) in self._counted:
+                return True
+            others = self._others.setdefault(zone, TokenBucket(OTHERS_PER_SECOND))
+            if others.ready_ms(now_ms, Priority.BACKLOG) > now_ms:
+                return False
+            others.spend(1, now_ms)
+            return True
 
     def _report_dates(self, zone: str, key_id: bytes, refusal: Refusal) -> None:
         """One line in the log for each key of a peer whose certificate has ended."""
@@ -211,7 +241,9 @@ class MessageSigners:
         for one in certificates:
             named = _described(one)
             if isinstance(named, Signer):
-                self._came.setdefault((named.zone, named.key_id), []).append(one)
+                of_key = self._came.setdefault((named.zone, named.key_id), [])
+                if len(of_key) < CERTIFICATES_OF_KEY_MAX:  # an honest peer sends no more
+                    of_key.append(one)
         self._resolved: dict[tuple[str, bytes], Signer | Refusal | None] = {}
         self.believed: dict[tuple[str, bytes], Believed] = {}
 

@@ -1,5 +1,5 @@
-"""Whom a node believes: judges the pages of its peers by the heads that origins signed (`agent.signing.runs` decides),
-with the certificates that came with a page or are held, and keeps what was declined as evidence.
+"""Verifies the pages of peers by the heads that their origins signed (`agent.signing.runs` decides), with the
+certificates that came with a page or are held, and keeps declined batches as evidence.
 
 One judge serves all pulls and comparisons of a node. `judge` is called in the threads that check pages, and for small
 pages in the event loop; it reads the disk only for a certificate seen for the first time, and for facts that a page
@@ -12,7 +12,7 @@ import contextlib
 import re
 import threading  # tidy: one lock around the evidence of several threads; nothing here waits
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,15 +100,17 @@ class PageJudge(MessageJudge):
         own = [one for one in found if isinstance(one, Signer) and one.zone == beliefs.own_zone]
         return end.origin.zone == beliefs.own_zone and proves_own(record, end, own)
 
-    def prove(self, end: SignedEnd, certificates: Sequence[bytes]) -> SignedEnd | None:
-        """The end with the certificate of the trusted key of its zone that signed it; None where none did."""
+    def prove(self, ends: Sequence[SignedEnd], certificates: Sequence[bytes]) -> Iterator[SignedEnd]:
+        """Those ends that a trusted key of their zone signed, each with its certificate. The certificates of a key are
+        judged once for all ends: a peer may send 256 of each."""
         signers = self._signers(certificates)
-        signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
-        if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
-            return None
-        with self._lock:
-            remember(signers.before, signers.believed)
-        return end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificates[-1])
+        for end in ends:
+            signed = ChainEnd(end.stream, end.origin, end.last_sequence, end.digest)
+            if check_head(end.head, signed, signers.resolve)[0] is not Proof.VERIFIED:
+                continue
+            with self._lock:
+                remember(signers.before, signers.believed)
+            yield end._replace(certificate=signers.believed[end.origin.zone, key_id_in(end.head)].certificates[-1])
 
     def _keep_evidence(self, peer: str, stream: str, offered: Sequence[Offered], found: Judgement) -> None:
         if self._evidence is not None:

@@ -44,11 +44,8 @@ from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling.catch_up import CatchUpEvent, CatchUpTracker
 from agent.replication.pulling.page_judge import JudgedPage, PageJudge
 from agent.replication.pulling.pull_spans import PullSpans
-from agent.replication.pulling.receiver import Receiver
+from agent.replication.pulling.receiver import ORIGINS_KNOWN_MAX, Receiver
 from agent.telemetry import Telemetry
-
-ORIGINS_MAX = 500
-"""Origins whose known definitions a request names; beyond, some definitions are sent twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,8 @@ class PullIO(Protocol):
         ...
 
     def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
-        """Begin the check of `size` bytes of batches; the result can be awaited several times, or not at all."""
+        """Begin the check of `size` bytes of batches and proofs; the result can be awaited several times, or not at
+        all."""
         ...
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
@@ -144,7 +142,7 @@ class PullRunner:
             settings.receiver,
             None if position is None else position.epoch.hex(),
             0 if position is None else position.offset,
-            dict(list(known.items())[:ORIGINS_MAX]),
+            dict(list(known.items())[:ORIGINS_KNOWN_MAX]),
             bandwidth,
             None if position is None else position.timeline.hex() or None,
         )
@@ -208,7 +206,7 @@ class PullRunner:
             end = BatchEnd(ranges[-1].last_sequence, ranges[-1].last_digest)
         if end is None:
             return None
-        head = self._store.shown_head(settings.stream, origin, end.last_sequence)
+        head = self._store.covering_head(settings.stream, origin, end.last_sequence)
         if head is not None and any(
             one.first_sequence <= end.last_sequence and head.last_sequence <= one.last_sequence for one in ranges or ()
         ):
@@ -241,7 +239,9 @@ class PullRunner:
             offered = check_batches(content, settings.stream, self._origins())
             return self._judge.judge(settings.peer_zone, settings.stream, offered, content.signers)
 
-        return CheckedContent(content, self._io.check(check, sum(map(len, content.sealed))))
+        # Certificates and heads count too: a page of few facts may bring hundreds to parse and to verify.
+        size = sum(map(len, [*content.sealed, *content.heads, *content.signers]))
+        return CheckedContent(content, self._io.check(check, size))
 
     async def _store_page(self, effect: Append[CheckedContent]) -> None:
         """Check, artifacts, store, in this order; then report the outcome. What the store refuses for now is offered
@@ -294,7 +294,7 @@ def fetch_request(
         confirm=None if effect.confirm_offset is None else Confirm(last_offset=effect.confirm_offset),
         lease=effect.lease,
         lease_after=effect.lease_after,
-        definitions_known=dict(list(effect.definitions_known.items())[-ORIGINS_MAX:]),
+        definitions_known=dict(effect.definitions_known),
         timeline=effect.timeline,
         origin_head=origin_head,
         former_epochs=list(former_epochs),

@@ -50,6 +50,12 @@ EVENTS_MAX = 512
 CHECKED_INLINE_BYTES_MAX = 16 * 1024
 """Checked in the event loop: up to 2,000 facts, or 0.2 ms, which is what a hop to the thread and back costs."""
 
+CHECKS_MAX = 8
+"""Pages in the thread that checks, or waiting for it; three are read ahead, and some late ones may be of use. A peer
+may answer 256 requests at once, 1 MiB each: what comes beyond counts as lost."""
+UNCOMPARED_MAX = 1_000
+"""Ranges that are remembered as logged; a peer may name any number of them."""
+
 _log = logging.getLogger(__name__)
 _QUIET = {NoteKind.PEER_RETURNED, NoteKind.STORE_ACCEPTS}
 _STANDS = {NoteKind.PEER_REFUSES, NoteKind.PAGE_REFUSED, NoteKind.RECEIVER_FENCED}
@@ -121,11 +127,12 @@ class Puller:
         self._events: asyncio.Queue[PullEvent] = asyncio.Queue(EVENTS_MAX)
         self._runner: PullRunner | None = None
         self._checker: ThreadPoolExecutor | None = None
+        self._checks_open = 0
         self._group: asyncio.TaskGroup | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._facts_stored = 0
         self._facts_duplicate = 0
-        self._uncompared = set[OriginRange]()
+        self._uncompared = dict[OriginRange, None]()  # in the order in which they were named
         self._last_answer_ms: int | None = None
         self._artifacts = ArtifactPull(
             ThrottledRequester(requester, bandwidth, telemetry=self._telemetry), store.artifacts, store_errors
@@ -221,6 +228,8 @@ class Puller:
         assert self._runner is not None
         if self._bandwidth is not None:
             self._bandwidth.spend(len(arrived.payload), _now_ms())
+        if self._checks_open >= CHECKS_MAX:
+            return
         if self._runner.answered(fetch_id, arrived):
             self._last_answer_ms = _now_ms()
             self.begun.set()
@@ -228,7 +237,8 @@ class Puller:
     def check(self, check: Callable[[], JudgedPage], size: int) -> Awaitable[JudgedPage]:
         if self._checker is not None and size > CHECKED_INLINE_BYTES_MAX:
             checked: asyncio.Future[JudgedPage] = self._loop.run_in_executor(self._checker, check)
-            checked.add_done_callback(_retrieve)  # the result of a page that is dropped is never awaited
+            self._checks_open += 1
+            checked.add_done_callback(self._check_ended)
             return checked
         checked = self._loop.create_future()
         try:
@@ -237,6 +247,10 @@ class Puller:
             checked.set_exception(error)
             _retrieve(checked)
         return checked
+
+    def _check_ended(self, checked: asyncio.Future[JudgedPage]) -> None:
+        self._checks_open -= 1
+        _retrieve(checked)  # the result of a page that is dropped is never awaited
 
     def begin(self, storing: Coroutine[Any, Any, None]) -> None:
         assert self._group is not None
@@ -261,7 +275,11 @@ class Puller:
         self._facts_duplicate += result.duplicate_facts
         self._log_ranges("facts_refused", result.refused)
         self._log_ranges("facts_uncompared", [one for one in result.uncompared if one not in self._uncompared])
-        self._uncompared.update(result.uncompared)  # logged once, though each page of an old epoch names it again
+        for one in result.uncompared:  # logged once, though each page of an old epoch names it again
+            self._uncompared.pop(one, None)
+            self._uncompared[one] = None
+        while len(self._uncompared) > UNCOMPARED_MAX:
+            del self._uncompared[next(iter(self._uncompared))]
 
     def caught_up(self, event: CatchUpEvent) -> None:
         assert self._runner is not None

@@ -23,6 +23,7 @@ from typing import Generic
 from agent.pages import BatchEnd
 from agent.replication.protocol.errors import UnprovenAnswer
 from agent.replication.protocol.pacing import PageSize, backoff_ms
+from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
 from agent.replication.protocol.pull_events import (
     ASKING_TRANSITIONS,
     STORING_TRANSITIONS,
@@ -52,7 +53,9 @@ from agent.replication.protocol.token_bucket import Priority, TokenBucket
 PAGES_AHEAD_MAX = 2
 """One page under way while another waits for the disk: with one alone, round trip and check add up."""
 DEFINITION_PAGES_MAX = 64
-"""Pages of definitions kept for the batch that needs them: 16 MiB at the default page, some fifty thousand tags."""
+"""Pages of definitions kept for the batch that needs them; their memory has a limit too."""
+ORIGINS_KNOWN_MAX = 500
+"""Origins whose known definitions a request names, the newest; of others some definitions are sent twice."""
 
 CLAIMS_REFUSED_MAX = 8
 """Requests, over some 20 s, to a peer that was found to be an old copy; by then it has a new epoch, or waits for an
@@ -104,6 +107,7 @@ class Receiver(Generic[Content]):
         self.is_caught_up = False
         self._accepted_offset: int | None = offset if epoch is not None or settings.start == "oldest" else None
         self._left: list[_Log] = []
+        self._restart_at_ms = 0  # before that no request goes to a log that has just been begun
         self._appending_of = self._log  # what the page on its way to the store is of
         self._definitions_stored = dict(definitions or {})
         self._definitions_accepted = dict(self._definitions_stored)
@@ -197,6 +201,9 @@ class Receiver(Generic[Content]):
             return
         if self._appending is not None and not self._peer_has_more:
             return  # at the end of the log: the request after this append confirms it, and then waits at the peer
+        pending = self._read_ahead if self._appending is None else (self._appending, *self._read_ahead)
+        if any(one.definitions_before for one in pending):
+            return  # others that came now would wait beside these, and both count
         if self._must_wait(now_ms):
             return
         settings = self._settings
@@ -334,12 +341,14 @@ class Receiver(Generic[Content]):
 
     def _keep_definitions(self, page: ArrivedPage[Content], now_ms: int) -> None:
         """Definitions that did not fit beside their batch wait for it: a batch's digest proves what a tag means."""
-        if len(self._definitions_before) >= DEFINITION_PAGES_MAX:
-            self._block(NoteKind.PEER_REFUSES, f"{DEFINITION_PAGES_MAX} pages of definitions without a fact", now_ms)
+        held = sum(one.definition_bytes for one in self._definitions_before) + page.definition_bytes
+        if len(self._definitions_before) >= DEFINITION_PAGES_MAX or held > DEFINITIONS_WAITING_BYTES_MAX:
+            what = f"more than {DEFINITION_PAGES_MAX} pages or {DEFINITIONS_WAITING_BYTES_MAX >> 20} MiB"
+            self._block(NoteKind.PEER_REFUSES, f"{what} of tag definitions without a fact that needs them", now_ms)
             return
         self._answered()
         self._definitions_before.append(page)
-        self._definitions_accepted.update(page.definitions)
+        _remember(self._definitions_accepted, page.definitions)
         self._peer_has_more = True
         self._close(Asking.HOLDING)
 
@@ -352,7 +361,7 @@ class Receiver(Generic[Content]):
         self._accepted_offset = page.last_offset
         self._peer_has_more = page.more
         self.is_caught_up = not page.more
-        self._definitions_accepted.update(page.definitions)
+        _remember(self._definitions_accepted, page.definitions)
         self._read_ahead = (*self._read_ahead, Append(page, tuple(self._definitions_before)))
         self._definitions_before.clear()
         self._close(Asking.HOLDING)
@@ -409,7 +418,9 @@ class Receiver(Generic[Content]):
             new = f"timeline {timeline}" if is_other_copy else str(epoch)
             self._effects.append(Note(NoteKind.PEER_EPOCH_CHANGED, f"epoch {before.epoch} {what} {new}"))
             self._is_proven = False  # the next request shows what is held of the peer: its own facts may differ too
-            self._close(Asking.HOLDING)
+            self._ask_at_ms = max(now_ms, self._restart_at_ms)
+            self._restart_at_ms = self._ask_at_ms + self._settings.restart_ms
+            self._close(Asking.HOLDING if self._ask_at_ms == now_ms else Asking.BACKOFF)
             return
         kind = "timelines" if is_other_copy else "epochs"
         one, other = sorted((str(before.timeline), str(timeline)) if is_other_copy else (str(before.epoch), str(epoch)))
@@ -515,8 +526,7 @@ class Receiver(Generic[Content]):
         assert self._appending is not None
         page = self._appending.page
         for one in (*self._appending.definitions_before, page):
-            for origin, number in one.definitions.items():
-                self._definitions_stored[origin] = max(number, self._definitions_stored.get(origin, 0))
+            _remember(self._definitions_stored, one.definitions)
         self._appending = None
         stored, is_current = self._appending_of, self._appending_of is self._log
         assert page.last_offset >= stored.stored_offset
@@ -580,3 +590,11 @@ class Receiver(Generic[Content]):
     def _to_storing(self, state: Storing) -> None:
         assert state in STORING_TRANSITIONS[self.storing], f"{self.storing} to {state}"
         self.storing = state
+
+
+def _remember(known: dict[str, int], new: Mapping[str, int]) -> None:
+    """Take over the highest numbers of origins as the newest; the oldest are forgotten beyond ORIGINS_KNOWN_MAX."""
+    for origin, number in new.items():
+        known[origin] = max(number, known.pop(origin, 0))
+    while len(known) > ORIGINS_KNOWN_MAX:
+        del known[next(iter(known))]

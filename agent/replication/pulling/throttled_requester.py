@@ -44,6 +44,10 @@ class ThrottledRequester:
         """How many pages of `size` to have under way at once, where without a limit it would be `pages_max`."""
         return pages_max if self._bandwidth is None else self._bandwidth.pages_ahead(size, pages_max)
 
+    async def wait_up(self) -> None:
+        """Return when the link is up."""
+        await self._requester.link.wait_up()
+
     async def ask(self, request: Request, timeout_s: float) -> Reply:
         """As `Requester.ask`; `timeout_s` begins when the wait for the bandwidth is over."""
         await self._wait_for_bandwidth()

@@ -5,4 +5,5 @@ without IO.
 """
 
 from agent.replication.serving.latest_page import LatestValues, LookUp, TagFilter, TagKey
+from agent.replication.serving.operations import Turns
 from agent.replication.serving.server import Server

@@ -81,7 +81,7 @@ class ConsumerCore:
         position, frontier = request.after_offset, consumer.frontier
         if position is None:
             if confirming is not None:  # 0022: the page begins at the frontier, which must be durable first
-                frontier = yield from effects.AwaitConfirm(confirming)
+                frontier = yield from effects.AwaitConfirm(confirming, zone)
             position = frontier
         # 0054: an image of this store that is made from now on has this timeline.
         timeline = yield from effects.BeginTimeline(stream)
@@ -90,7 +90,7 @@ class ConsumerCore:
             # A page that is read ahead does not wait for an fsync. It still reports a confirmation that has failed by
             # now.
             is_ahead = request.after_offset is not None and isinstance(read, PageRead) and bool(read.batches)
-            yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming)
+            yield from effects.CheckConfirm(confirming) if is_ahead else effects.AwaitConfirm(confirming, zone)
         # The consumer is looked up again. 0036: while this fetch waited or read, another instance may have taken the
         # lease. Another request may have moved the frontier; what is read here is durable.
         if (now := (yield from effects.FindConsumer(name))) is not None:
@@ -114,7 +114,7 @@ class ConsumerCore:
         lease = yield from self._take_lease(name, consumer, LeaseClaim(self.caller.instance, request.lease))
         shown = LeaseClaim(self.caller.instance, None if request.lease is None else lease.epoch)
         confirming = yield from effects.StartConfirm(name, self.caller.zone, request.confirm, shown, request.epoch)
-        frontier = yield from effects.AwaitConfirm(confirming)
+        frontier = yield from effects.AwaitConfirm(confirming, self.caller.zone)
         return Reply(ConfirmAnswer(**self._own, cursor_advanced_to=frontier, lease=shown.epoch), [])
 
     def get_cursor(self, request: GetCursor) -> Steps:
@@ -206,7 +206,7 @@ class ConsumerCore:
         which is nearly always; else the store decides, and raises for a caller that is refused."""
         if decide_lease(consumer.lease, shown) == consumer.lease:
             return consumer.lease
-        lease = yield from effects.HoldLease(name, shown)
+        lease = yield from effects.HoldLease(name, self.caller.zone, shown)
         if lease != consumer.lease:
             yield from effects.AnnounceLease(name, self.caller.zone, consumer.lease, lease)
         return lease

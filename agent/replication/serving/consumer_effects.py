@@ -147,6 +147,7 @@ class HoldLease(Effect[Lease]):
     fenced."""
 
     name: str
+    zone: str
     shown: LeaseClaim
 
 
@@ -173,9 +174,10 @@ class StartConfirm(Effect[Confirming]):
 
 @dataclass(frozen=True, slots=True)
 class AwaitConfirm(Effect[int]):
-    """The frontier after a confirmation, once it is durable."""
+    """The frontier after a confirmation of a zone, once it is durable."""
 
     confirming: Confirming
+    zone: str
 
 
 @dataclass(frozen=True, slots=True)

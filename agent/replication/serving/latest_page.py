@@ -21,8 +21,9 @@ from agent.replication.protocol.messages import GetLatest, LatestEntry
 
 KEPT_MS = 10_000
 """A requester asks for the next page within a second or two; `staleness_ms` is wrong by at most this."""
-KEPT_MAX = 2
-"""Searches kept at once: four megabytes for each ten thousand tags."""
+KEPT_OF_ZONE_MAX = 2
+"""Searches kept for one zone: a node that begins two pulls asks for the pages of both by turns. Four megabytes each for
+ten thousand tags."""
 
 TagKey = tuple[str, str, str]
 """A tag as pages are ordered: zone, subject, predicate."""
@@ -72,28 +73,32 @@ class Search(NamedTuple):
 
 
 class SearchCache:
-    """The last searches, for requests for later pages."""
+    """The last searches of each zone, for its requests for later pages. No zone displaces those of another, which would
+    search again for each page."""
 
     def __init__(self) -> None:
-        self._searches: dict[LatestQuery, Search] = {}
+        self._searches: dict[str, dict[LatestQuery, Search]] = {}
 
-    def get(self, question: LatestQuery, now_ms: int) -> Search | None:
-        """The search that answered this question a moment ago."""
+    def get(self, zone: str, question: LatestQuery, now_ms: int) -> Search | None:
+        """The search that answered this question of the zone a moment ago."""
         self.forget(now_ms)
-        return self._searches.get(question)
+        return self._searches.get(zone, {}).get(question)
 
-    def put(self, question: LatestQuery, searched: Search) -> None:
-        """Keep a search, in place of the oldest."""
-        self._searches.pop(question, None)
-        self._searches[question] = searched
-        while len(self._searches) > KEPT_MAX:
-            del self._searches[next(iter(self._searches))]
+    def put(self, zone: str, question: LatestQuery, searched: Search) -> None:
+        """Keep a search, in place of the zone's oldest."""
+        kept = self._searches.setdefault(zone, {})
+        kept.pop(question, None)
+        kept[question] = searched
+        while len(kept) > KEPT_OF_ZONE_MAX:
+            del kept[next(iter(kept))]
 
     def forget(self, now_ms: int) -> None:
         """Drop searches that are too old."""
-        self._searches = {
-            asked: searched for asked, searched in self._searches.items() if now_ms - searched.at_ms < KEPT_MS
-        }
+        for zone, kept in list(self._searches.items()):
+            young = {asked: searched for asked, searched in kept.items() if now_ms - searched.at_ms < KEPT_MS}
+            self._searches[zone] = young
+            if not young:
+                del self._searches[zone]
 
 
 def page_of(found: LatestValues, after: TagKey | None, limit: int, bytes_max: int) -> tuple[list[LatestEntry], bool]:

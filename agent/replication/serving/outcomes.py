@@ -45,6 +45,7 @@ class DropReason(Enum):
     BAD_CORRELATION = "bad_correlation"
     RETAINED = "retained"
     TOO_MANY_REQUESTS = "too_many_requests"
+    ANSWERS_NOT_READ = "answers_not_read"
     SUPERSEDED = "superseded"
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent.replication.protocol.limits import SEARCH_MS_PER_SECOND, PeerLimits
+from agent.replication.protocol.limits import CHANGES_PER_SECOND_MAX, CONFIRM_COMMITS_PER_SECOND, SEARCH_MS_PER_SECOND
 from agent.replication.protocol.token_bucket import Priority, TokenBucket
+from agent.settings.peers import PeerLimits
 
 
 class Pacer:
@@ -21,6 +22,7 @@ class Pacer:
         self._requests: dict[str, TokenBucket] = {}
         self._bytes: dict[str, TokenBucket | None] = {}
         self._searches: dict[str, TokenBucket] = {}
+        self._confirms: dict[str, TokenBucket] = {}
 
     def request_ready_ms(self, zone: str, now_ms: int) -> int:
         """When the next request of a zone may begin; `now_ms` for at once."""
@@ -29,6 +31,20 @@ class Pacer:
     def request_begins(self, zone: str, now_ms: int) -> None:
         """A request of a zone begins."""
         self._requests_of(zone).spend(1, now_ms)
+
+    def changed(self, zone: str, now_ms: int) -> None:
+        """A request of a zone makes a commit that brings no fact. It counts as so many requests that the zone can make
+        CHANGES_PER_SECOND_MAX of them."""
+        bucket = self._requests_of(zone)
+        bucket.spend(max(1, bucket.bytes_per_second_max // CHANGES_PER_SECOND_MAX), now_ms)
+
+    def confirm_ready_ms(self, zone: str, now_ms: int) -> int:
+        """When a confirmation for which a zone waits may have a commit of its own."""
+        return self._confirms_of(zone).ready_ms(now_ms, Priority.BACKLOG)
+
+    def confirms(self, zone: str, now_ms: int) -> None:
+        """A confirmation of a zone has one."""
+        self._confirms_of(zone).spend(1, now_ms)
 
     def answer_ready_ms(self, zone: str, now_ms: int) -> int:
         """When the next answer may be read for a zone."""
@@ -62,4 +78,9 @@ class Pacer:
     def _searches_of(self, zone: str) -> TokenBucket:
         if (known := self._searches.get(zone)) is None:
             known = self._searches[zone] = TokenBucket(SEARCH_MS_PER_SECOND)
+        return known
+
+    def _confirms_of(self, zone: str) -> TokenBucket:
+        if (known := self._confirms.get(zone)) is None:
+            known = self._confirms[zone] = TokenBucket(CONFIRM_COMMITS_PER_SECOND)
         return known

@@ -21,8 +21,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.batch import Origin
-from agent.pages import Hole, Page, StoredBatch
-from agent.replication.protocol.messages import BATCHES_MAX, SIGNERS_MAX
+from agent.pages import BATCHES_MAX, Hole, Page, StoredBatch
+from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
 from agent.signing.heads import HEAD_BYTES, key_id_in
 

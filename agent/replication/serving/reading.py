@@ -26,8 +26,9 @@ INLINE_FACTS_MAX = 4096
 """Of a page that is read inline: about four batches of a busy node, or the tail of an idle one."""
 SLOW_READ_NS = 2_000_000
 """A read that took longer waited for the disk. From memory a read takes 0.1 ms."""
-INLINE_PAUSE_NS = 1_000_000_000
-"""After a slow read, before the next inline one."""
+INLINE_PAUSES = 500
+"""Times what a slow read took, before the next inline one: of a page of many small batches, or of a slow disk, the
+event loop waits for a five hundredth of its time at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,12 @@ class PageQuery:
     packet_bytes_max: int
     signers_known: Sequence[str] = ()
     former_epochs: frozenset[bytes] = frozenset()
+
+    @property
+    def read_bytes_max(self) -> int:
+        """What is read from the store. A request may name eight times what a packet takes; the rest would be read and
+        digested for nothing (decision 0057)."""
+        return min(self.plan.bytes_max, self.packet_bytes_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +80,8 @@ class InlineReads:
     """Whether a page is read inline, by the event loop itself, or in a reader thread.
 
     A small page in memory is read in a third of the time that the way to a thread and back takes. A slow inline read
-    shows that the disk has to be waited for: threads read for the next second, then one inline read tries again. Large
-    pages are never read inline.
+    shows that the disk has to be waited for, or that the page has many batches: threads read for a while, then one
+    inline read tries again. Large pages are never read inline.
     """
 
     paused_until_ns: int = 0
@@ -85,14 +92,14 @@ class InlineReads:
 
     def took(self, began_ns: int, ended_ns: int) -> None:
         """An inline read has ended."""
-        if ended_ns - began_ns > SLOW_READ_NS:
-            self.paused_until_ns = ended_ns + INLINE_PAUSE_NS
+        if (took_ns := ended_ns - began_ns) > SLOW_READ_NS:
+            self.paused_until_ns = ended_ns + INLINE_PAUSES * took_ns
 
 
 def read_page(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
     """The page that `asked` describes, or why there is none."""
     plan = asked.plan
-    limits = plan.limit, plan.bytes_max
+    limits = plan.limit, asked.read_bytes_max
     page = store.read(
         plan.stream, plan.after_offset, *limits, until_offset=plan.until_offset, whole_runs=plan.whole_runs
     )
@@ -103,14 +110,14 @@ def read_sequences(store: ServingStore, origin: Origin, asked: PageQuery) -> Pag
     """As `read_page`, of one origin, by its sequences. Whole batches whatever the limit: the requester stores them."""
     plan = asked.plan
     first, last = plan.after_offset + 1, plan.until(OFFSET_MAX)
-    asked_for = plan.stream, origin, first, last, plan.limit, plan.bytes_max
+    asked_for = plan.stream, origin, first, last, plan.limit, asked.read_bytes_max
     return _select_whole(store, asked, store.read_sequences(*asked_for, whole_runs=plan.whole_runs))
 
 
 def read_whole_runs(store: ServingStore, asked: PageQuery) -> PageRead | Refuse:
     """As `read_page`, but the first batch is sent whole too: only a whole batch can be proven."""
     plan = asked.plan
-    page = store.read(plan.stream, plan.after_offset, plan.limit, plan.bytes_max, whole_runs=True)
+    page = store.read(plan.stream, plan.after_offset, plan.limit, asked.read_bytes_max, whole_runs=True)
     return _select_whole(store, asked, page)
 
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from agent.replication.mqtt import Incoming, Link
 from agent.replication.protocol.arrived_answer import RefusesRequest, takes_every_request
-from agent.replication.protocol.codec import decode_request, encode_answer, encode_error
+from agent.replication.protocol.codec import answer_parts, decode_request, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, TransportError
-from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX, PeerLimits
+from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, STARTS_MAX
 from agent.replication.protocol.messages import (
     CHANGING,
     WRITING,
@@ -34,10 +34,20 @@ from agent.replication.protocol.messages import (
 from agent.replication.protocol.ports import ServingStore
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving.admission import Caller, check_arrival
+from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import LookUp
-from agent.replication.serving.operations import STATELESS, Consumers, Context, IsProven, Latest, never_proven
+from agent.replication.serving.operations import (
+    STATELESS,
+    Alarm,
+    Consumers,
+    Context,
+    IsProven,
+    Latest,
+    Turns,
+    never_proven,
+)
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse
-from agent.replication.serving.turns import Turns
+from agent.settings.peers import PeerLimits
 from agent.signing.freshness import SignedEnd
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, split_request
 from agent.telemetry import Side, Span, Telemetry
@@ -69,7 +79,7 @@ class Server:
     latest values. `is_proven` says whether a request proves that this store is an old copy, `refuses_request` why a
     request that changes something is not proven to be its zone's. `ends_known` are signed ends of other origins.
     `signer` signs the answers. `refusals` maps the store's errors to codes; any other of `store_errors` is answered
-    `store_unavailable`.
+    `store_unavailable`. `turns` are shared by the servers of a node.
     """
 
     def __init__(
@@ -87,6 +97,7 @@ class Server:
         ends_known: Callable[[str], Sequence[SignedEnd]] = lambda _stream: (),
         refuses_request: RefusesRequest = takes_every_request,
         limits: Mapping[str, PeerLimits] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self._refused_as = dict(refusals or {})
         self._refuses_request = refuses_request
@@ -97,13 +108,15 @@ class Server:
         self._telemetry = telemetry or Telemetry()
         exported = {zone: exports.get(zone, frozenset()) for zone in self._peers}
         self._context = Context(
-            link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known
+            *(link, store, exported, self._telemetry, appends or {}, is_proven, limits or {}, ends_known),
+            turns=turns or Turns(),
         )
         self._context.on_answer_lost = self._not_sent
-        self._arrivals: Turns[tuple[Caller, Incoming]] = Turns(
+        self._arrivals: FairQueue[tuple[Caller, Incoming]] = FairQueue(
             STARTS_MAX * len(self._peers), STARTS_MAX, self._may_begin
         )
-        self._is_alarm_set = False
+        self._alarm = Alarm(self._context.call_later, self._begin_requests)
+        self._begins_ms = 0
         self._consumers = Consumers(self._context)
         self._handlers: dict[type[Request], _Handler] = {
             FetchFacts: self._consumers.fetch,
@@ -155,6 +168,8 @@ class Server:
             self._drop(caller.reason, incoming.topic)
         elif self._group is None or self._open_requests[caller.zone] >= REQUESTS_OPEN_MAX:
             self._drop(DropReason.TOO_MANY_REQUESTS, incoming.topic)
+        elif not self._context.takes_request(caller.zone):
+            self._drop(DropReason.ANSWERS_NOT_READ, incoming.topic)
         else:
             self._open_requests[caller.zone] += 1
             self._arrivals.add(caller.zone, (caller, incoming))
@@ -165,24 +180,19 @@ class Server:
         allows."""
         if self._group is None:  # the server is being stopped
             return
+        # One time for all that follows: a zone that is not ready then has an alarm, also where it would be ready by
+        # now.
+        self._begins_ms = self._context.now_ms()
         while (arrived := self._arrivals.take()) is not None:
             zone = arrived[0].zone
-            self._context.pacer.request_begins(zone, self._context.now_ms())
+            self._context.pacer.request_begins(zone, self._begins_ms)
             self._group.create_task(self._begin(*arrived), name=f"serve {zone}")
-        now_ms = self._context.now_ms()
+        now_ms = self._begins_ms
         due = [self._context.pacer.request_ready_ms(zone, now_ms) for zone in self._arrivals.zones_waiting()]
-        if not self._is_alarm_set and any(at_ms > now_ms for at_ms in due):
-            self._is_alarm_set = True
-            at_ms = min(at_ms for at_ms in due if at_ms > now_ms)
-            self._context.call_later((at_ms - now_ms) / 1000, self._alarm)
-
-    def _alarm(self) -> None:
-        self._is_alarm_set = False
-        self._begin_requests()
+        self._alarm.set(min((at_ms for at_ms in due if at_ms > now_ms), default=None), now_ms)
 
     def _may_begin(self, zone: str) -> bool:
-        now_ms = self._context.now_ms()
-        return self._context.pacer.request_ready_ms(zone, now_ms) <= now_ms
+        return self._context.pacer.request_ready_ms(zone, self._begins_ms) <= self._begins_ms
 
     async def _begin(self, caller: Caller, incoming: Incoming) -> None:
         self._arrivals.end(caller.zone)
@@ -233,11 +243,11 @@ class Server:
                 self._refusals[code] += 1
                 own = self._store.zone, self._context.epoch
                 refusal = encode_error(*own, operation, code, message, outcome.timeline)
-                self._send(caller, refusal, known)
+                self._send(caller, [refusal], known)
                 self._telemetry.fail(span, code)
             case (answer, attachment, facts, waited_ns):
                 self._facts_sent += facts
-                self._send(caller, encode_answer(answer, attachment), known)
+                self._send(caller, answer_parts(answer, attachment), known)
                 self._telemetry.stop(span, waited_ns, facts=facts)
 
     def _unproven(self, caller: Caller, request: Request, payload: bytes, proof: MessageProof | None) -> str | None:
@@ -269,10 +279,12 @@ class Server:
         _log.warning("store_error_while_serving", extra={"peer": caller.zone, "reason": str(error)})
         return Refuse("store_unavailable", "the store cannot answer now")
 
-    def _send(self, caller: Caller, payload: bytes, signers_known: Sequence[str]) -> None:
-        """Send an answer when it is the zone's turn, signed if this node has a key."""
+    def _send(self, caller: Caller, answer: list[bytes], signers_known: Sequence[str]) -> None:
+        """Send an answer, given in parts, when it is the zone's turn, signed if this node has a key."""
         if (signer := self._store.signer) is not None:
-            payload = sign_answer(signer, self._place(caller), payload, signers_known)
+            payload = sign_answer(signer, self._place(caller), answer, signers_known)
+        else:
+            payload = b"".join(answer)
         topic = response_topic(self._store.zone, caller.zone, caller.instance)
         self._bytes_sent += len(payload)
         self._context.send(caller.zone, topic, payload, caller.correlation)

@@ -221,7 +221,11 @@ def _plain(kind: type, value: Any, path: str, problems: list[str], limits: Mappi
     elif limits and not limits["least"] <= value <= limits["most"]:
         problems.append(f"{path} = {value!r}: from {limits['least']} to {limits['most']}")
     elif kind is Path:
-        return Path(value).absolute()
+        folder = value.removeprefix("file://") if value.startswith("file:///") else value
+        if "://" not in folder:
+            return Path(folder).absolute()
+        # As a path it would be a folder of that name below the current one.
+        problems.append(f"{path} = {value!r}: it is a folder on storage that all hosts mount; [export] writes to s3://")
     elif kind is float and value != value:  # noqa: PLR0124  TOML has nan
         problems.append(f"{path} = nan: it is a number")
     else:

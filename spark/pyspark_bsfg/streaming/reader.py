@@ -34,6 +34,7 @@ from pyspark_bsfg.errors import (
     StreamUnknown,
 )
 from pyspark_bsfg.ranges import OffsetRange
+from pyspark_bsfg.reader import exempt_imports
 from pyspark_bsfg.schema import arrow_schema
 from pyspark_bsfg.streaming.checkpoint import bind, read_binding, write_binding
 from pyspark_bsfg.streaming.offsets import StreamOffset, first_offset, next_step, parts
@@ -134,6 +135,7 @@ class BsfgStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Record batches of one task. Raises FactsGone, and SparkError."""
         assert isinstance(partition, StreamPart), partition
+        exempt_imports()
         asked = Asked(self.options.read.stream, OffsetRange(partition.first, partition.last), partition.epoch)
         if not asked.offsets.facts:
             return

@@ -23,7 +23,7 @@ from typing import NamedTuple
 from pyspark import SparkFiles
 
 from agent.batch import Origin
-from agent.fact_store import Start
+from agent.pages import Start
 from agent.replication.mqtt import Access, Reply
 from agent.replication.pki import PkiError, client_context, describe, load_certificates
 from agent.replication.protocol.errors import PeerRefused, ReplicationError, advice
@@ -41,10 +41,10 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
 )
 from agent.replication.pulling import Beliefs, MessageJudge
+from agent.settings.signing import SigningSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.errors import SigningError
 from agent.signing.files import load_trust
-from agent.signing.settings import SigningSettings
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, NodeUnavailable, SparkError, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.options import NodeOptions

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from agent.batch import Batch, Origin
-from agent.fact_store import Start, Verified
-from agent.pages import Hole
+from agent.fact_store import Verified
+from agent.pages import Hole, Start
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.pruning import Pruning
 from pyspark_bsfg.ranges import OffsetRange

@@ -32,6 +32,7 @@ def record_batches(
     pruning = pruning or Pruning()
     dictionary = Dictionary(pruning.wants)
     columns = Columns(schema, asked.stream, dictionary, pruning)
+    skips_batches = pruning.skips_batches  # asked of each batch, it was a twentieth of a count
     for span in source.matching(asked, pruning, dictionary):
         part = Asked(asked.stream, span, asked.epoch)
         for page in source.pages(part, dictionary, needs_proofs=columns.needs_proofs):
@@ -40,7 +41,7 @@ def record_batches(
             for placed in page.batches:
                 first, batch, verified = placed
                 header = batch.header
-                if pruning.skips_batches and not pruning.may_hold(_summary(placed)):
+                if skips_batches and not pruning.may_hold(_summary(placed)):
                     continue  # a transport without summaries has sent it
                 if columns.needs_tags:
                     source.define(dictionary, header.origin, header.definitions.count)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse
-from agent.fact_store import BatchSummary, Start, StoreDamaged, StoreReader, Verified
-from agent.pages import StoredBatch
+from agent.batch import DEFINITIONS_MAX, Kind, Origin, first_sequence, parse_again
+from agent.fact_store import BatchSummary, StoreDamaged, StoreReader, Verified
+from agent.pages import Start, StoredBatch
 from pyspark_bsfg.dictionary import Dictionary
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, StoreUnreadable, StreamUnknown
 from pyspark_bsfg.pruning import Pruning
@@ -180,7 +180,7 @@ class StoreFileSource:
 
 
 def _placed(stored: StoredBatch, verified: Verified) -> PlacedBatch:
-    return PlacedBatch(stored.first_offset, parse(stored.sealed), verified)
+    return PlacedBatch(stored.first_offset, parse_again(stored.sealed), verified)  # the reader has compared its digest
 
 
 def _check_access(path: Path) -> None:

@@ -8,8 +8,8 @@ from agent.demo.plant.modbus_server import registers_of
 from agent.demo.plant.signals import modbus_meters, opcua_signals
 from agent.demo.plant.tags import modbus_tags_csv, opcua_tags_csv
 from agent.ingest.modbus.decode import decode
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 from tests.ingest.fakes import Program
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent.append_contract import AppendOutcome
 from agent.batch import Origin
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.append import ack_waiters
 from agent.fact_store.append.ack_waiters import AckWaiters
 from agent.fact_store.append.acks import ack_terms
@@ -21,6 +21,7 @@ from agent.fact_store.log.errors import AcksRefused
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Lifecycle
 from agent.fact_store.log.records import Appended, ConsumerState
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, ids_in, message, samples, tag
 from tests.waiting import wait_until
 

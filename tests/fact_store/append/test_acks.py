@@ -21,7 +21,7 @@ from agent.fact_store.append.acks import (
     out_of_sync_ns,
 )
 from agent.fact_store.log.errors import AcksRefused
-from agent.fact_store.log.settings import Acks, StreamSettings, WriteClass
+from agent.settings.store import Acks, StreamSettings, WriteClass
 
 S = 1_000_000_000
 LAG, TIMEOUT = 15 * S, 5 * S

@@ -13,9 +13,9 @@ from agent.fact_store import FactStore
 from agent.fact_store.append import admission
 from agent.fact_store.append.admission import check_precondition, decide, next_lease_epoch
 from agent.fact_store.log.errors import AcksRefused, FactsRefused
-from agent.fact_store.log.settings import StreamSettings
 from agent.lease import LEASE_EPOCH_MAX
 from agent.message import Envelope, Fact, Message, MessageError
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import OPERATIONAL, done, failed, ids_in, message, plant
 
 STORED, SAME, OTHER = (b"content", 7), b"content", b"another"

@@ -10,11 +10,12 @@ import pytest
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.fact_store.append.append import content_digest
 from agent.fact_store.log.errors import FactsRefused, StoreBusy, StoreClosed
 from agent.fact_store.log.records import Appended
 from agent.message import Message, MessageError, Sample
+from agent.settings.store import StoreSettings
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,

@@ -11,9 +11,9 @@ import pytest
 from agent.append_contract import AppendOutcome, Precondition
 from agent.fact_store import FactStore, producers
 from agent.fact_store.log.errors import AcksRefused, FactsRefused, StoreBusy, StoreClosed
-from agent.fact_store.log.settings import StoreSettings
 from agent.fact_store.producers import Producers
 from agent.message import Message, MessageError
+from agent.settings.store import StoreSettings
 from tests.fact_store.making import AT_ONCE, LIMIT_S, OPERATIONAL, chain_is_whole, ids_in, message, plant
 
 

@@ -17,9 +17,10 @@ from agent.fact_store import FactStore
 from agent.fact_store.append import receive
 from agent.fact_store.append.receive import EPOCHS_OF_ZONE_MAX
 from agent.fact_store.log.errors import DefinitionsMissing, FactsRefused, ForkError
-from agent.fact_store.log.settings import StreamSettings
+from agent.fact_store.sqlite.transaction import INCIDENTS_FIRST, INCIDENTS_OF_KIND_MAX
 from agent.message import MessageError, Sample
 from agent.pages import OriginRange, PeerPosition, PutResult, ReceivedDefinition
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
     EPOCH,
@@ -528,3 +529,58 @@ def test_a_zone_has_so_many_definitions_and_no_more(store: FactStore, monkeypatc
     assert isinstance(failed(refused), FactsRefused)
     honest = Elsewhere()
     assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
+
+
+def test_a_zone_has_so_many_ranges_and_no_more(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer whose sequences are nothing but gaps, in any number of epochs, is refused beyond the limit, because each
+    range takes memory for ever. What fills a gap is stored, and so is another zone."""
+    monkeypatch.setattr(receive, "RANGES_OF_ZONE_MAX", 6)
+    position, left = PeerPosition(EPOCH, 1), []
+    for epoch in (1, 2):
+        origin = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+        sealed = [origin.seal(1, salt=1000 * epoch) for _ in range(6)]
+        done(store.inbound.put_batches("evil", TELEMETRY, parsed(sealed[::2]), origin.received(), position))
+        left += sealed[1::2]
+    third = Elsewhere("evil", epoch=b"\x03" * 16)
+    refused = store.inbound.put_batches(
+        "evil", TELEMETRY, parsed([third.seal(1, salt=3000)]), third.received(), position
+    )
+    assert "7 separate ranges" in str(failed(refused))
+    assert done(store.inbound.put_batches("evil", TELEMETRY, parsed([left[0]]), [], position)).stored_facts == 1
+    honest = Elsewhere()
+    assert honest.put(store, [honest.seal(5)], 5).stored_facts == 5
+
+
+def test_a_page_of_contradictions_is_named_by_its_first_ones(store: FactStore) -> None:
+    """A peer sends other facts than those held, in any number of ranges: the first sixteen of a page are named, each by
+    an incident and a notice, and the last of them says how many others there are."""
+    held, other = Elsewhere("evil"), Elsewhere("evil")
+    truth = [held.seal(1) for _ in range(100)]
+    lies = [other.seal(1, salt=1000) for _ in range(100)]
+    held.put(store, truth, 100)
+    now = PeerPosition(b"\x07" * 16, 1)
+    mixed = parsed([(lies if number % 2 else truth)[number] for number in range(100)])
+    result = done(store.inbound.put_batches("evil", TELEMETRY, mixed, [], now))
+    assert len(result.refused) == 50
+    named = [one for one in store.incidents() if one.kind == "refused"]
+    assert len(named) == receive.REPORTED_MAX
+    assert sum("34 other ranges" in one.detail for one in named) == 1
+    assert store.end_offset(TELEMETRY) == 100 + receive.REPORTED_MAX
+
+
+def test_incidents_of_a_kind_have_a_limit(store: FactStore) -> None:
+    """A peer decides what some incidents are about, so of a kind the first and the newest are kept, and the others
+    counted. No other kind loses one."""
+    store.note("clock", "at opening", "why").result()
+    notes = [store.note("declined", f"range {number}", "why") for number in range(3 * INCIDENTS_OF_KIND_MAX)]
+    for one in notes:
+        one.result()
+    store.note("declined", "range 0", "again").result()
+    kept = store.reader.incidents(10 * INCIDENTS_OF_KIND_MAX)
+    declined = {one.subject: one for one in kept if one.kind == "declined"}
+    assert len(declined) <= INCIDENTS_OF_KIND_MAX + 1
+    assert declined["range 0"].count == 2
+    assert all(f"range {number}" in declined for number in range(INCIDENTS_FIRST))
+    assert all(f"range {3 * INCIDENTS_OF_KIND_MAX - number}" in declined for number in range(1, 300))
+    assert sum(one.count for one in declined.values()) == 3 * INCIDENTS_OF_KIND_MAX + 1
+    assert [one.subject for one in kept if one.kind == "clock"] == ["at opening"]

@@ -1,6 +1,7 @@
 """Facts that come under two epochs of their zone are stored once, in whatever order the two names come, and nothing
 else is taken for them."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,8 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Batch, open_samples, parse, resealed, seal_columns
+from agent.columns import SampleColumns
 from agent.fact_store import FactStore
 from agent.fact_store.append import renamed
+from agent.fact_store.sqlite import Transaction
 from agent.pages import PeerPosition, PutResult
 from tests.fact_store.making import IN_MEMORY, TELEMETRY, Elsewhere, done, plant, sealed_in, values_in
 
@@ -120,3 +123,52 @@ def test_each_fact_is_stored_once_in_any_order(memory: Path, order: list[bool], 
             del batches[:size]
         values = [value for one in sealed_in(store) for value in open_samples(parse(one)).values]
         assert sorted(values) == history.values  # type: ignore[type-var]
+
+
+def test_batches_that_are_all_alike_are_compared_a_few_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone makes thousands of batches with one count and one time, in many epochs. Each was compared with each, by
+    the thread that writes for all zones; now a batch is compared with a few, and a page with a bounded number."""
+    compared, seal = [], renamed.resealed
+    monkeypatch.setattr(renamed, "resealed", lambda *asked: compared.append(asked) or seal(*asked))
+    monkeypatch.setattr(renamed, "ALIKE_OF_PAGE_MAX", 500)
+    values = itertools.count()
+
+    def page(epoch: int, count: int) -> tuple[Elsewhere, list[Batch]]:
+        origin = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+        batches = list[Batch]()
+        for _ in range(count):
+            columns = SampleColumns([1], [1_000], [float(next(values))], [0])
+            batches.append(seal_columns(batches[-1].link if batches else origin.link, columns, origin.definitions))
+        return origin, batches
+
+    with plant(tmp_path) as store:
+        for epoch in range(1, 6):
+            origin, batches = page(epoch, 100)
+            before, position = len(compared), PeerPosition(b"i" * 16, epoch)
+            done(store.inbound.put_batches("idmz", TELEMETRY, batches, origin.received(), position))
+            assert len(compared) - before <= 500
+            assert epoch == 1 or len(compared) > before, "some are compared"
+        assert len(values_in(store)) == 500
+
+
+def test_a_zone_that_begins_an_epoch_with_each_page_is_not_searched_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first facts of an epoch are looked for in the last batches of the newest others, tenths of a second each, in
+    the thread that writes. A zone with many epochs has them looked for among the first batches only."""
+    to_the_end, likenesses = list[int](), Transaction.likenesses
+
+    def noted(transaction: Transaction, stream: int, origin: int, first: int, last: int) -> object:
+        to_the_end.append(last)
+        return likenesses(transaction, stream, origin, first, last)
+
+    monkeypatch.setattr(Transaction, "likenesses", noted)
+    with plant(tmp_path) as store:
+        counts = list[int]()
+        for epoch in range(1, 2 * renamed.EPOCHS_MAX):
+            to_the_end.clear()
+            evil = Elsewhere("evil", epoch=bytes([epoch]) * 16)
+            evil.put(store, [evil.seal(1, salt=epoch)], epoch)
+            counts.append(sum(last > 0 for last in to_the_end))
+    assert counts[:6] == [0, 1, 2, 3, 4, 4]
+    assert set(counts[renamed.EPOCHS_MAX :]) == {0}

@@ -9,10 +9,11 @@ import pytest
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactMissing, ArtifactRefused
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.pages import PeerPosition
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import EPOCH, OPERATIONAL, done
 from tests.waiting import wait_until
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.append.group_commit import CommitPace
 from agent.fact_store.log.errors import StoreFailed
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import NEVER, OPERATIONAL, TELEMETRY, done, failed, message, samples, tag
 from tests.sim import first_seed, scaled

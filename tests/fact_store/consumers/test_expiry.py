@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import Origin
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.consumers.activity import ConsumerActivity
 from agent.fact_store.consumers.expiry import RETRY_NS, ConsumerExpiry
 from agent.fact_store.log import lifecycle
@@ -18,6 +18,7 @@ from agent.fact_store.log.errors import ConsumerInUse, StreamIsLocal, UnknownCon
 from agent.fact_store.log.frontier import Confirmed
 from agent.fact_store.log.lifecycle import Event, Lifecycle
 from agent.fact_store.log.records import ConsumerState
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, EPOCH, TELEMETRY, done, failed, samples, tag
 from tests.waiting import wait_until
 

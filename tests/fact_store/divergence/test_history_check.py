@@ -10,8 +10,8 @@ import pytest
 
 from agent.batch import DIGEST_BYTES, parse
 from agent.fact_store import FactStore
-from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
+from agent.settings.store import StreamSettings
 from tests.fact_store.integrity.test_damage import three_batches
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 

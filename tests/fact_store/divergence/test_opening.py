@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import (
     StoreDamaged,
     StoreForeign,
@@ -23,6 +23,7 @@ from agent.fact_store.log.errors import (
 )
 from agent.fact_store.sqlite import connection, migrations
 from agent.fact_store.sqlite.queries import statements
+from agent.settings.store import StoreSettings
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, plant, samples, values_in
 
 

@@ -135,7 +135,7 @@ def test_unread_facts_are_resealed(copy: Path, early: FactStore) -> None:
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["all", "some"])
-def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: bool) -> None:  # noqa: FBT001
+def test_an_older_copy_repeats_a_reseal(copy: Path, early: FactStore, is_whole: bool) -> None:
     """A copy made before facts were resealed, put back beside the newer witness, reseals those of them that it has
     under the same epoch as before: the peer that has read them meets none under its old identity. The record of it
     outlives the copy, and a third restore repeats it once more."""

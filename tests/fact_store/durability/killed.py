@@ -13,8 +13,9 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.pages import PeerPosition
+from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import NORTH, RUN, STREAMS, origin_of_north, say
 from tests.fact_store.making import EPOCH, OPERATIONAL, TELEMETRY, message, parsed, samples, tag
 

@@ -136,6 +136,13 @@ class Crash:
     files: dict[str, bytes]
     said: bytes
 
+    def lay_out(self, path: Path) -> None:
+        """Put this disk's files where a store of this path is, in place of those there."""
+        for ending in (*ENDINGS, "-shm"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+        for ending, content in self.files.items():
+            path.with_name(path.name + ending).write_bytes(content)
+
 
 def parse(log: Path) -> list[Call]:
     """Every call that came to its end, in the order they began; a call that another thread interrupted is put

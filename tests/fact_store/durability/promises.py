@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from agent import batch
 from agent.fact_store import FactStore
 from agent.fact_store.log.records import ConsumerState
-from agent.fact_store.log.settings import StreamSettings
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import EPOCH, EVERYTHING, OPERATIONAL, TELEMETRY, Elsewhere, tag
 
 NORTH = "facts.north"

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreBusy, StoreClosed, StoreDamaged, StoreError, StoreFailed, StoreFull
 from agent.fact_store.log.records import Appended
 from agent.fact_store.sqlite.connection import connect
+from agent.settings.store import StoreSettings
 from tests.fact_store.durability.faults import Faults, broken_error, busy_error, disk_error, full_error
 from tests.fact_store.making import (
     AT_ONCE,
@@ -178,9 +179,10 @@ def test_an_error_in_the_writer_fails_the_store(tmp_path: Path, monkeypatch: pyt
 WRITER = """
 import resource, sys
 from pathlib import Path
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreError
 from agent.message import Sample, TagDefinition
+from agent.settings.store import StoreSettings
 store = FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0))
 store.appends.define([TagDefinition("tag:line1/t1")]).result()
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))

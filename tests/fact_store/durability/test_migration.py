@@ -19,7 +19,7 @@ from agent.fact_store.log.errors import StoreError
 from agent.fact_store.sqlite import migrations
 from agent.fact_store.sqlite.connection import connect
 from tests.fact_store.durability.migrated import NEWER
-from tests.fact_store.durability.power import ENDINGS, crashes, record, require_strace
+from tests.fact_store.durability.power import crashes, record, require_strace
 from tests.fact_store.durability.promises import Promises, broken
 from tests.fact_store.making import IN_MEMORY
 from tests.sim import first_seed, patient, scaled
@@ -85,10 +85,7 @@ def test_a_migration_survives_a_power_cut(tmp_path: Path, memory: Path) -> None:
             record((*PROGRAM, "record", str(store), str(seed + found.total()), end), ROOT, log)
             states = min(STATES // 2, STATES_OF_A_RECORDING)
             for crash in crashes(log, store, states, random.Random(seed), since=b"G begins"):
-                for ending in (*ENDINGS, "-shm"):
-                    path.with_name(path.name + ending).unlink(missing_ok=True)
-                for ending, content in crash.files.items():
-                    path.with_name(path.name + ending).write_bytes(content)
+                crash.lay_out(path)
                 promises = Promises()
                 promises.hear(crash.said)
                 taken[len(steps_in(path))] += 1

@@ -31,13 +31,14 @@ from hypothesis.stateful import (
 
 from agent import batch
 from agent.append_contract import AppendOutcome
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import ConfirmBeyondLog, ForkError, StoreFull
 from agent.fact_store.retention.housekeeping import Housekeeping
 from agent.fact_store.sqlite.connection import connect
 from agent.fact_store.writer.writer import Writer
 from agent.pages import Hole, PeerPosition
+from agent.settings.store import StreamSettings
 from tests.fact_store.durability.faulty_disk import FaultyDisk, the_disk
 from tests.fact_store.making import (
     EPOCH,
@@ -73,6 +74,15 @@ REFUSED = object()
 """What a full disk answers."""
 NOTICE = object()
 """What the store writes of a loss, among the values."""
+
+
+def at_one_moment(path: Path) -> bytes:
+    """A file into which another thread writes: two readings are alike. One alone may hold the end of a commit without
+    its beginning, which no killed process leaves behind."""
+    before, after = None, path.read_bytes()
+    while before != after:
+        before, after = after, path.read_bytes()
+    return after
 
 
 class StoreAgainstModel(RuleBasedStateMachine):
@@ -141,7 +151,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     # writing
 
     @rule(count=st.integers(1, 20), is_settled=st.booleans())
-    def append(self, count: int, is_settled: bool) -> None:  # noqa: FBT001
+    def append(self, count: int, is_settled: bool) -> None:
         """Samples, waited for or not."""
         first, self.sampled = self.sampled + 1, self.sampled + count
         future = self.store.appends.append_samples(TELEMETRY, samples(count, first))
@@ -330,7 +340,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             reader.execute("BEGIN")  # while a reader is open the WAL is not restarted: both files are of one moment
             reader.execute("SELECT * FROM store").fetchall()
             for ending in ("", "-wal"):
-                shutil.copy(f"{path}{ending}", self.home / f"{self.lives}.db{ending}")
+                (self.home / f"{self.lives}.db{ending}").write_bytes(at_one_moment(Path(f"{path}{ending}")))
         hoped = [value for _, values in self.queued for value in values]
         self.queued.clear()
         self.store.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreError
 from agent.fact_store.sqlite.connection import connect
-from tests.fact_store.durability.power import ENDINGS, KINDS, Crash, crashes, record, require_strace
+from tests.fact_store.durability.power import KINDS, Crash, crashes, record, require_strace
 from tests.fact_store.durability.promises import Promises, broken
 from tests.fact_store.making import IN_MEMORY
 from tests.sim import first_seed, patient, scaled
@@ -49,10 +49,7 @@ def alarms(store: FactStore) -> list[str]:
 def check(crash: Crash, folder: Path) -> list[str]:
     """What is wrong with the store that opens from a disk."""
     path = folder / "facts.db"
-    for ending in (*ENDINGS, "-shm"):
-        path.with_name(path.name + ending).unlink(missing_ok=True)
-    for ending, content in crash.files.items():
-        path.with_name(path.name + ending).write_bytes(content)
+    crash.lay_out(path)
     promises = Promises()
     promises.hear(crash.said)
     try:

@@ -13,8 +13,8 @@ from agent.columns import BatchError
 from agent.fact_store import FactStore
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.errors import FactsRefused, ForkError
-from agent.fact_store.log.settings import StreamSettings
 from agent.pages import BatchEnd, Hole, OriginRange
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import (
     AT_ONCE,
     EVERYTHING,

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader, StreamSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreClosed
 from agent.fact_store.log.tail_cache import BYTES_MAX, TailCache
 from agent.pages import StoredBatch
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import AT_ONCE, EVERYTHING, TELEMETRY, Elsewhere, done, plant, samples, tag
 from tests.waiting import wait_until
 

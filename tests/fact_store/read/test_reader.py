@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import StoreReader
-from agent.fact_store.log import tail_cache
+from agent.fact_store.log import page_assembly, tail_cache
 from agent.fact_store.log.errors import StoreClosed, StoreDamaged, StoreForeign, StoreMissing, StoreUnusable
 from agent.fact_store.log.records import StreamInfo
 from agent.fact_store.writer import writer
@@ -57,6 +57,17 @@ def test_limits_in_bytes(reader: StoreReader) -> None:
     assert offsets(reader, 0, EVERYTHING, 1) == [1]
     assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1]) == [1, 11]
     assert offsets(reader, 0, EVERYTHING, sizes[0] + sizes[1] - 1) == [1]
+
+
+def test_limits_in_batches(reader: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more batches than a page may have, also within a run and of an origin's sequences; the next page has the
+    rest, and no batch is taken for damaged."""
+    monkeypatch.setattr(page_assembly, "BATCHES_MAX", 3)
+    assert offsets(reader, 0) == [1, 11, 21]
+    assert offsets(reader, 30) == [31]
+    page = reader.read_sequences(TELEMETRY, reader.origin, 1, 40, EVERYTHING, EVERYTHING)
+    assert ([one.first_offset for one in page.batches], page.holes) == ([1, 11, 21], ())
+    assert reader.read(TELEMETRY, 0, EVERYTHING, EVERYTHING, whole_runs=True).holes == ()
 
 
 def test_batches_after_until_offset_are_left_out(reader: StoreReader) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent.fact_store import StoreReader
-from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.read.forecast import StoreSpace
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import TELEMETRY, done, plant, samples
 
 ROOMY = StoreSettings(disk_free_bytes_min=0, ballast_bytes=0)

@@ -9,8 +9,9 @@ import random
 import sys
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings, StreamSettings
+from agent.fact_store import FactStore
 from agent.message import Sample
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.durability.promises import say
 from tests.fact_store.making import TELEMETRY, done, tag
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.fact_store.retention.ballast import OPENING_BYTES, Ballast
+from agent.settings.store import StoreSettings
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import TELEMETRY, done, failed, samples, tag
 from tests.waiting import wait_until

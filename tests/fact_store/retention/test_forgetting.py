@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.retention import housekeeping
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Sample
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.making import EVERYTHING, TELEMETRY, done, samples, tag
 from tests.fact_store.retention.forgetting import CONSUMER, RUN, SETTINGS, STREAMS, run_of
 from tests.sim import first_seed, scaled

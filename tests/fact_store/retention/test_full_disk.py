@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, StoreReader, StoreSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.log.errors import StoreFull, StoreUnusable
 from agent.fact_store.sqlite.connection import OPENING_BYTES
+from agent.settings.store import StoreSettings
 from tests.fact_store.durability.promises import RUN, Promises, broken, number_of
 from tests.fact_store.filled import CONSUMER, SETTINGS, noise
 from tests.fact_store.making import LIMIT_S, OPERATIONAL, TELEMETRY, done, message, values_in

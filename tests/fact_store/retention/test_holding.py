@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import FactStore, HoldLimit, StoreSettings, StreamSettings
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreFull
 from agent.fact_store.retention.holding import Backlog, alone_forfeited, bytes_forfeited
 from agent.message import Sample
 from agent.pages import Hole
+from agent.settings.store import HoldLimit, StoreSettings, StreamSettings
 from tests.fact_store.making import AT_ONCE, EVERYTHING, LIMIT_S, TELEMETRY, done, samples, tag
 from tests.fact_store.retention.test_retention import Clock, clock, fill, first_offset, notices
 from tests.waiting import wait_until

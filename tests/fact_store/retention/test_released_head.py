@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from agent.fact_store import FactStore, StreamSettings
+from agent.fact_store import FactStore
 from agent.pages import KeptHead, PeerPosition, StoredHead
+from agent.settings.store import StreamSettings
 from agent.signing.heads import HEAD_BYTES
 from tests.fact_store.making import AT_ONCE, TELEMETRY, Elsewhere, done, parsed
 from tests.waiting import wait_until
@@ -11,7 +12,7 @@ from tests.waiting import wait_until
 
 def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
     """A store that has released all facts of a zone still shows the last head of it, also after it was opened again: of
-    a sequence that it covers, and of none behind it. A head that is held goes first."""
+    a sequence that it covers, and of none behind it, for which a head that is held is shown."""
     mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(5)]
     for _ in range(5):
         mill.seal(10)
@@ -24,7 +25,7 @@ def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
         done(store.inbound.put_batches("mill", TELEMETRY, some, mill.received(), position, heads=kept))
 
     def shown(store: FactStore, sequence: int) -> StoredHead | None:
-        return store.shown_head(TELEMETRY, mill.origin, sequence)
+        return store.covering_head(TELEMETRY, mill.origin, sequence)
 
     path = tmp_path / "idmz.db"
     with FactStore.open(path, "idmz", settings=AT_ONCE, streams=[policy]) as store:
@@ -36,6 +37,27 @@ def test_the_last_head_of_what_was_released_is_kept(tmp_path: Path) -> None:
         released = StoredHead(30, batches[2].digest, heads[2], None)
         assert [shown(store, sequence) for sequence in (1, 25, 30, 31)] == [released, released, released, None]
         put(store, 3, 4, 4)
-        found = shown(store, 5)
+        assert shown(store, 5) == released
+        found = shown(store, 31)
         assert found is not None
         assert (found.last_sequence, found.digest, found.record) == (50, batches[4].digest, heads[4])
+
+
+def test_each_range_keeps_the_head_of_its_end(tmp_path: Path) -> None:
+    """Facts of two histories of a zone may be held with a gap between, both released since: the end of the first one is
+    what proves to its zone that it is an old copy, so the second does not displace it."""
+    mill, heads = Elsewhere("mill"), [bytes([number]) * HEAD_BYTES for number in range(6)]
+    for _ in range(6):
+        mill.seal(10)
+    batches, policy = parsed(mill.sealed), StreamSettings(TELEMETRY, keep_hours=0)
+    with FactStore.open(tmp_path / "idmz.db", "idmz", settings=AT_ONCE, streams=[policy]) as store:
+        done(store.consumers.register("cloud.x", "cloud", TELEMETRY, "oldest"))
+        for end, number in enumerate((0, 1, 3, 4, 5), 1):
+            kept = [KeptHead(0, heads[number], is_verified=True)]
+            position = PeerPosition(mill.origin.epoch, 10 * end)
+            done(store.inbound.put_batches("mill", TELEMETRY, [batches[number]], mill.received(), position, heads=kept))
+        done(store.consumers.confirm("cloud.x", 50))
+        wait_until(lambda: store.next_head(TELEMETRY, mill.origin, 1) is None, "all to be released")
+        shown = {sequence: store.covering_head(TELEMETRY, mill.origin, sequence) for sequence in (5, 20, 21, 40, 60)}
+        first, second = (StoredHead(end, batches[at].digest, heads[at], None) for end, at in ((20, 1), (60, 5)))
+        assert shown == {5: first, 20: first, 21: second, 40: second, 60: second}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent import batch
-from agent.fact_store import FactStore, StoreReader, StoreSettings, StreamSettings
+from agent.fact_store import FactStore, StoreReader
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
 from agent.fact_store.log.catalog import StreamState
 from agent.fact_store.log.errors import StoreFull
@@ -20,6 +20,7 @@ from agent.fact_store.retention import housekeeping as housekeeping_module
 from agent.fact_store.writer import writer as writer_module
 from agent.message import Fact, Sample
 from agent.pages import Hole, PeerPosition
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.fact_store.durability.faults import Faults, full_error
 from tests.fact_store.making import (
     AT_ONCE,
@@ -379,9 +380,9 @@ def test_a_deletion_that_failed_is_done_later(tmp_path: Path, monkeypatch: pytes
         end, reclaimer = fill(store, 20, 1), store._writer.housekeeping._reclaimer
         delete = reclaimer._delete_batches
 
-        def counted(stream: StreamState, deleted: Any, rows_max: int) -> int:
+        def counted(transaction: Any, stream: StreamState, deleted: Any, rows_max: int) -> int:
             nonlocal calls
-            found = delete(stream, deleted, rows_max)
+            found = delete(transaction, stream, deleted, rows_max)
             if found:
                 calls += 1
                 if deleted.is_done:  # the last of them

@@ -59,13 +59,7 @@ offsets = st.integers(0, 200)
     may_drop=st.booleans(),
 )
 def test_invariant_8_unconfirmed_facts_are_never_released_silently(
-    released: int,
-    more: int,
-    confirmed: int | None,
-    kept: int,
-    expired: int | None,
-    excess: int | None,
-    may_drop: bool,  # noqa: FBT001 hypothesis passes by name
+    released: int, more: int, confirmed: int | None, kept: int, expired: int | None, excess: int | None, may_drop: bool
 ) -> None:
     """A release without a loss is at or below the frontier of all consumers. Any other names its loss from the first
     lost offset, and only the time to live or drop_oldest causes one."""

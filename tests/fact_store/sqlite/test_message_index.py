@@ -18,10 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from agent.append_contract import AppendOutcome
 from agent.fact_store import FactStore
-from agent.fact_store.log.settings import StreamSettings
 from agent.fact_store.sqlite import message_index, migrations
 from agent.fact_store.sqlite.message_index import MessageIndex
 from agent.fact_store.sqlite.queries import statements
+from agent.settings.store import StreamSettings
 from tests.fact_store.making import OPERATIONAL, done, ids_in, message, plant
 from tests.waiting import wait_until
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agent.demo.processes import free_port
-from agent.ingest.settings import ModbusSourceSettings
+from agent.settings.sources import ModbusSourceSettings
 from tests.foreign.process import INSTALLED, SERVERS, ServerProcess, Stack
 from tests.waiting import wait_until
 

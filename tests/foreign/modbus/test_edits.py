@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.watch import WatchTimes
 from agent.message import TagDefinition
+from agent.settings.sources import ModbusSourceSettings
 from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map
-from tests.ingest.fakes import FakeStore, done, in_loop
+from tests.ingest.fakes import FakeStore, done
 from tests.ingest.plant import Running, ingesting
 from tests.sim import first_seed, patient, scaled
 from tests.waiting import wait_until_async
@@ -241,40 +241,35 @@ def judge(store: Tally, run: Running, file: Edited, begin_ns: int) -> None:
 @pytest.mark.foreign("libmodbus")
 @pytest.mark.usefixtures("unhurried")
 @patient
-def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
+async def test_edits_cost_no_other_tag_anything(tmp_path: Path) -> None:
     """After 30 edits (`make sim`: 300) of three tag files, good, bad and half written, every tag that was not edited
     has a value of each poll, none twice; and what the files say last is in force."""
     seed, edits = first_seed(), scaled(30, 300)
     chance = random.Random(seed)
-
-    @in_loop
-    async def story() -> None:
-        files = [Edited.of(name, count) for name, count in SIZES.items()]
-        files[2].kept += [(f"deaf/{address}", 2, "holding", address, "uint16") for address in range(100)]
-        store = Tally()
-        with ExitStack() as stack:
-            devices = {name: stack.enter_context(modbus_device(tmp_path / name, units=(1, 2))) for name in SIZES}
-            for file in files:
-                prepare(devices[file.name], file.name)
-                port, text = devices[file.name].port, file.text()
-                limits = {"poll_interval_ms": INTERVAL_MS, **(IMPATIENT if file.name == "dying" else {})}
-                file.settings = source(port, tmp_path, text, name=file.name, **limits)
-            settings = [file.settings for file in files if file.settings is not None]
-            async with ingesting(*settings, store=store, times=SWIFT) as run:
-                begin_ns = await begun(store, files)
-                witness = store.number("well/witness")
-                for number in range(edits):
-                    file, edit = chance.choice(files), chance.choice(EDITS)
-                    print(f"{number} {file.name} {edit.__name__}")
-                    write(file, edit(file, chance), chance)
-                    if chance.random() < 0.4:
-                        trouble(devices["dying"], chance, life=number + 1)
-                    await polls_pass(store, witness, chance.choice([0, 1, 1, 2, 4]))
-                await settled(store, run, files, devices["dying"])
-            for file in files:
-                judge(store, run, file, begin_ns)
-
-    story()
+    files = [Edited.of(name, count) for name, count in SIZES.items()]
+    files[2].kept += [(f"deaf/{address}", 2, "holding", address, "uint16") for address in range(100)]
+    store = Tally()
+    with ExitStack() as stack:
+        devices = {name: stack.enter_context(modbus_device(tmp_path / name, units=(1, 2))) for name in SIZES}
+        for file in files:
+            prepare(devices[file.name], file.name)
+            port, text = devices[file.name].port, file.text()
+            limits = {"poll_interval_ms": INTERVAL_MS, **(IMPATIENT if file.name == "dying" else {})}
+            file.settings = source(port, tmp_path, text, name=file.name, **limits)
+        settings = [file.settings for file in files if file.settings is not None]
+        async with ingesting(*settings, store=store, times=SWIFT) as run:
+            begin_ns = await begun(store, files)
+            witness = store.number("well/witness")
+            for number in range(edits):
+                file, edit = chance.choice(files), chance.choice(EDITS)
+                print(f"{number} {file.name} {edit.__name__}")
+                write(file, edit(file, chance), chance)
+                if chance.random() < 0.4:
+                    trouble(devices["dying"], chance, life=number + 1)
+                await polls_pass(store, witness, chance.choice([0, 1, 1, 2, 4]))
+            await settled(store, run, files, devices["dying"])
+        for file in files:
+            judge(store, run, file, begin_ns)
 
 
 async def begun(store: Tally, files: list[Edited]) -> int:

@@ -24,7 +24,6 @@ from tests.foreign.modbus.device import (
     source,
 )
 from tests.foreign.process import Stack
-from tests.ingest.fakes import in_loop
 from tests.support import command
 from tests.waiting import wait_until_async
 
@@ -52,7 +51,6 @@ def put(device: ModbusDevice, address: int, name: str, order: str, value: float)
 
 
 @pytest.mark.parametrize("stack", BOTH)
-@in_loop
 async def test_probe_finds_every_type_and_order(stack: Stack, tmp_path: Path) -> None:
     """Each type in each order, read from a foreign stack, is among the exact readings of the value."""
     with modbus_device(tmp_path / "device", stack) as device:
@@ -70,7 +68,6 @@ async def test_probe_finds_every_type_and_order(stack: Stack, tmp_path: Path) ->
 
 
 @pytest.mark.foreign("libmodbus")
-@in_loop
 async def test_probe_at_the_edge_of_what_exists(tmp_path: Path) -> None:
     """A device that refuses every register but two, and those two apart from each other: the value is found, and what
     is not given is named."""
@@ -90,7 +87,6 @@ async def test_probe_at_the_edge_of_what_exists(tmp_path: Path) -> None:
 
 
 @pytest.mark.foreign("libmodbus")
-@in_loop
 async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
     """Two blocks in a table that is otherwise refused, on a device that takes 30 registers a read: the ranges are
     exact, and the length that it takes is told. Addresses to which it is silent are no registers either."""
@@ -118,7 +114,6 @@ async def test_scan_finds_what_a_device_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.foreign("libmodbus")
-@in_loop
 async def test_scan_names_the_length_that_works(tmp_path: Path) -> None:
     """A full table on a device that takes 40 registers a read, exception 3 beyond: one range, and the setting to
     make."""
@@ -155,7 +150,6 @@ def write_node(folder: Path, settings: str) -> None:
 
 
 @pytest.mark.foreign("libmodbus")
-@in_loop
 async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path: Path) -> None:
     """The device hangs up on a second connection. `source test` and `read` have their values from the running node,
     whose connection is the only one that the device has ever seen."""
@@ -183,7 +177,6 @@ async def test_a_device_with_one_connection_is_not_taken_from_the_node(tmp_path:
 
 @pytest.mark.foreign("libmodbus")
 @pytest.mark.foreign("socat")
-@in_loop
 async def test_a_serial_line_from_the_first_look_to_the_running_node(tmp_path: Path) -> None:
     """A unit on a serial line: scanned, probed and read with the options of the port; the printed section is a source
     that `source test` finds good, and that the running node reads for the command, as the port is its own."""
@@ -192,7 +185,7 @@ async def test_a_serial_line_from_the_first_look_to_the_running_node(tmp_path: P
         modbus_device(tmp_path / "device", units=(3,), serial_port=ours) as device,
     ):
         device.set(3, "holding", 0, 2_314, 22, 33)
-        line = (str(port), "--baud-rate", str(BAUD_RATE), "--parity", "none", "--timeout-ms", "300")
+        line = (str(port), "--baud-rate", str(BAUD_RATE), "--parity", "none", "--timeout-ms", "1000")
         code, out, err = await bsfg(tmp_path, "modbus", "scan", *line, "--units", "2-4", "--json")
         assert [one["unit_id"] for one in json.loads(out)["units"]] == [3], err
         words = ("modbus", "probe", *line, "--unit", "3", "--base", "0", "holding:0", "--value", "231.4")

@@ -7,7 +7,6 @@ import pytest
 
 from agent.ingest.lifecycle import State
 from tests.foreign.modbus.device import IMPATIENT, modbus_device, source, words_map
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -27,52 +26,41 @@ def all_right(run: Running) -> None:
     "kind, argument",
     [("late", 100), ("late", 450), ("pieces", 50), ("pieces", 450), ("twice", 0), ("half", 0), ("close", 0)],
 )
-def test_awkward_answers_make_no_wrong_value(kind: str, argument: int, tmp_path: Path) -> None:
+async def test_awkward_answers_make_no_wrong_value(kind: str, argument: int, tmp_path: Path) -> None:
     """Two different reads a poll, and every answer to some of them late (within the time-out, and beyond it, so that it
     meets the next question), in pieces, twice, or cut: each value is its register's."""
-
-    @in_loop
-    async def story() -> None:
-        with modbus_device(tmp_path / "device") as device:
-            device.set(1, "holding", 0, *VALUES)
-            async with ingesting(source(device.port, tmp_path, words_map(0, WORDS), **IMPATIENT)) as run:
-                await run.wait_good("f/249")
-                for first in (0, 125):  # of both reads
-                    device.fault(kind, argument, table="holding", at=(first, first), times=3)
-                    asked = device.status()["requests"]
-                    await wait_until_async(lambda n=asked: device.status()["requests"] > n + 6, "reads")
-                await run.wait_good("f/249", len(run.store.good("f/249")) + 3)
-                await run.wait_good("f/0", len(run.store.good("f/0")) + 3)
-            all_right(run)
-
-    story()
+    with modbus_device(tmp_path / "device") as device:
+        device.set(1, "holding", 0, *VALUES)
+        async with ingesting(source(device.port, tmp_path, words_map(0, WORDS), **IMPATIENT)) as run:
+            await run.wait_good("f/249")
+            for first in (0, 125):  # of both reads
+                device.fault(kind, argument, table="holding", at=(first, first), times=3)
+                asked = device.status()["requests"]
+                await wait_until_async(lambda n=asked: device.status()["requests"] > n + 6, "reads")
+            await run.wait_good("f/249", len(run.store.good("f/249")) + 3)
+            await run.wait_good("f/0", len(run.store.good("f/0")) + 3)
+        all_right(run)
 
 
 @pytest.mark.parametrize("at_the_second", ["closes", "reads nothing"])
-def test_a_device_that_takes_one_connection(at_the_second: str, tmp_path: Path) -> None:
+async def test_a_device_that_takes_one_connection(at_the_second: str, tmp_path: Path) -> None:
     """It closes a second connection, or leaves it open and reads nothing from it: one silent unit behind it delays the
     other, and no more; when it answers again, it is read again."""
-
-    @in_loop
-    async def story() -> None:
-        with modbus_device(tmp_path / "device", units=(1, 2)) as device:
-            device.take_connections(1, hangs_up=at_the_second == "closes")
-            device.set(1, "holding", 0, *VALUES)
-            tags = words_map(0, WORDS) + words_map(0, 5, unit=2, scope="g").partition("\n")[2]
-            async with ingesting(source(device.port, tmp_path, tags, **IMPATIENT)) as run:
-                await run.wait_good("g/4", 2)
-                device.fault("silent", unit=2)
-                await wait_until_async(lambda: run.store.of("g/4")[-1].quality, "the silence")
-                await run.wait_good("f/249", len(run.store.good("f/249")) + 5)
-                device.clear()
-                await run.wait_good("g/4", len(run.store.good("g/4")) + 2)
-                assert run.source("meter").connects_total == 1
-            all_right(run)
-
-    story()
+    with modbus_device(tmp_path / "device", units=(1, 2)) as device:
+        device.take_connections(1, hangs_up=at_the_second == "closes")
+        device.set(1, "holding", 0, *VALUES)
+        tags = words_map(0, WORDS) + words_map(0, 5, unit=2, scope="g").partition("\n")[2]
+        async with ingesting(source(device.port, tmp_path, tags, **IMPATIENT)) as run:
+            await run.wait_good("g/4", 2)
+            device.fault("silent", unit=2)
+            await wait_until_async(lambda: run.store.of("g/4")[-1].quality, "the silence")
+            await run.wait_good("f/249", len(run.store.good("f/249")) + 5)
+            device.clear()
+            await run.wait_good("g/4", len(run.store.good("g/4")) + 2)
+            assert run.source("meter").connects_total == 1
+        all_right(run)
 
 
-@in_loop
 async def test_a_device_that_goes_comes_back(tmp_path: Path) -> None:
     """Cut off, frozen, switched off: each is a lost source whose tags are bad, and values come again when the device
     does."""

@@ -1,6 +1,7 @@
 """What the log says of a device in trouble: which tag, in which row, at the address as the map writes it; what is wrong
 with it; and each once."""
 
+import asyncio
 import logging
 import re
 from collections.abc import Callable
@@ -10,7 +11,6 @@ import pytest
 
 from agent.ingest.lifecycle import State
 from tests.foreign.modbus.device import IMPATIENT, ModbusDevice, modbus_device, source, tag_map, words_map
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -33,7 +33,6 @@ def test_a_refused_tag_is_named_as_its_map_writes_it(
     """The log names the tag, its row in the file, and the register number of the vendor's sheet, once and not at every
     poll; the number on the wire does not stand for it."""
 
-    @in_loop
     async def story() -> None:
         rows = [
             ("f/first", 1, "", 40_890, "uint16"),
@@ -52,7 +51,7 @@ def test_a_refused_tag_is_named_as_its_map_writes_it(
         assert "899" not in about[0].replace("40899", "")
 
     caplog.set_level(logging.INFO, "agent.ingest")
-    story()
+    asyncio.run(story())
 
 
 SILENT = re.compile(r"does not answer|do not answer|none of its units answers|answers any more|gave no answer")
@@ -71,7 +70,6 @@ def test_garbage_is_not_silence(kind: str, tmp_path: Path, caplog: pytest.LogCap
     """A device that sends what is no answer is not said to be silent: an engineer would look at its cable. What it
     sends never becomes a value, and right values come when it has recovered."""
 
-    @in_loop
     async def story() -> None:
         with modbus_device(tmp_path / "device") as device:
             device.set(1, "holding", 0, *range(1000, 1010))
@@ -91,7 +89,7 @@ def test_garbage_is_not_silence(kind: str, tmp_path: Path, caplog: pytest.LogCap
         assert not [text for text in told if SILENT.search(text)], told
 
     caplog.set_level(logging.INFO, "agent.ingest")
-    story()
+    asyncio.run(story())
 
 
 def events(caplog: pytest.LogCaptureFixture, *actions: str) -> list[str]:
@@ -100,7 +98,6 @@ def events(caplog: pytest.LogCaptureFixture, *actions: str) -> list[str]:
     return [action for action in found if action in actions]
 
 
-@in_loop
 async def story_of_a_silent_unit(device: ModbusDevice, folder: Path) -> None:
     """Unit 2 falls silent beside unit 1 for several attempts, and returns."""
     tags = words_map(0, 10) + words_map(0, 10, unit=2, scope="g").partition("\n")[2]
@@ -118,15 +115,14 @@ def asked_in_vain(device: ModbusDevice) -> int:
     return len([one for one in device.asked() if one.outcome == "silent"])
 
 
-def test_a_lost_unit_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_unit_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """However often a silent unit is asked, the log has one line going and one returning."""
     caplog.set_level(logging.INFO, "agent.ingest")
     with modbus_device(tmp_path / "device", units=(1, 2)) as device:
-        story_of_a_silent_unit(device, tmp_path)
+        await story_of_a_silent_unit(device, tmp_path)
     assert events(caplog, "unit_lost", "unit_returned") == ["unit_lost", "unit_returned"]
 
 
-@in_loop
 async def story_of_a_silent_device(device: ModbusDevice, folder: Path) -> None:
     """The only unit of a device falls silent for several attempts, each over a new connection, and returns."""
     async with ingesting(source(device.port, folder, words_map(0, 10), **IMPATIENT)) as run:
@@ -139,12 +135,12 @@ async def story_of_a_silent_device(device: ModbusDevice, folder: Path) -> None:
         assert run.source("meter").state is State.CONNECTED
 
 
-def test_a_lost_device_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_device_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A device whose only unit is silent is lost and returns once, whatever number of connections were made to it
     meanwhile: one line while the connection stood, and one for the other reason, that new ones are of no use."""
     caplog.set_level(logging.INFO, "agent.ingest")
     with modbus_device(tmp_path / "device") as device:
-        story_of_a_silent_device(device, tmp_path)
+        await story_of_a_silent_device(device, tmp_path)
     assert len(events(caplog, "unit_lost")) <= 1
     assert events(caplog, "source_lost", "source_returned") in (
         ["source_lost", "source_returned"],

@@ -12,7 +12,6 @@ import pytest
 from agent.ingest import quality
 from agent.ingest.tags.watch import WatchTimes
 from tests.foreign.modbus.device import Asked, ModbusDevice, modbus_device, source, tag_map, words_map
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting
 from tests.waiting import wait_until_async
 
@@ -59,7 +58,6 @@ def judge(run: Running, tags: list[str], marked_max: int = 0) -> None:
         assert polls - 1 - marked <= len(values) <= polls + 1, f"{tag} has values of {len(values)} of {polls} polls"
 
 
-@in_loop
 async def test_a_refused_register_costs_itself_alone(tmp_path: Path) -> None:
     """Units that answer an exception for one register of a block, each unit another: the other 99 have a value in every
     poll, the first included; where the exception may be about the moment, they are marked bad in the first. The one is
@@ -85,7 +83,6 @@ async def test_a_refused_register_costs_itself_alone(tmp_path: Path) -> None:
             assert run.source("meter").tags_bad == 0
 
 
-@in_loop
 async def test_a_refusing_unit_is_marked_at_once(tmp_path: Path) -> None:
     """Units that refuse everything, each with another exception: each of their 200 tags is marked bad in the first
     poll, and the unit beside them has a value in every poll. What they are asked meanwhile is little. When they answer
@@ -112,7 +109,6 @@ async def test_a_refusing_unit_is_marked_at_once(tmp_path: Path) -> None:
             assert run.source("meter").tags_bad == 0
 
 
-@in_loop
 async def test_a_device_that_takes_short_reads_only(tmp_path: Path) -> None:
     """Reads of more than 20 registers are refused, and nothing in the settings says so. Each of 300 tags has a value in
     every poll, and after some polls they are read in the fewest requests there are, 15, of which none is refused."""
@@ -132,7 +128,6 @@ def last_poll(asked: list[Asked]) -> list[str]:
     return [one.outcome for one in asked[ends[0] + 1 : ends[1]]] if len(ends) == 2 else []
 
 
-@in_loop
 async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_path: Path) -> None:
     """Rows of refused registers are added to the file of a running source, into the middle of blocks. The tags that
     were there go on with a value in every poll."""
@@ -160,7 +155,6 @@ async def test_a_bad_row_added_to_a_running_file_costs_no_other_tag_a_slot(tmp_p
             assert not [sample for address in bad for sample in run.store.good(f"f/{address}")]
 
 
-@in_loop
 async def test_a_register_that_begins_to_refuse_costs_itself_alone(tmp_path: Path) -> None:
     """Registers that were good are refused from some moment on, one after the other: each costs the others of its block
     one poll at most, in which they are marked bad."""

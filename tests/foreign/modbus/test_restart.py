@@ -6,7 +6,6 @@ import pytest
 
 from tests.foreign.modbus.device import QUICK, Asked, ModbusDevice, modbus_device, source, words_map
 from tests.foreign.plant import source_node
-from tests.ingest.fakes import in_loop
 from tests.waiting import wait_until_async
 
 pytestmark = [pytest.mark.system, pytest.mark.foreign("libmodbus")]
@@ -33,7 +32,6 @@ async def life(device: ModbusDevice, folder: Path) -> list[Asked]:
     return device.asked(before)
 
 
-@in_loop
 async def test_learned_splits_are_kept_over_a_restart(tmp_path: Path) -> None:
     """A device that lacks addresses inside and beside blocks is learned in the first life. The second life begins with
     the reads that the first ended with, none of them refused, and searches nothing: it asks once for each of the small

@@ -22,7 +22,6 @@ from tests.foreign.modbus.device import (
     source,
     words_map,
 )
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -56,7 +55,6 @@ async def reads_everything(run: Any) -> None:
         assert {sample.value for sample in run.store.good(f"f/{address}")} == {value}
 
 
-@in_loop
 async def test_rtu_on_a_serial_line(tmp_path: Path) -> None:
     """300 registers of a unit on a serial line arrive right, poll after poll."""
     with serial_device(tmp_path) as (_, port):
@@ -65,7 +63,6 @@ async def test_rtu_on_a_serial_line(tmp_path: Path) -> None:
             await reads_everything(run)
 
 
-@in_loop
 async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A unit that is not on the line is silent and delays the other by time-outs only; noise, half an answer and
     answers in pieces or of a wrong unit make no wrong value, and the line recovers from each."""
@@ -90,7 +87,6 @@ async def test_trouble_on_a_serial_line(tmp_path: Path, caplog: pytest.LogCaptur
     assert len([record for record in lost if getattr(record, "unit", 0) == 9]) == 1
 
 
-@in_loop
 async def test_a_serial_port_that_goes_and_comes(tmp_path: Path) -> None:
     """A serial adapter that is pulled out is a lost source; plugged in again under the same name it is read again."""
     settings = source(1, tmp_path, words_map(0, len(VALUES), unit=UNIT), **serial_settings(tmp_path / "tty-source"))
@@ -105,7 +101,6 @@ async def test_a_serial_port_that_goes_and_comes(tmp_path: Path) -> None:
         await ingest.__aexit__(None, None, None)
 
 
-@in_loop
 async def test_rtu_over_tcp(tmp_path: Path) -> None:
     """Frames of a serial line through a converter that knows nothing of Modbus: values are right, and come again when
     the converter was away."""
@@ -170,7 +165,6 @@ def tls_settings(authority: Path, client: Path, server_name: str = DEVICE_NAME) 
     return {"transport": "tls", "ca_file": authority, "server_name": server_name, **own}
 
 
-@in_loop
 async def test_modbus_inside_tls(tmp_path: Path) -> None:
     """Both sides show certificates of the site's authority; every register arrives right."""
     with tls_device(tmp_path) as (port, authority):
@@ -180,26 +174,21 @@ async def test_modbus_inside_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["authority", "name", "client"])
-def test_a_wrong_certificate_reads_nothing(wrong: str, tmp_path: Path) -> None:
+async def test_a_wrong_certificate_reads_nothing(wrong: str, tmp_path: Path) -> None:
     """A device of an unknown authority or another name, or one that does not accept our certificate: no value is read,
     and the source's trouble is said to be the certificate, where TLS lets us see it."""
-
-    @in_loop
-    async def story() -> None:
-        with tls_device(tmp_path) as (port, authority):
-            (tmp_path / "other").mkdir()
-            other = make_authority(tmp_path / "other", "other")
-            settings = tls_settings(
-                other if wrong == "authority" else authority,
-                issue(other if wrong == "client" else authority, "client"),
-                "pump.plant.example" if wrong == "name" else DEVICE_NAME,
-            )
-            tags = words_map(0, 10, unit=UNIT)
-            async with ingesting(source(port, tmp_path, tags, **settings, **IMPATIENT)) as run:
-                await wait_until_async(lambda: run.source("meter").errors_total >= 2, "the refusal")
-                trouble = run.source("meter").last_error
-                assert not run.store.good("f/0")
-            if wrong != "client":
-                assert "certificate" in trouble.lower(), trouble
-
-    story()
+    with tls_device(tmp_path) as (port, authority):
+        (tmp_path / "other").mkdir()
+        other = make_authority(tmp_path / "other", "other")
+        settings = tls_settings(
+            other if wrong == "authority" else authority,
+            issue(other if wrong == "client" else authority, "client"),
+            "pump.plant.example" if wrong == "name" else DEVICE_NAME,
+        )
+        tags = words_map(0, 10, unit=UNIT)
+        async with ingesting(source(port, tmp_path, tags, **settings, **IMPATIENT)) as run:
+            await wait_until_async(lambda: run.source("meter").errors_total >= 2, "the refusal")
+            trouble = run.source("meter").last_error
+            assert not run.store.good("f/0")
+        if wrong != "client":
+            assert "certificate" in trouble.lower(), trouble

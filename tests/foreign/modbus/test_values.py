@@ -26,7 +26,6 @@ from tests.foreign.modbus.device import (
     tag_map,
 )
 from tests.foreign.process import Stack
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import ingesting
 from tests.waiting import wait_until_async
 
@@ -167,28 +166,23 @@ def fill(device: ModbusDevice) -> list[Placed]:
     [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (LIBMODBUS, MODBUS_SERIAL)]
     + [pytest.param(PYMODBUS, id="pymodbus")],
 )
-def test_every_type_in_every_order_is_right(stack: Stack, tmp_path: Path) -> None:
+async def test_every_type_in_every_order_is_right(stack: Stack, tmp_path: Path) -> None:
     """Each value arrives as what was put into the device, with its type: 6 orders of 21 types of one register, 4 of 4
     types of two, 10 of 3 types of four, strings, coils and discrete inputs. All in the first polls, from each stack."""
-
-    @in_loop
-    async def story() -> None:
-        with modbus_device(tmp_path / "device", stack) as device:
-            placed = fill(device)
-            async with ingesting(source(device.port, tmp_path, tag_map(one.row for one in placed))) as run:
-                for one in placed:
-                    await wait_until_async(lambda one=one: run.store.of(one.tag), one.tag)
-        assert len(placed) >= 211
-        found = {one.tag: run.store.of(one.tag)[0] for one in placed}
-        wrong = [
-            (one.tag, one.value, found[one.tag])
-            for one in placed
-            if (found[one.tag].quality, found[one.tag].value) != (0, one.value)
-            or type(found[one.tag].value) is not type(one.value)
-        ]
-        assert not wrong, wrong
-
-    story()
+    with modbus_device(tmp_path / "device", stack) as device:
+        placed = fill(device)
+        async with ingesting(source(device.port, tmp_path, tag_map(one.row for one in placed))) as run:
+            for one in placed:
+                await wait_until_async(lambda one=one: run.store.of(one.tag), one.tag)
+    assert len(placed) >= 211
+    found = {one.tag: run.store.of(one.tag)[0] for one in placed}
+    wrong = [
+        (one.tag, one.value, found[one.tag])
+        for one in placed
+        if (found[one.tag].quality, found[one.tag].value) != (0, one.value)
+        or type(found[one.tag].value) is not type(one.value)
+    ]
+    assert not wrong, wrong
 
 
 # --- another client ---------------------------------------------------------------------------------------------------
@@ -222,31 +216,24 @@ def mbpoll(port: int, kind: str, order: str, address: int) -> list[float]:
 
 
 @pytest.mark.foreign(MBPOLL.name)
-def test_mbpoll_reads_the_same(tmp_path: Path) -> None:
+async def test_mbpoll_reads_the_same(tmp_path: Path) -> None:
     """For each type, table and order that mbpoll has, it reads the values that we read, from the same registers."""
-
-    @in_loop
-    async def story() -> None:
-        chance = random.Random(SEED)
-        rows: dict[tuple[str, str], list[tuple[object, ...]]] = {}
-        with modbus_device(tmp_path / "device") as device:
-            for number, ((kind, order), (name, ours)) in enumerate(MBPOLL_TYPES.items()):
-                table, address, width = MBPOLL_TABLES[kind[0]], 1000 * number, 2 if name.endswith("32") else 1
-                words = [chance.randrange(2 if name == "bool" else 1 << 16) for _ in range(VALUES * width)]
-                if name == "float32":
-                    numbers = (struct.pack(">f", chance.uniform(-1e6, 1e6)) for _ in range(VALUES))
-                    words = [word for data in numbers for word in on_the_wire(data, ours)]
-                device.set(1, table, address, *words)
-                rows[kind, order] = [
-                    (f"f/{number}.{i}", 1, table, address + width * i, name, ours) for i in range(VALUES)
-                ]
-            tags = tag_map(row for of_kind in rows.values() for row in of_kind)
-            async with ingesting(source(device.port, tmp_path, tags)) as run:
-                for (kind, order), of_kind in rows.items():
-                    for row in of_kind:
-                        await run.wait_good(str(row[0]))
-                    read = [run.store.good(str(row[0]))[0].value for row in of_kind]
-                    theirs = mbpoll(device.port, kind, order, int(str(of_kind[0][3])))
-                    assert read == pytest.approx(theirs, rel=1e-5), (kind, order)  # it prints six digits
-
-    story()
+    chance = random.Random(SEED)
+    rows: dict[tuple[str, str], list[tuple[object, ...]]] = {}
+    with modbus_device(tmp_path / "device") as device:
+        for number, ((kind, order), (name, ours)) in enumerate(MBPOLL_TYPES.items()):
+            table, address, width = MBPOLL_TABLES[kind[0]], 1000 * number, 2 if name.endswith("32") else 1
+            words = [chance.randrange(2 if name == "bool" else 1 << 16) for _ in range(VALUES * width)]
+            if name == "float32":
+                numbers = (struct.pack(">f", chance.uniform(-1e6, 1e6)) for _ in range(VALUES))
+                words = [word for data in numbers for word in on_the_wire(data, ours)]
+            device.set(1, table, address, *words)
+            rows[kind, order] = [(f"f/{number}.{i}", 1, table, address + width * i, name, ours) for i in range(VALUES)]
+        tags = tag_map(row for of_kind in rows.values() for row in of_kind)
+        async with ingesting(source(device.port, tmp_path, tags)) as run:
+            for (kind, order), of_kind in rows.items():
+                for row in of_kind:
+                    await run.wait_good(str(row[0]))
+                read = [run.store.good(str(row[0]))[0].value for row in of_kind]
+                theirs = mbpoll(device.port, kind, order, int(str(of_kind[0][3])))
+                assert read == pytest.approx(theirs, rel=1e-5), (kind, order)  # it prints six digits

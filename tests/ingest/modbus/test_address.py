@@ -6,9 +6,9 @@ import pytest
 
 from agent.ingest.errors import TagMapError
 from agent.ingest.modbus.address import Register
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.file import parse_tag_file
 from agent.ingest.tags.tag_map import Tag
+from agent.settings.sources import ModbusSourceSettings
 
 HEADER = "tag,table,register,type,scale,mask,clamp,counter,poll_interval_ms\n"
 

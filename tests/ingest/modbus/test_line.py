@@ -13,8 +13,7 @@ from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, frame_pause_ms
 from agent.ingest.modbus.plan import Read
-from agent.ingest.settings import ModbusSourceSettings
-from tests.ingest.fakes import in_loop
+from agent.settings.sources import ModbusSourceSettings
 
 READ = Read(1, Table.HOLDING, 10, 2, (Register(1, Table.HOLDING, 10, 2, value_type("int32", "ABCD")),))
 
@@ -47,7 +46,6 @@ def exception(code: int) -> object:
     return SimpleNamespace(isError=lambda: True, exception_code=code)
 
 
-@in_loop
 async def test_an_answer_is_as_long_as_asked() -> None:
     """Fewer or more registers than asked for, or those of another table, are no answer, and never values."""
     assert list(await Answering(values(1, 2)).read(READ)) == [1, 2]
@@ -56,7 +54,6 @@ async def test_an_answer_is_as_long_as_asked() -> None:
             await Answering(found).read(READ)
 
 
-@in_loop
 async def test_refusals_are_told_apart() -> None:
     """Those about addresses are learned from, those about the moment are not, and a gateway's say that a unit is
     silent."""
@@ -77,7 +74,6 @@ def test_frames_on_a_serial_line_have_their_pause() -> None:
     assert frame_pause_ms(replace(serial, transport="rtu_over_tcp", host="h", serial_port="")) == 0
 
 
-@in_loop
 async def test_no_answer_on_a_standing_connection_is_a_silent_unit() -> None:
     """On one that broke, the device is lost."""
     with pytest.raises(UnitSilent):

@@ -14,16 +14,16 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.modbus.address import Register, Table
 from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.line import ReadRefused, UnitSilent
-from agent.ingest.modbus.pace import Missed
 from agent.ingest.modbus.plan import Read
+from agent.ingest.modbus.poll_grid import Missed
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR, BAD_DEVICE_FAILURE, BAD_NODE_ID_UNKNOWN, BAD_TIMEOUT
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.tag_map import Tag
 from agent.message import TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from agent.settings.sources import ModbusSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
 
 INT16 = value_type("int16", "ABCD")
 TAGS = [
@@ -91,7 +91,6 @@ def qualities(store: FakeStore) -> dict[str, list[int]]:
     return {str(number): [sample.quality for sample in store.of(f"a/{number}")] for number in (1, 2)}
 
 
-@in_loop
 async def test_a_unit_that_falls_silent_makes_its_tags_bad() -> None:
     """Once: its last values must not pass for current ones."""
     store = FakeStore()
@@ -102,7 +101,6 @@ async def test_a_unit_that_falls_silent_makes_its_tags_bad() -> None:
     assert qualities(store) == {"1": [0, BAD_TIMEOUT], "2": [0, BAD_TIMEOUT]}
 
 
-@in_loop
 async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
     """Its neighbour goes on; the refused one is recorded as bad, once."""
     store = FakeStore()
@@ -114,9 +112,8 @@ async def test_a_register_that_does_not_exist_is_bad_alone() -> None:
     assert set(found["1"]) == {0}
 
 
-@in_loop
 async def test_a_device_that_is_busy_makes_what_was_asked_for_bad() -> None:
-    """A refusal for the moment is no lesson about addresses: all that the read was to bring is bad, and asked for
+    """A refusal for the moment says nothing about addresses: all that the read was to bring is bad, and asked for
     again."""
     store = FakeStore()
     source = await made(store)
@@ -130,7 +127,6 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.action for record in caplog.records if hasattr(record, "action")]
 
 
-@in_loop
 async def test_a_unit_that_stays_silent_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     """However often it is asked, and over new connections; its return is told when it gives values."""
     caplog.set_level(logging.INFO)
@@ -145,7 +141,6 @@ async def test_a_unit_that_stays_silent_is_told_once(caplog: pytest.LogCaptureFi
     assert told(caplog) == ["unit_lost", "unit_returned", "unit_lost"]
 
 
-@in_loop
 async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCaptureFixture) -> None:
     """One line for all tags that are refused for a reason: name, row, and the address as it is written there."""
     caplog.set_level(logging.INFO)
@@ -160,7 +155,6 @@ async def test_the_log_names_refused_tags_as_the_file_does(caplog: pytest.LogCap
     assert line.tags == "a/1 (row 7, unit 1 holding 40900), a/2 (row 8, unit 1 holding 40901)"  # type: ignore[attr-defined]
 
 
-@in_loop
 async def test_what_was_learned_outlives_the_process() -> None:
     """The next source is given the document, and asks for what is refused by itself only. A damaged one is ignored."""
     memory = Memory()
@@ -178,7 +172,6 @@ async def test_what_was_learned_outlives_the_process() -> None:
     assert qualities(store) == {"1": [0], "2": [0]}
 
 
-@in_loop
 async def test_a_refusal_is_told_over_the_loss_before() -> None:
     """After an outage, which is presumed of all tags, a parked tag gets its own reason again."""
     store = FakeStore()
@@ -191,7 +184,6 @@ async def test_a_refusal_is_told_over_the_loss_before() -> None:
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, BAD_COMMUNICATION_ERROR, BAD_NODE_ID_UNKNOWN]
 
 
-@in_loop
 async def test_a_counter_that_wraps_is_a_fact() -> None:
     """The reading is stored as it is; the fact has both readings and what was counted between them."""
     word = value_type("uint16", "ABCD")
@@ -208,7 +200,6 @@ async def test_a_counter_that_wraps_is_a_fact() -> None:
     assert [sample.value for sample in store.of("a/1")] == [65_530, 6]
 
 
-@in_loop
 async def test_missed_polls_are_counted_and_a_fact() -> None:
     """Slots that were not polled: their number, their times, and the tags of their interval, times slots."""
     store = FakeStore()
@@ -223,7 +214,6 @@ async def test_missed_polls_are_counted_and_a_fact() -> None:
     assert content["first_time"].startswith("2001-09-09T01:46:40")
 
 
-@in_loop
 async def test_a_poll_reads_the_intervals_that_are_due() -> None:
     """A tag with an interval of its own is left out of the others' polls, and read along when both are due."""
     tags = [TAGS[0], replace(TAGS[1], point=replace(TAGS[1].point, poll_interval_ms=5_000))]
@@ -234,7 +224,6 @@ async def test_a_poll_reads_the_intervals_that_are_due() -> None:
         assert device.asked == asked
 
 
-@in_loop
 async def test_retry_asks_for_what_is_refused_at_once() -> None:
     """Without it the pause is waited for."""
     store = FakeStore()
@@ -247,7 +236,6 @@ async def test_retry_asks_for_what_is_refused_at_once() -> None:
     assert qualities(store)["2"] == [BAD_NODE_ID_UNKNOWN, 0]
 
 
-@in_loop
 async def test_a_search_rests_when_its_slot_is_over() -> None:
     """One question of the search and no more, so that the next poll begins in time; the next poll goes on with it."""
     points = [Register(1, Table.HOLDING, number, 1, INT16) for number in range(1, 9)]

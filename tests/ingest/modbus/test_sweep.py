@@ -52,11 +52,11 @@ def test_what_is_learned_leaves_the_fewest_reads(wanted: list[Register], bounds:
     unit, good = unit_of(wanted, bounds), given_by(device, wanted)
     for number in range(60):
         poll(unit, device, number * S)
-    before, version = len(device.asked), unit.lessons_version
+    before, version = len(device.asked), unit.refused_version
     done = poll(unit, device, 60 * S)
     assert done.planned == fewest_reads(good, bounds, device)
     assert all(device.judge(r.address, r.end) is None for r in device.asked[before : before + done.planned])
-    assert unit.lessons_version == version
+    assert unit.refused_version == version
 
 
 few = st.lists(
@@ -222,12 +222,12 @@ def test_what_was_learned_is_taken_over_by_the_next_process() -> None:
     for number in range(5):
         poll(first, device, number * S)
     second = unit_of(wanted)
-    second.learn(first.lessons())
+    second.learn(first.refused_spans())
     done = poll(second, device)
     assert set(done.values) == set(wanted) - {register(10), register(77)}
     assert done.marked == {register(10): 2, register(77): 4}
     assert done.planned == fewest_reads(done.values, Limits(125, 16), device)
-    assert second.lessons() == first.lessons()
+    assert second.refused_spans() == first.refused_spans()
 
 
 def test_a_silent_unit_is_asked_ever_more_rarely() -> None:

@@ -21,8 +21,7 @@ from agent.ingest.errors import SourceLost, SourceRefused
 from agent.ingest.modbus.address import Table
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent
 from agent.ingest.modbus.plan import Read
-from agent.ingest.settings import ModbusSourceSettings
-from tests.ingest.fakes import in_loop
+from agent.settings.sources import ModbusSourceSettings
 
 FIVE = Read(1, Table.HOLDING, 10, 5, ())
 LONG = Read(1, Table.HOLDING, 0, 100, ())
@@ -82,7 +81,6 @@ def cable() -> Iterator[tuple[str, str]]:
                 os.close(end)
 
 
-@in_loop
 async def test_rtu_over_a_serial_line() -> None:
     """A pair of pseudo terminals stands for the cable."""
     with cable() as (ours, theirs), device("serial", theirs):
@@ -90,18 +88,12 @@ async def test_rtu_over_a_serial_line() -> None:
 
 
 @pytest.mark.parametrize("transport, framing", [("rtu_over_tcp", "rtu"), ("tcp", "tcp")])
-def test_sockets(transport: str, framing: str) -> None:
+async def test_sockets(transport: str, framing: str) -> None:
     """Either framing over a socket."""
-
-    @in_loop
-    async def scenario() -> None:
-        with device(framing, "0") as port:
-            await check(settings(transport, host="127.0.0.1", port=port))
-
-    scenario()
+    with device(framing, "0") as port:
+        await check(settings(transport, host="127.0.0.1", port=port))
 
 
-@in_loop
 async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
     """RTU has no transaction number: the answer to a request that was given up must not become the values of the next
     request of the same length."""
@@ -112,7 +104,6 @@ async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:
             assert list(await line.read(Read(3, Table.HOLDING, 20, 5, ()))) == [20, 21, 22, 23, 24]
 
 
-@in_loop
 async def test_a_port_that_does_not_exist_is_told_with_its_reason() -> None:
     """The operating system's reason is in the message: a missing device file reads otherwise than a closed port."""
     for given in (
@@ -150,7 +141,6 @@ def certificate(folder: Path, name: str, issuer: str = "") -> tuple[Path, Path]:
     return file, key_file
 
 
-@in_loop
 async def test_tls_verifies_the_device_and_shows_our_certificate(tmp_path: Path) -> None:
     """A device whose certificate is by another authority, or for another name, is not spoken to; one that asks for our
     certificate gets it."""

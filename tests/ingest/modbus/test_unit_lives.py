@@ -58,9 +58,9 @@ class Life:
 
     def restart(self) -> None:
         """Another process, with what this one has learned."""
-        lessons = self.unit.lessons()
+        refused = self.unit.refused_spans()
         self.unit = self.made()
-        self.unit.learn(lessons)
+        self.unit.learn(refused)
         self.device.bad.clear()
 
     def trouble(self) -> None:

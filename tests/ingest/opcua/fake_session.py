@@ -10,11 +10,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, Publication, decode_publication
+from agent.ingest.opcua.address import SERVER_CLOCK, Reading
+from agent.ingest.opcua.decode import FILETIME_EPOCH, Change, DecodeError, Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.plan import Created
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, PublishRefused
+from agent.ingest.opcua.server_clock import ClockReading
+from agent.ingest.opcua.session import (
+    HEARTBEAT_HANDLE,
+    CallTooLarge,
+    ItemRequest,
+    OpenedSubscription,
+    PublishRefused,
+    TooManySubscriptions,
+)
 from agent.ingest.opcua.values.variant import ValueReader
 
 
@@ -68,22 +76,33 @@ class FakeSession:
         self.refusals: dict[Any, int] = {}  # by identifier of the node and index range
         self.revised: tuple[float, int] | None = None
         self.held: dict[tuple[int, int], bytes] = {}
+        self.republished = 0  # requests
         self.has_clock = True
         self.has_no_ranges = False
         self.clock_ms, self.publishing_ms = 1_000.0, 500.0  # as the server revised them
+        self.slower = 1.0  # keep-alives than asked for
         self.values: dict[Any, tuple[Any, int, int, int]] = {}  # what a Read gives: value, status, both times
         self.reads: list[int] = []
         self.nodes_per_read = 1_000
+        self.malformed: set[Any] = set()  # nodes whose value cannot be read
+        self.too_large: set[Any] = set()
         self.started: object = "today"
+        self.shows_ns: int | None = None  # its clock, where it is read
         self.keeps_subscriptions = False
         self.transfers: list[list[int]] = []
         self.transfer_statuses: dict[int, int] = {}  # by subscription; without it a transfer is good
         self.deleted: list[int] = []
         self.is_mute = False  # does not answer a transfer
+        self.items_in_time = 1_000  # that one call creates before it times out
+        self.room = 1_000  # for subscriptions
+        self.key: str | None = None  # it is closed over its own connection
         self._number = first_number
 
     async def server_start(self) -> object:
         return self.started
+
+    async def clock_ns(self) -> int | None:
+        return self.shows_ns
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
         self.keeps_subscriptions = keep
@@ -103,17 +122,21 @@ class FakeSession:
     async def namespaces(self) -> list[str]:
         return ["urn:x"]
 
-    async def create_subscription(self) -> tuple[int, float]:
+    async def create_subscription(self) -> OpenedSubscription:
+        if len(self.subscriptions) == self.room:
+            raise TooManySubscriptions("no room")
         self._number += 1
         self.subscriptions.append(self._number)
         self.items[self._number] = {}
-        return self._number, self.publishing_ms
+        return OpenedSubscription(self._number, self.publishing_ms, self.slower)
 
     async def create_heartbeat(self, _: int) -> Created:
         return Created(0 if self.has_clock else 0x803A_0000, sampling_ms=self.clock_ms)
 
     async def create_items(self, subscription_id: int, items: Sequence[ItemRequest]) -> list[Created]:
         self.asked += items
+        if len(items) > self.items_in_time:
+            raise SourceLost("no answer in time") from TimeoutError()
         return [self._create(subscription_id, item) for item in items]
 
     def _create(self, subscription_id: int, item: ItemRequest) -> Created:
@@ -151,16 +174,29 @@ class FakeSession:
         return self.has_no_ranges
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
+        self.republished += 1
+        assert self.republished < 100, "asked again without end"
         return self.held.get((subscription_id, number))
 
+    async def read_with_clock(self, readings: Sequence[Reading], _: Sequence[str]) -> tuple[ClockReading, list[Change]]:
+        return self.reads_ns(), self._values_of([SERVER_CLOCK, *readings])[1:]
+
     async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+        return self._values_of(readings)
+
+    def _values_of(self, readings: Sequence[Reading]) -> list[Change]:
         self.reads.append(len(readings))
-        if len(readings) > self.nodes_per_read:
-            raise CallTooLarge("too many")
-        clock, *values = readings
-        assert clock.address.identifier == 2258
-        found = [self.values[one.address.identifier, one.index_range] for one in values]
-        return [Change(n, *found) for n, found in enumerate([("now", 0, 0, time.time_ns()), *found])]
+        nodes = [(one.address.identifier, one.index_range) for one in readings]
+        if len(readings) > self.nodes_per_read or self.too_large.intersection(nodes):
+            raise CallTooLarge("too many, or too long")
+        if self.malformed.intersection(nodes):
+            raise DecodeError("malformed")
+        values = {(SERVER_CLOCK.address.identifier, ""): ("now", 0, 0, 0), **self.values}
+        return [Change(n, *values[node]) for n, node in enumerate(nodes)]
+
+    def reads_ns(self) -> ClockReading:
+        now_ns = self.shows_ns or time.time_ns()
+        return ClockReading(now_ns, now_ns)
 
     def handles(self, subscription_id: int) -> set[int]:
         """What is monitored in a subscription."""

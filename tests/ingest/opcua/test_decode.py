@@ -3,6 +3,7 @@ import math
 import struct
 import tracemalloc
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from typing import Any
 from uuid import uuid4
 
@@ -278,7 +279,7 @@ def test_keep_alive_and_status_change() -> None:
 
 
 @pytest.mark.parametrize("cut_short", [True, False])
-def test_a_malformed_value_costs_its_tag_alone(cut_short: bool) -> None:  # noqa: FBT001 both ways of one damage
+def test_a_malformed_value_costs_its_tag_alone(cut_short: bool) -> None:
     """The tag whose value has no end gets a bad sample, the values behind it are counted, and the publication goes
     on with its next notification."""
     whole = struct.pack("<IBBd", 1, 1, 11, 1.0)
@@ -291,6 +292,46 @@ def test_a_malformed_value_costs_its_tag_alone(cut_short: bool) -> None:  # noqa
     found = decoded(raw)
     assert found.changes == [Change(1, 1.0, 0, 0, 0), Change(2, None, 0x80070000, 0, 0), Change(1, 1.0, 0, 0, 0)]
     assert found.values_lost == 5
+
+
+@given(st.lists(values, max_size=6), st.binary(max_size=12), st.lists(values, max_size=3), st.data())
+def test_a_malformed_value_costs_none_before_it_and_is_counted(
+    before: list[tuple[str, Any]], garbage: bytes, after: list[tuple[str, Any]], data: st.DataObject
+) -> None:
+    """Any bytes in the place of a value, and an end anywhere: no error, the values before are as they were sent, and
+    each of the others is a change or counted as lost."""
+    sent = [data_value(value, kind) for kind, value in (*before, *after)]
+    items = [struct.pack("<I", n) + struct_to_binary(one) for n, one in enumerate(sent)]
+    items.insert(len(before), struct.pack("<IB", 99, 1) + garbage)
+    body = b"".join(items)
+    body = body[: data.draw(st.integers(0, len(body)))]
+    change = struct.pack("<i", len(items)) + body
+    raw = struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 1) + struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
+    ends = list(accumulate(map(len, items)))
+    whole = sum(end <= len(body) for end in ends[: len(before)])
+    found = decoded(raw)
+    expected = decoded(notification(whole, body)).changes
+    assert repr(found.changes[:whole]) == repr(list(expected))  # also where it is no number
+    assert len(found.changes) + found.values_lost == len(items)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        struct.pack("<BHI5sBi3s", 3, 2, 5, b"trend", 1, 3, b"abc"),
+        struct.pack("<BH16sBi3s", 4, 2, bytes(16), 1, 3, b"abc"),
+        struct.pack("<BHI2sBi", 5, 2, 2, b"ab", 1, 0),
+        struct.pack("<BHIBi6s", 2, 2, 77, 2, 6, b"<xml/>"),
+        struct.pack("<BBB", 0, 0, 0),
+    ],
+    ids=["string", "guid", "bytes", "XML", "none"],
+)
+def test_a_notification_of_an_unknown_kind_is_stepped_over(other: bytes) -> None:
+    """A vendor's own, by any form of node id and body: the values of the publication are read, before and behind it."""
+    change = struct.pack("<iIBBdi", 1, 1, 1, 11, 1.5, 0)
+    known = struct.pack("<BBHBi", 1, 0, 811, 1, len(change)) + change
+    raw = struct.pack("<IiBIqi", 3, 0, 0, 1, 0, 3) + known + other + known
+    assert decoded(raw).changes == [Change(1, 1.5, 0, 0, 0)] * 2
 
 
 def nested(levels: int) -> bytes:

@@ -198,9 +198,7 @@ def _parts(value: Any) -> set[bytes]:
     st.lists(st.tuples(st.integers(0, len(PUBLICATION) - BODY_AT - 1), st.integers(0, 255)), max_size=6), st.booleans()
 )
 def test_a_damaged_foreign_publication_is_read_or_refused(
-    known: ValueReader,
-    changes: list[tuple[int, int]],
-    cut: bool,  # noqa: FBT001 drawn
+    known: ValueReader, changes: list[tuple[int, int]], cut: bool
 ) -> None:
     """Any bytes changed among values of every shape, structures with known types included: each change is a value that
     a fact can hold, or the message is refused with the one error."""

@@ -1,44 +1,72 @@
 import random
 from bisect import bisect_right
 
-from agent.ingest.opcua.liveness import Liveness, ServerClock
+from agent.ingest.opcua.liveness import Liveness
 from tests.sim import first_seed, scaled
 
 S = 1_000_000_000
 
 
+def opened(opened_ns: int, now_s: float = 0.0) -> Liveness:
+    """Of a subscription that was created then."""
+    life = Liveness(now_s)
+    life.open(opened_ns)
+    return life
+
+
 def test_values_and_a_moving_clock_are_proofs_and_empty_answers_are_not() -> None:
     """A server that answers without values, while its clock stands, falls silent; the last proof keeps its time."""
-    life = Liveness(100.0)
+    life = opened(1 * S, 100.0)
     assert life.complete_ns == 0
     assert life.see_clock("12:00")
-    life.see(101.0, 1 * S, None, is_proof=True, more=False)
+    life.see(101.0, 2 * S, None, is_proof=True, more=False)
     assert not life.see_clock("12:00")
-    life.see(102.0, 2 * S, None, is_proof=False, more=False)
+    life.see(102.0, 3 * S, None, is_proof=False, more=False)
     assert (life.silent_s(103.0), life.complete_ns) == (2.0, 1 * S)
-    life.see(104.0, 4 * S, 3 * S, is_proof=True, more=False)
+    life.see(104.0, 5 * S, 3 * S, is_proof=True, more=False)
+    life.see(104.0, 6 * S, 4 * S, is_proof=True, more=False)
     assert (life.silent_s(104.5), life.complete_ns) == (0.5, 3 * S)
 
 
 def test_any_answer_counts_where_the_clock_cannot_be_monitored() -> None:
     """Such a server proves its life with keep-alives."""
-    life = Liveness(100.0)
+    life = opened(1 * S, 100.0)
     life.has_clock = False
-    life.see(101.0, 1 * S, None, is_proof=False, more=False)
+    life.see(101.0, 2 * S, None, is_proof=False, more=False)
     assert (life.silent_s(101.0), life.complete_ns) == (0.0, 1 * S)
+
+
+def test_a_clock_that_never_moves_is_given_up() -> None:
+    """It came once: after some time any answer counts, and dates a loss. One that never came, or has moved, proves
+    something by its silence."""
+    one = Liveness(0.0)
+    one.see(1.0, 10 * S, None, is_proof=False, more=False)
+    assert not one.give_up_clock(20.0, 15.0)
+    assert one.see_clock("a")
+    one.see(2.0, 11 * S, 11 * S, is_proof=True, more=False)
+    assert not one.give_up_clock(14.0, 15.0)
+    one.see(19.0, 28 * S, None, is_proof=False, more=False)
+    assert (one.silent_s(20.0), one.give_up_clock(20.0, 15.0), one.silent_s(20.0)) == (18.0, True, 1.0)
+    one.see(21.0, 30 * S, None, is_proof=False, more=False)
+    one.see(22.0, 31 * S, None, is_proof=False, more=False)
+    assert (one.alive_s, one.complete_ns, one.proven_s) == (22.0, 30 * S, 2.0)
+    moving = Liveness(0.0)
+    assert moving.see_clock("a")
+    assert moving.see_clock("b")
+    assert not moving.give_up_clock(20.0, 15.0)
 
 
 def test_a_server_that_is_held_back_is_excused_but_proves_nothing() -> None:
     """The silence starts anew; a loss is still dated at the last proof."""
-    life = Liveness(100.0)
-    life.see(101.0, 1 * S, None, is_proof=True, more=False)
+    life = opened(1 * S, 100.0)
+    life.see(101.0, 2 * S, None, is_proof=True, more=False)
     life.excuse(120.0)
     assert (life.silent_s(121.0), life.complete_ns) == (1.0, 1 * S)
 
 
 def test_what_is_left_at_the_server_is_not_complete() -> None:
     """The clock may stand in the first of several notifications that were made at once: the last one proves it."""
-    life = Liveness(100.0)
+    life = opened(S // 2, 100.0)
     life.see(101.0, 1 * S, 1 * S, is_proof=True, more=False)
     life.see(102.0, 3 * S, 2 * S, is_proof=True, more=False)
     life.see(103.0, 4 * S, 3 * S, is_proof=True, more=True)
@@ -47,30 +75,15 @@ def test_what_is_left_at_the_server_is_not_complete() -> None:
     assert life.complete_ns == 2 * S
 
 
-def test_the_offset_follows_the_largest_and_a_clock_set_back() -> None:
-    """A time delayed by publishing does not move it; a jump of the server's clock does, in both directions."""
-    clock = ServerClock()
-    clock.see(3600 * S, 0)
-    clock.see(3600 * S, S)
-    assert clock.offset_ns == 3600 * S
-    clock.see(10 * S, 10 * S)
-    assert clock.offset_ns == 0
-
-
-def test_a_publish_time_dates_a_proof_unless_it_lies_ahead() -> None:
-    """An answer held up on its way is as old as it says. A time that is not set or lies ahead is not used."""
-    clock = ServerClock()
-    assert clock.proof_time_ns(5 * S, 20 * S) == 5 * S
-    assert clock.proof_time_ns(0, 20 * S) == 20 * S
-    assert clock.proof_time_ns(3600 * S, 20 * S) == 20 * S
-
-
 # --- up to when everything is delivered -------------------------------------------------------------------------------
 
 
-def complete(*answers: tuple[int, int | None], sampling_ns: int = 0, has_clock: bool = True) -> int:
-    """The time of completeness after answers that bear these times of sending and of the server's clock."""
-    life = Liveness(0.0)
+def complete(
+    *answers: tuple[int, int | None], opened_ns: int = -(10**15), sampling_ns: int = 0, has_clock: bool = True
+) -> int:
+    """The time of completeness after answers that bear these times of sending and of the server's clock, in a
+    subscription that was created at `opened_ns`, by default long before."""
+    life = opened(opened_ns)
     life.has_clock, life.sampling_ns = has_clock, sampling_ns
     for sent_ns, clock_ns in answers:
         life.see(0.0, sent_ns, clock_ns, is_proof=True, more=False)
@@ -79,8 +92,10 @@ def complete(*answers: tuple[int, int | None], sampling_ns: int = 0, has_clock: 
 
 def test_the_clock_that_the_answers_contain_dates_a_loss_and_not_their_sending() -> None:
     """The clock of the time before counts, since the newest may be ahead of an item's sample; the sampling interval
-    is taken off; answers without the clock change nothing."""
-    assert complete((9 * S, 5 * S)) == 5 * S
+    is taken off; answers without the clock change nothing. Before the first clock there is the creation."""
+    assert complete((9 * S, 5 * S), opened_ns=4 * S) == 4 * S
+    assert complete((9 * S, 5 * S), opened_ns=4 * S, sampling_ns=S) == 3 * S
+    assert complete((9 * S, 5 * S), opened_ns=40 * S) == 3 * S, "the clock was set back in between"
     assert complete((9 * S, 5 * S), (20 * S, 6 * S)) == 5 * S
     assert complete((9 * S, 5 * S), (20 * S, 6 * S), (30 * S, None)) == 5 * S
     assert complete((90 * S, 50 * S), (200 * S, 60 * S), sampling_ns=20 * S) == 30 * S
@@ -96,10 +111,13 @@ def test_a_clock_that_was_set_dates_a_loss_by_its_new_time() -> None:
 
 
 def test_the_time_of_sending_counts_as_long_as_no_clock_is_shown() -> None:
-    """That of the answer before. Such times are forgotten with the first clock, which is older than they are."""
+    """That of the answer before; before the first one the time of creation. Such times are forgotten with the first
+    clock, which is older than they are."""
+    assert complete((10 * S, None), opened_ns=6 * S, has_clock=False) == 6 * S
     assert complete((10 * S, None), (12 * S, None), has_clock=False) == 10 * S
     assert complete((10 * S, None), (12 * S, None), sampling_ns=S, has_clock=False) == 9 * S
-    assert complete((10 * S, None), (12 * S, 7 * S)) == 7 * S
+    assert complete((10 * S, None), (12 * S, 7 * S), opened_ns=6 * S) == 6 * S
+    assert complete((10 * S, None), (12 * S, 7 * S), (13 * S, 8 * S), opened_ns=6 * S) == 7 * S
 
 
 class Server:
@@ -115,7 +133,7 @@ class Server:
         self.collects_late = rng.random() < 0.5  # when a request comes, instead of at the publishing interval
         self.chunk = rng.randint(1, 6)
         self.changes: list[list[float]] = [[] for _ in self.intervals]  # of each item: when its value changed
-        self.due = {"publish": 0.1, "clock": self.clock_interval} | {
+        self.due = {"publish": rng.choice([0.1, 3.0]), "clock": self.clock_interval} | {
             f"item {n}": rng.random() for n in range(len(self.intervals))
         }
         self.queues: dict[str, list[tuple[str, float]]] = {name: [] for name in self.due if name != "publish"}
@@ -197,7 +215,7 @@ def test_no_lost_value_is_older_than_the_time_of_completeness() -> None:
     seed = first_seed()
     for round_ in range(scaled(100, 20_000)):
         rng = random.Random(seed + round_)
-        server, life = Server(rng), Liveness(0.0)
+        server, life = Server(rng), opened(0)
         life.sampling_ns = int(max(server.intervals) * S)
         for _ in range(rng.randint(20, 300)):
             for sent, content, more in server.step():

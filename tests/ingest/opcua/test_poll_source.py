@@ -4,23 +4,27 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.ingest.delivery import Delivery
+from agent.ingest.gap import CLOCK_SET_BACK, TagGap
 from agent.ingest.opcua import poll_source
 from agent.ingest.opcua.address import TagPoint, parse_readings
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.poll_source import OpcuaPollSource
-from agent.ingest.quality import BAD_NODE_ID_UNKNOWN
+from agent.ingest.opcua.server_clock import ClockReading
+from agent.ingest.quality import BAD_DECODING_ERROR, BAD_ENCODING_LIMITS_EXCEEDED, BAD_NODE_ID_UNKNOWN
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.fake_session import FakeSession, opening
 from tests.waiting import wait_until_async
 
@@ -33,20 +37,36 @@ def good(value: object, time_ns: int) -> tuple[object, int, int, int]:
     return value, 0, time_ns, time_ns
 
 
-@in_loop
-async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """In calls the server takes, also if it only enforces its limit. A value with the old time is none; a bad one is
-    recorded and logged once, and comes back; an element of an array is found and recorded as one value."""
+async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
+    """A source of tags with these names, polled all the time."""
     tags = [
         Tag(n, "facts.telemetry", TagDefinition(f"tag:a/{name}"), SamplingRule(), TagPoint(readings))
-        for n, name in enumerate(NAMES, 1)
+        for n, name in enumerate(names, 1)
         for readings in [parse_readings(f"nsu=urn:x;s={name}")]
     ]
-    store = FakeStore()
     recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), mode="poll", poll_interval_ms=10)
-    source = OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
+    return OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
+
+
+@asynccontextmanager
+async def living(monkeypatch: pytest.MonkeyPatch, source: OpcuaPollSource, session: FakeSession) -> AsyncIterator[None]:
+    """The source lives with this session for the length of a block."""
+    monkeypatch.setattr(poll_source, "open_session", opening(session))
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(source.run(lambda: None), name="life")
+        try:
+            yield
+        finally:
+            life.cancel()
+
+
+async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """In calls the server takes, also if it only enforces its limit. A value with the old time is none; a bad one is
+    recorded and logged once, and comes back; an element of an array is found and recorded as one value."""
+    store = FakeStore()
+    source = await polled(store, *NAMES)
     session = FakeSession(ServerLimits(nodes_per_read=3))
     session.nodes_per_read = 2
     session.values = {
@@ -67,7 +87,7 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
             await wait_until_async(lambda: store.good("a/b"), "the sensor")
             life.cancel()
     assert up == [True]
-    assert set(session.reads) == {3, 2}
+    assert (session.reads[0], max(session.reads[1:])) == (3, 2)
     assert store.of("a/a") == [Sample(1, 10 * S, 1.0), Sample(1, 12 * S, 2.0)]
     assert [s.quality for s in store.of("a/b")] == [0x808C_0000, 0]
     assert [s.value for s in store.of("a/array[3]")] == [None, 7]
@@ -76,27 +96,113 @@ async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, cap
     assert source.alive_ns > 0
 
 
-@in_loop
+async def test_a_value_that_is_too_large_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer of the server can hold it. It is a bad value; the others go on, in calls as long as before."""
+    store = FakeStore()
+    names = [str(n) for n in range(10)]
+    source = await polled(store, *names)
+    session = FakeSession()
+    session.values = {(name, ""): good(1.0, 10 * S) for name in names}
+    session.too_large = {("7", "")}
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: all(store.good(f"a/{name}") for name in names if name != "7"), "the others")
+        await wait_until_async(lambda: session.reads[-4:] == [10, 1, 10, 1], "polls that know it")
+    assert [sample.quality for sample in store.of("a/7")] == [BAD_ENCODING_LIMITS_EXCEEDED]
+
+
+async def test_lost_sessions_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the polls: a server that has room for few would be shut for the source by its own lost sessions."""
+    closed: list[object] = []
+
+    async def close(_: object, key: object) -> None:
+        closed.append(key)
+
+    monkeypatch.setattr(poll_source, "close_session", close)
+    store = FakeStore()
+    source = await polled(store, "a")
+    for number in range(2):
+        session = FakeSession()
+        session.key, session.values = f"session {number}", {("a", ""): good(1.0, (10 + number) * S)}
+        async with living(monkeypatch, source, session):
+            await wait_until_async(lambda n=number: len(store.good("a/a")) > n, "a value")  # type: ignore[misc]
+            await wait_until_async(lambda n=number: len(closed) == n, "the end of the session before")  # type: ignore[misc]
+    assert closed == ["session 0"]
+
+
+@pytest.mark.parametrize("told", [0, 1])
+async def test_a_server_that_reads_one_node_at_a_time_is_polled(monkeypatch: pytest.MonkeyPatch, told: int) -> None:
+    """Told so, or found out: each node has a call for itself, the server's clock too, and all calls are one poll."""
+    store = FakeStore()
+    source = await polled(store, "a", "b")
+    session = FakeSession(ServerLimits(nodes_per_read=told))
+    session.nodes_per_read, session.shows_ns = 1, 20 * S
+    session.values = {("a", ""): good(1.0, 10 * S), ("b", ""): good(2.0, 10 * S)}
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: store.good("a/a") and store.good("a/b"), "both values")
+        session.values["b", ""] = good(3.0, 12 * S)
+        await wait_until_async(lambda: len(store.good("a/b")) == 2, "the next poll")
+    single = session.reads[session.reads.index(1) :]
+    assert set(single) == {1}
+    assert source.alive_ns == 20 * S
+
+
+async def test_a_malformed_value_costs_its_own_tag(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is a bad value; the others go on, in calls as before: what was malformed is read by itself until it can be
+    read again. A clock that cannot be read is one that the server does not show."""
+    store = FakeStore()
+    names = [str(n) for n in range(10)]
+    source = await polled(store, *names)
+    session = FakeSession()
+    session.values = {(name, ""): good(1.0, 10 * S) for name in names}
+    session.malformed = {("7", ""), (2258, "")}
+    with caplog.at_level(logging.WARNING, "agent.ingest"):
+        async with living(monkeypatch, source, session):
+            await wait_until_async(lambda: all(store.good(f"a/{name}") for name in names if name != "7"), "the others")
+            session.malformed.remove((2258, ""))
+            await wait_until_async(lambda: session.reads[-4:] == [10, 1, 10, 1], "polls that know it")
+            assert [sample.quality for sample in store.of("a/7")] == [BAD_DECODING_ERROR]
+            session.malformed.clear()
+            session.values["7", ""] = good(2.0, 12 * S)
+            await wait_until_async(lambda: store.good("a/7"), "the value")
+            await wait_until_async(lambda: session.reads[-2:] == [11, 11], "one call")
+    assert [record.status for record in caplog.records if hasattr(record, "tags")] == ["BadDecodingError"]
+
+
+async def test_a_clock_that_moves_once_a_second_is_not_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each poll reads the same time of a server whose clock has not moved since (asyncua). The answers say when they
+    were made: no gap is declared, and the source was alive at what the clock shows, not later."""
+    source, gaps = await polled(FakeStore(), "a"), list[TagGap]()
+    source._delivery.on_gap(gaps.append)
+    session, begin_ns = FakeSession(), time.monotonic_ns()
+    session.values = {("a", ""): good(1.0, 10 * S)}
+    monkeypatch.setattr(session, "reads_ns", lambda: ClockReading(10 * S, 10 * S + time.monotonic_ns() - begin_ns))
+    monkeypatch.setattr(poll_source, "open_session", opening(session))
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(source.run(lambda: None), name="life")
+        await wait_until_async(lambda: time.monotonic_ns() > begin_ns + S // 4, "polls between two ticks")
+        life.cancel()
+    assert (source._clock.set_back_ns, source.alive_ns) == (0, 10 * S)
+    assert source.now_ns() >= 10 * S + S // 4 - S // 100
+    assert not [gap for gap in gaps if gap.reason == CLOCK_SET_BACK]
+
+
 async def test_polls_that_a_slow_server_costs_become_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that holds an answer back, and gives it within the time-out, costs the polls of that time: several of
     them are a gap, of which the store knows."""
     store = FakeStore()
-    recorder = Recorder("plc", "plant-a", store, (Busy,), "facts.operational")
-    points = parse_readings("nsu=urn:x;s=a")
-    tags = [Tag(1, "facts.telemetry", TagDefinition("tag:a/a"), SamplingRule(), TagPoint(points))]
-    numbers = await recorder.define([tag.definition for tag in tags])
-    settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), mode="poll", poll_interval_ms=10)
-    source = OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
+    source = await polled(store, "a")
     session = FakeSession()
     session.values = {("a", ""): good(1.0, 10 * S)}
-    read = session.read_values
+    read = session.read_with_clock
     stalled = time.monotonic() + 0.1
 
     async def slow(*arguments: Any) -> Any:
         await wait_until_async(lambda: time.monotonic() > stalled, "the end of the stall")
         return await read(*arguments)
 
-    monkeypatch.setattr(session, "read_values", slow)
+    monkeypatch.setattr(session, "read_with_clock", slow)
     monkeypatch.setattr(poll_source, "open_session", opening(session))
     async with asyncio.TaskGroup() as group:
         life = group.create_task(source.run(lambda: None), name="life")

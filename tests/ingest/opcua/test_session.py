@@ -1,28 +1,42 @@
 """Requests and answers of a session, with the library's transport in the test's hands."""
 
+import asyncio
+import math
 import struct
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from asyncua import ua
 from asyncua.common.utils import Buffer
 from asyncua.ua import uaerrors
+from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import NodeAddress, Reading
+from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Publication, decode_publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.session import ItemRequest, PublishRefused, Session, _request_of, new_client
+from agent.ingest.opcua.session import (
+    ItemRequest,
+    OpenedSubscription,
+    PublishRefused,
+    Session,
+    _request_of,
+    new_client,
+)
+from agent.ingest.opcua.values import type_reader
+from agent.ingest.opcua.values.structures import Shape, StructureType
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.quality import BAD_NOT_SUPPORTED
-from agent.ingest.settings import OpcuaSourceSettings
-from tests.ingest.fakes import in_loop
+from agent.opcua_address import NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.opcua.fake_session import FakeSession
 
 S = 1_000_000_000
@@ -51,7 +65,6 @@ def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Ses
     return Session(client, SETTINGS), asked
 
 
-@in_loop
 async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal that concerns one request is told as such; everything else ends the session."""
     response = ua.PublishResponse()
@@ -71,7 +84,6 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
             await session.publish([])
 
 
-@in_loop
 async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes have the form of a publication; None if the server does not hold it."""
     response = ua.RepublishResponse()
@@ -84,7 +96,31 @@ async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: 
     assert await session.republish(7, 6) is None
 
 
-@in_loop
+@pytest.mark.parametrize(
+    "interval_ms, count, expected",
+    [
+        (500.0, 10, OpenedSubscription(7, 500.0, 1.0)),
+        (1_000.0, 40, OpenedSubscription(7, 1_000.0, 8.0)),
+        (500.0, 5, OpenedSubscription(7, 500.0, 1.0)),
+        (0.0, 0, OpenedSubscription(7, 500.0, 1.0)),
+        (math.nan, 20, OpenedSubscription(7, 500.0, 2.0)),
+        (1e300, 2**32 - 1, OpenedSubscription(7, 500.0, 1.0)),
+    ],
+)
+async def test_keep_alives_come_as_the_server_revised_them(
+    monkeypatch: pytest.MonkeyPatch, interval_ms: float, count: int, expected: OpenedSubscription
+) -> None:
+    """Ten publishing intervals of half a second are asked for, a third of the time-out. What makes no sense is as asked
+    for."""
+    response = ua.CreateSubscriptionResponse()
+    response.Parameters.SubscriptionId = 7
+    response.Parameters.RevisedPublishingInterval = interval_ms
+    response.Parameters.RevisedMaxKeepAliveCount = count
+    session, asked = session_with(monkeypatch, response)
+    assert await session.create_subscription() == expected
+    assert asked[0].Parameters.RequestedMaxKeepAliveCount == 10
+
+
 async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bad status, a missing value and a 0 all mean that there is no limit to obey."""
 
@@ -97,7 +133,37 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
     assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
 
 
-@in_loop
+@pytest.mark.parametrize("error", [struct.error("short"), uaerrors.UaError("short"), uaerrors.BadNodeIdUnknown()])
+async def test_what_a_server_tells_malformed_is_not_told(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """One limit that cannot be read, or is no number, hides no other, and is none; the same holds for the time of the
+    server's start. No answer at all ends the session."""
+    bad, boolean = ObjectIds.Server_ServerCapabilities_MaxMonitoredItems, ua.Variant(Value=True)
+    boolean_node = ObjectIds.Server_ServerCapabilities_MaxSubscriptions
+
+    async def read(parameters: ua.ReadParameters) -> list[ua.DataValue]:
+        nodes = [one.NodeId.Identifier for one in parameters.NodesToRead]
+        if bad in nodes or ObjectIds.Server_ServerStatus_StartTime in nodes:
+            raise error
+        number = ua.Variant(5, ua.VariantType.UInt32)
+        return [ua.DataValue(boolean if node == boolean_node else number) for node in nodes]
+
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._session, "read", read)
+    assert await session.limits() == ServerLimits(5, 5, 5, 0, 5, 0)
+    assert await session.server_start() is None
+    monkeypatch.setattr(session._session, "read", AsyncMock(side_effect=TimeoutError()))
+    with pytest.raises(SourceLost):
+        await session.limits()
+
+
+async def test_a_server_without_namespaces_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty value in the place of the list: said so, and no mistake of ours."""
+    session, _ = session_with(monkeypatch)
+    monkeypatch.setattr(session._client, "get_namespace_array", AsyncMock(return_value=None))
+    with pytest.raises(SourceLost, match="does not tell its namespaces"):
+        await session.namespaces()
+
+
 async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that reads one node in a call is asked for each limit by itself, and the source connects."""
 
@@ -111,7 +177,6 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
     assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
 
 
-@in_loop
 async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest servers lack that service: their queues stay short, which is no reason to end the session."""
     session, _ = session_with(monkeypatch)
@@ -127,7 +192,6 @@ async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: p
         await session.resize_queues(1, [(5, item)])
 
 
-@in_loop
 async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
     declared as filled."""
@@ -148,7 +212,6 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
 
 
 @pytest.mark.parametrize("namespaces, expected", [(["a", "b"], [0x8036_0000, 0]), (["a"], [0, 0]), (None, [0, 0])])
-@in_loop
 async def test_a_server_that_ignores_index_ranges_is_found_out(
     monkeypatch: pytest.MonkeyPatch, namespaces: list[str] | None, expected: list[int]
 ) -> None:
@@ -192,7 +255,42 @@ def test_an_item_is_asked_for_as_its_tag_says(monitoring: Monitoring, expected: 
         assert (found.Trigger, found.DeadbandType, found.DeadbandValue) == expected
 
 
-@in_loop
+async def test_the_servers_clock_is_as_new_as_the_answer_that_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that moves its clock once a second (asyncua) shows a time that is over. The values besides are dated by
+    that; the clock is known by the time of the answer."""
+    shown, answered = datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 5, 900_000, tzinfo=UTC)
+    clock = ua.DataValue(ua.Variant(shown), SourceTimestamp=shown, ServerTimestamp=shown)  # type: ignore[arg-type]
+    response = ua.ReadResponse(Results=[clock])
+    response.ResponseHeader.Timestamp = answered  # type: ignore[assignment]
+    session, _ = session_with(monkeypatch, response, response)
+    begin_ns = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * S
+    found, _ = await session.read_with_clock([], [])
+    assert found == (begin_ns + 5 * S, begin_ns + 5_900_000_000)
+    monkeypatch.setattr(session, "namespaces", AsyncMock(return_value=[]))
+    assert await session.clock_ns() == found.read_ns
+
+
+async def test_a_type_that_is_being_asked_for_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two publications with values of one new type are decoded beside one another: both by its description."""
+    session, _ = session_with(monkeypatch)
+    types, described, is_answered = session.reader.types, StructureType((), Shape(0)), asyncio.Event()
+
+    class SlowServer:
+        async def data_type(self, _: object) -> tuple[int, int]:
+            await is_answered.wait()
+            return 1, 4
+
+        async def definition(self, _: object) -> StructureType:
+            return described
+
+    monkeypatch.setattr(type_reader, "TypeReader", lambda _: SlowServer())
+    readings = [asyncio.create_task(session._decoded(lambda: types.structure((1, 5)))) for _ in range(2)]
+    for _ in range(10):
+        await asyncio.sleep(0)
+    is_answered.set()
+    assert await asyncio.gather(*readings) == [described, described]
+
+
 async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     """Values that cannot be decoded are not passed over: the session is lost, and its items are read anew."""
     session = FakeSession()

@@ -6,25 +6,30 @@ import struct
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import SUBSCRIPTION_LOST, TagGap
+from agent.ingest.gap import ITEM_REFUSED, ITEM_RENEWED, NOTIFICATIONS_MISSING, SUBSCRIPTION_LOST, TagGap
+from agent.ingest.lifecycle import Newest
 from agent.ingest.opcua import source as source_module
 from agent.ingest.opcua import subscription as subscription_module
-from agent.ingest.opcua.address import NodeAddress, TagPoint, parse_readings
+from agent.ingest.opcua.address import TagPoint, parse_readings
+from agent.ingest.opcua.audit import Findings
 from agent.ingest.opcua.decode import Change, Changes, Publication
 from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest
+from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, Session
 from agent.ingest.opcua.source import OpcuaSource
-from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.opcua.subscription import CallSize, Subscription
 from agent.ingest.quality import (
     BAD_DECODING_ERROR,
     BAD_INDEX_RANGE_INVALID,
@@ -34,10 +39,11 @@ from agent.ingest.quality import (
 )
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.ingest.tags.tag_map import Tag
-from agent.message import Json, Sample, TagDefinition
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from agent.message import Json, Sample, TagDefinition, time_text
+from agent.opcua_address import NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.fake_session import (
     NO_SUBSCRIPTION,
     TOO_MANY_REQUESTS,
@@ -51,6 +57,7 @@ from tests.waiting import wait_until_async
 
 S = 1_000_000_000
 FLAT = {"allow_unwrapped": False, "flatten_subgroups": True}
+BAD_SENSOR_FAILURE = 0x808C_0000
 HEADER = Header(1, 1, 0, has_data=True)
 
 
@@ -69,7 +76,7 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
     numbers = await recorder.define([tag.definition for tag in tags])
     used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **{"buffer_values_max": 1_000, **settings})  # type: ignore[arg-type]
     found = OpcuaSource(used, Delivery("plc", tags, numbers, recorder))
-    subscription = Subscription(FakeSession(), used, ServerLimits(), found.now_ns)  # type: ignore[arg-type]
+    subscription = Subscription(FakeSession(), used, ServerLimits(), found.now_ns, CallSize(9))  # type: ignore[arg-type]
     subscription.id = 1
     found._subscriptions, found._by_id = [subscription], {1: subscription}
     return found, recorder
@@ -94,10 +101,9 @@ async def living(monkeypatch: pytest.MonkeyPatch, source: OpcuaSource, session: 
 
 async def take(source: OpcuaSource, *changes: Change) -> None:
     """A publication comes."""
-    await source._take(HEADER, publication(*changes))
+    await source._take(cast("Session", FakeSession()), HEADER, publication(*changes))
 
 
-@in_loop
 async def test_values_the_server_discarded_become_a_fact() -> None:
     """The overflow bit is kept in the sample, and a gap fact says between which times values were lost, and of which
     tags."""
@@ -116,7 +122,6 @@ async def test_values_the_server_discarded_become_a_fact() -> None:
 
 
 @pytest.mark.parametrize("burst, is_declared", [(3, True), (2, False)])
-@in_loop
 async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: int, *, is_declared: bool) -> None:
     """A server that discards without the overflow bit (asyncua, python-opcua) sends exactly a full queue after a stall.
     The gap before it is declared, also if the server says that it samples rarely; a shorter burst has lost nothing."""
@@ -134,7 +139,6 @@ async def test_as_many_values_as_the_queue_holds_may_be_the_rest_of_more(burst: 
     assert [(one["reason"], one["first_time"], one["last_time"], one["count"]) for one in found] == expected
 
 
-@in_loop
 async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPatch) -> None:
     """With no room left nothing is acknowledged and no Publish is sent, so the server queues; an end of the session in
     that moment loses nothing of what has arrived."""
@@ -157,7 +161,6 @@ async def test_a_full_buffer_holds_the_next_publish(monkeypatch: pytest.MonkeyPa
     assert len(session.acks) < 7 - left
 
 
-@in_loop
 async def test_times_come_from_the_source_else_the_server_else_the_servers_clock() -> None:
     """A value without source time takes the server's; one without any takes the server's clock as last seen, not
     ours."""
@@ -176,28 +179,42 @@ async def test_times_come_from_the_source_else_the_server_else_the_servers_clock
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:  # noqa: FBT001
+async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> None:
     """Values in the buffer belong to the map under which they came and are recorded first, also those of a removed tag;
     what still comes for it afterwards is dropped."""
-
-    @in_loop
-    async def story() -> None:
-        store = FakeStore()
-        source, recorder = await made(store)
-        await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
-        source._delivery.offer_map(TAGS[1:], [2])
-        await (source._retag() if connected else source.finish())
-        await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
-        source._refused[1] = 0x8034_0000
-        await source.finish()
-        await recorder.drain()
-        assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, BAD_OUT_OF_SERVICE)]
-        assert [s.value for s in store.of("a/2")] == [1.0, 2.0]
-
-    story()
+    store = FakeStore()
+    source, recorder = await made(store)
+    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
+    source._delivery.offer_map(TAGS[1:], [2])
+    await (source._retag() if connected else source.finish())
+    await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
+    source._refused[1] = 0x8034_0000
+    await source.finish()
+    await recorder.drain()
+    assert [(s.value, s.quality) for s in store.of("a/1")] == [(1.0, 0), (None, BAD_OUT_OF_SERVICE)]
+    assert [s.value for s in store.of("a/2")] == [1.0, 2.0]
 
 
-@in_loop
+async def test_a_tag_that_is_edited_when_its_subscription_has_ended_is_lost() -> None:
+    """The end is known by the number that the tag had, and recorded behind the edit. The tag returns from it."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    source._delivery.sampler.note_returns()
+    await take(source, Change(1, 1.0, 0, 10 * S, 10 * S))
+    edited = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
+    (number,) = await recorder.define([edited.definition])
+    source._delivery.offer_map([edited, TAGS[1]], [number, 2])
+    await source._retag()
+    source._ended.append(([1], 11 * S))
+    await source._deliver_due()
+    await take(source, Change(number, 1.0, 0, 12 * S, 12 * S))
+    await source.finish()
+    await recorder.drain()
+    assert [(s.tag, s.value) for s in store.of("a/1")] == [(1, 1.0), (number, None), (number, 1.0)]
+    (returned,) = [one for tag, one in source._delivery.sampler.take_returns() if tag == number]
+    assert (returned.lost_ns, returned.before_ns) == (store.of("a/1")[1].source_time_ns, 12 * S)
+
+
 async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """No error, no closed socket, every call answered, keep-alives even, only no value ever: the server's clock that
     does not move ends it. It never counts as connected."""
@@ -215,14 +232,13 @@ async def test_a_connection_that_stands_and_says_nothing_is_given_up(monkeypatch
 
 
 @pytest.mark.parametrize("revised", [{"publishing_ms": 20_000.0}, {"clock_ms": 20_000.0}])
-@in_loop
 async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, float]) -> None:
     """One that gives signs of life only every 20 s, whatever it was asked for, is given up after three of them are
     missing and not after one, or its source would be built anew for ever."""
     source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
     session = FakeSession()
     vars(session).update(revised)
-    one = Subscription(session, source._settings, ServerLimits(), source.now_ns)  # type: ignore[arg-type]
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
     source._subscriptions = [one]
     await one.open()
     await one.watch_clock()
@@ -230,6 +246,28 @@ async def test_a_server_that_publishes_rarely_is_waited_for(revised: dict[str, f
     source._check_life()
     one.liveness.alive_s -= 15
     with pytest.raises(SourceLost, match="its clock has not moved"):
+        source._check_life()
+
+
+@pytest.mark.parametrize("clock", ["refused", "stands"])
+async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -> None:
+    """A server whose clock says nothing proves its life by keep-alives, ten times as rare as they were asked for."""
+    source, _ = await made(FakeStore(), liveness_timeout_ms=15_000)
+    session = FakeSession()
+    session.slower, session.has_clock = 10.0, clock == "stands"
+    one = Subscription(session, source._settings, ServerLimits(), source.now_ns, CallSize(9))  # type: ignore[arg-type]
+    source._subscriptions = [one]
+    await one.open()
+    await one.watch_clock()
+    if clock == "stands":
+        one.liveness.see_clock("once")
+        one.liveness._begun_s -= 20
+        source._check_life()
+    assert not one.liveness.has_clock
+    one.liveness.alive_s = time.monotonic() - 140
+    source._check_life()
+    one.liveness.alive_s -= 20
+    with pytest.raises(SourceLost):
         source._check_life()
 
 
@@ -243,7 +281,6 @@ def test_the_log_is_quiet(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
 
 
-@in_loop
 async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     """A server that never notifies its clock, but values, is alive (node-opcua with a handle that it cannot hold). A
     loss is then dated by what the server says of its sending, by the answer before the last."""
@@ -251,19 +288,18 @@ async def test_a_value_proves_life_where_the_clock_is_not_notified() -> None:
     (subscription,) = source._subscriptions
     for sent_s in (12, 13):
         header = HEADER._replace(publish_time_ns=sent_s * S)
-        await source._take(header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
+        await source._take(cast("Session", FakeSession()), header, publication(Change(1, 1.0, 0, 10 * S, 10 * S)))
     assert source.alive_ns == 12 * S
     subscription.liveness = Liveness(0.0)
     await take(source)
     assert (subscription.liveness.complete_ns, source.alive_ns) == (0, 0)
 
 
-@in_loop
 async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     """One that has proven nothing yet counts from its creation; none at all, and the life before counts."""
     source, _ = await made(FakeStore())
     first = source._subscriptions[0]
-    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S)  # type: ignore[arg-type]
+    second = Subscription(FakeSession(), source._settings, ServerLimits(), lambda: 50 * S, CallSize(9))  # type: ignore[arg-type]
     await second.open()
     source._subscriptions.append(second)
     source._alive_before_ns = 7 * S
@@ -274,17 +310,33 @@ async def test_the_subscription_furthest_behind_dates_a_loss() -> None:
     assert source.alive_ns == 58 * S
 
 
-@in_loop
+async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
+    """A new subscription brings the server's clock as it was when it last moved, up to a second ago (asyncua): that is
+    no clock that was set back, and no gap is declared for it."""
+    source, _ = await made(FakeStore())
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    (subscription,) = source._subscriptions
+    now_ns = time.monotonic_ns()
+    source._clock.read(100 * S, now_ns, None)
+    source._declare_since(NOTIFICATIONS_MISSING, Moment(90 * S, 0), [1])
+    subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
+    shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
+    source._see(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
+    assert (source._clock.set_back_ns, [gap.reason for gap in gaps]) == (0, [NOTIFICATIONS_MISSING])
+    assert source._clock.shown_ns == 100 * S + 1
+
+
 async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     """The last proof of life is a negative time there, not a time that comes after all samples."""
     source, _ = await made(FakeStore())
     (subscription,) = source._subscriptions
     assert source.alive_ns == 0
-    subscription.liveness.see(0.0, -100 * S, None, is_proof=True, more=False)
+    for sent_ns in (-101 * S, -100 * S, -99 * S):
+        subscription.liveness.see(0.0, sent_ns, None, is_proof=True, more=False)
     assert source.alive_ns == -100 * S
 
 
-@in_loop
 async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
     """The bad sample is recorded as it came; the item is deleted and its tag parked; the value of the node that comes
     back is recorded, with the time of its return, even if the node gives it an old time."""
@@ -304,7 +356,225 @@ async def test_an_item_whose_node_is_gone_is_created_anew() -> None:
     assert store.of("a/1") == [Sample(1, 10 * S, 1.0), Sample(1, 20 * S, None, 0x8034_0000), Sample(1, 30 * S, 2.0)]
 
 
-@in_loop
+@pytest.mark.parametrize("why", ["another interval", "another unit", "node gone", "refused", "refused before"])
+async def test_a_time_without_an_item_is_a_gap(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tag whose item is created anew, since the tag map says something else of it, or its node was gone: the gap is
+    from the last sign of life of the old item, or from its refusal, until the new one stands; also if that is in the
+    next session. The neighbour is in no gap."""
+    source, recorder = await made(FakeStore(), sampling_interval_ms=0, parked_retry_ms=100)
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    session = FakeSession()
+    session.shows_ns = 9 * S
+    if "refused" in why:
+        session.refusals[1, ""] = 0x8034_0000
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: source._built, "items")
+        (subscription,) = session.subscriptions
+        for number, at_ns in enumerate((10 * S, 11 * S), 1):
+            values = [(handle, 1.0, at_ns) for handle in session.handles(subscription)]
+            session.answers.put_nowait(answer(subscription, number, *values, publish_ns=at_ns))
+        await wait_until_async(lambda: source.alive_ns == 10 * S, "a second answer")
+        assert not gaps
+        session.shows_ns = 1_000 * S
+        session.refusals = {} if why == "refused" else session.refusals
+        changed = TAGS[0]
+        if why == "another interval":
+            changed = tag(1, replace(TAGS[0].point, monitoring=Monitoring(sampling_interval_ms=50)))
+            source._delivery.offer_map([changed, TAGS[1]], [1, 2])
+        elif why == "another unit":
+            changed = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
+            source._delivery.offer_map([changed, TAGS[1]], [*await recorder.define([changed.definition]), 2])
+        elif why == "node gone":
+            session.answers.put_nowait(answer(subscription, 3, (1, 0.0, 12 * S), quality=0x8034_0000))
+        if why != "refused before":
+            await wait_until_async(lambda: gaps, "the gap")
+    if why == "refused before":
+        session = FakeSession()
+        session.shows_ns = 1_000 * S
+        async with living(monkeypatch, source, session):
+            await wait_until_async(lambda: gaps, "the gap")
+    (gap,) = [one for one in gaps if one.reason in (ITEM_REFUSED, ITEM_RENEWED)]
+    assert gap.reason == (ITEM_RENEWED if "another" in why else ITEM_REFUSED)
+    assert gap.tags == (3 if why == "another unit" else 1,)
+    assert gap.first_time_ns == (10 * S if "refused" not in why else pytest.approx(9 * S, abs=S))
+    assert 1_000 * S <= gap.last_time_ns < 2_000 * S
+
+
+def restarted(samples: Sequence[tuple[str, Sample]], **settings: object) -> tuple[OpcuaSource, list[TagGap]]:
+    """The same source in the next process, which finds these samples, and the gaps that it declares."""
+    store = FakeStore()
+    store.definitions = [one.definition for one in TAGS]
+    delivery = Delivery("plc", TAGS, [1, 2], Recorder("plc", "plant-a", store, (Busy,), "facts.operational"))
+    newest = {sample.tag: sample for _, sample in samples}
+    good_ns = {sample.tag: sample.source_time_ns for _, sample in samples if not sample.quality}
+    delivery.seed({tag: Newest(sample, good_ns.get(tag, 0)) for tag, sample in newest.items()})
+    gaps: list[TagGap] = []
+    delivery.on_gap(gaps.append)
+    used = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), buffer_values_max=1_000, **settings)  # type: ignore[arg-type]
+    return OpcuaSource(used, delivery), gaps
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+@pytest.mark.parametrize("why", ["refused", "node gone", "sensor failure"])
+async def test_a_tag_without_an_item_at_the_end_of_a_process(
+    why: str, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gap reaches over the restart: from the end of its item, as the store has it, or from the refusal, until it
+    has one again. A bad value of an item that lives is no such end."""
+    store = FakeStore()
+    source, recorder = await made(store, sampling_interval_ms=0, parked_retry_ms=60_000)
+    session = FakeSession()
+    session.shows_ns = 9 * S
+    if why == "refused":
+        session.refusals[1, ""] = BAD_TOO_MANY_MONITORED_ITEMS
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: source._built, "items")
+        (subscription,) = session.subscriptions
+        values = [(handle, 1.0, 10 * S) for handle in session.handles(subscription)]
+        session.answers.put_nowait(answer(subscription, 1, *values, publish_ns=10 * S))
+        if why != "refused":
+            status = BAD_NODE_ID_UNKNOWN if why == "node gone" else BAD_SENSOR_FAILURE
+            session.answers.put_nowait(answer(subscription, 2, (1, 0.0, 12 * S), publish_ns=12 * S, quality=status))
+        await wait_until_async(lambda: [one for one in store.of("a/1") if one.quality], "the bad sample")
+        await wait_until_async(lambda: store.good("a/2"), "its neighbour")
+        kept = [*store.samples]
+    if end == "stop":
+        await source.finish()
+        await recorder.drain()
+        kept = store.samples
+    source, gaps = restarted(kept, sampling_interval_ms=0, parked_retry_ms=100)
+    session = FakeSession()
+    session.shows_ns = 1_000 * S
+    if why == "refused":
+        session.refusals[1, ""] = BAD_TOO_MANY_MONITORED_ITEMS
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: source._built, "items")
+        assert [gap.reason for gap in gaps] == ([ITEM_REFUSED] if why == "node gone" else [])
+        session.refusals.clear()
+        if why != "sensor failure":
+            await wait_until_async(lambda: gaps, "the gap")
+    refused = [gap for gap in gaps if gap.reason == ITEM_REFUSED]
+    assert [gap.tags for gap in refused] == ([] if why == "sensor failure" else [(1,)])
+    for gap in refused:
+        undelivered_ns = source._settings.undelivered_ms(source._delivery.points.values()) * 1_000_000
+        ended_ns = 12 * S if why == "node gone" else pytest.approx(9 * S, abs=S)
+        assert gap.first_time_ns + undelivered_ns == ended_ns
+        assert 1_000 * S <= gap.last_time_ns < 2_000 * S
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_dead_item_at_the_end_of_a_process(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit has found it, and the server has not created another yet: its gap is a fact at once, and up to the stop
+    if there is one."""
+    store = FakeStore()
+    source, recorder = await made(store, sampling_interval_ms=0)
+    session, create = FakeSession(), FakeSession.create_items
+    session.shows_ns = 20 * S
+
+    async def look(_: object, one: Subscription, __: object) -> Findings:
+        return Findings({}, [1] if one.plan.item(1) else [], {1: Moment(10 * S, 0)})
+
+    async def create_once(one: int, items: Sequence[ItemRequest]) -> list[Created]:
+        return await (asyncio.Event().wait() if session.asked else create(session, one, items))  # type: ignore[return-value]
+
+    monkeypatch.setattr(source_module.Audit, "look", look)
+    monkeypatch.setattr(session, "create_items", create_once)
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.asked, "items")
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S), (2, 1.0, S)))
+        await wait_until_async(lambda: store.messages, "the fact")
+        kept, found_ns = [*store.messages.values()], source.now_ns()
+    if end == "stop":
+        await source.finish()
+        await recorder.drain()
+        kept = [*store.messages.values()]
+    facts = [json.loads(message.fact.object_json) for message in kept]
+    assert {(one["reason"], one["first_time"], *one["tags"]) for one in facts} == {
+        (ITEM_RENEWED, "1970-01-01T00:00:10Z", "tag:a/1")
+    }
+    assert (facts[-1]["last_time"] > time_text(found_ns)) == (end == "stop")
+
+
+@pytest.mark.parametrize(
+    "value, at_s, proven_s, first_s",
+    [(2.0, 100, 10, 10), (2.0, 100, 50, 50), (2.0, 100, 150, None), (1.0, 100, 10, None), (2.0, 450, 10, None)],
+)
+async def test_an_item_that_died_before_the_end_of_its_session(
+    value: float, at_s: int, proven_s: int, first_s: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit had not found it. The first value of the next session shows it, if that is another one and older than
+    what the session before has delivered, by more than clocks differ: it should have come. The gap begins with the last
+    sign of life of the item, a value or a Read. A value that is older than that sign is of a clock that is behind."""
+    source, _ = await made(FakeStore(), sampling_interval_ms=0)
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    session = FakeSession()
+    session.shows_ns = 9 * S
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: source._auditor, "the audit")
+        session.answers.put_nowait(answer(session.subscriptions[0], 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
+        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(2), "values")
+        assert source._auditor is not None, "waited for"
+        source._auditor._alive[1] = Moment(proven_s * S, 0)
+        source._subscriptions[0].liveness.complete_ns = 500 * S
+    session = FakeSession()
+    session.shows_ns, session.started = 1_000 * S, "since"  # so nothing is taken over
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.asked, "items")
+        first = answer(session.subscriptions[0], 1, (1, value, at_s * S), (2, 1.0, 10 * S))
+        session.answers.put_nowait(first)
+        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(1) == at_s * S, "the first values")
+    found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps if gap.reason == ITEM_RENEWED]
+    assert found == ([] if first_s is None else [(ITEM_RENEWED, first_s * S, (1,))])
+
+
+async def test_a_node_that_a_server_creates_items_of_and_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so with the first notification, each time that the item is created anew: that is one gap fact, one bad
+    sample and one line of the log while it stands, and another fact when a value has come."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(1)], parked_retry_ms=50)
+    gaps: list[TagGap] = []
+    source._delivery.on_gap(gaps.append)
+    session, numbers = FakeSession(), iter(range(1, 100))
+    async with living(monkeypatch, source, session):
+        for count in range(1, 5):
+            await wait_until_async(lambda: len(session.asked) == count, "an item")  # noqa: B023 awaited here
+            gone = answer(1, next(numbers), (1, 0.0, count * S), quality=BAD_NODE_ID_UNKNOWN)
+            session.answers.put_nowait(gone)
+        await wait_until_async(lambda: len(session.asked) == 5, "an item")
+        assert len(gaps) == 1
+        session.answers.put_nowait(answer(1, next(numbers), (1, 1.0, 50 * S)))
+        await wait_until_async(lambda: store.good("a/1"), "a value")
+    assert [(gap.reason, gap.first_time_ns) for gap in gaps] == [(ITEM_REFUSED, gaps[0].first_time_ns)] * 2
+    assert gaps[0].last_time_ns < gaps[1].last_time_ns
+    assert [(one.source_time_ns, one.quality) for one in store.of("a/1")] == [(S, BAD_NODE_ID_UNKNOWN), (50 * S, 0)]
+    assert [getattr(one, "action", "") for one in caplog.records].count("tags_parked") == 1
+
+
+async def test_items_are_tended_while_an_audit_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Read that the server does not answer holds back neither an edit of the tag map nor the look at parked nodes."""
+    source, _ = await made(FakeStore(), [tag(1)], parked_retry_ms=100)
+    session, waiting = FakeSession(), asyncio.Event()
+
+    async def look(*_: object) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(source_module.Audit, "look", look)
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.asked, "items")
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        await asyncio.wait_for(waiting.wait(), 10)
+        session.refusals[2, ""] = BAD_NODE_ID_UNKNOWN
+        source._delivery.offer_map(
+            [tag(1), tag(2)], await source._delivery.recorder.define([tag(1).definition, tag(2).definition])
+        )
+        await wait_until_async(lambda: len(session.asked) >= 3, "the parked node asked for again")
+
+
 async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the server's limits; what it has no room for is bad with a status that says so; a new tag map moves
     nothing that stays."""
@@ -322,38 +592,60 @@ async def test_items_are_spread_over_subscriptions(monkeypatch: pytest.MonkeyPat
         assert [item.handle for item in session.asked] == [1, 2, 3, 4, 5]
 
 
-@in_loop
 async def test_a_subscription_that_the_server_ends_is_replaced_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its tags are bad from its last sign of life until its items stand again, and a gap fact says so; those of the
     other subscription go on. What still comes of the old one is dropped."""
     monkeypatch.setattr(subscription_module, "ENDED_EARLY_S", 0.0)
     store = FakeStore()
-    source, recorder = await made(store, items_per_subscription_max=1)
+    source, recorder = await made(store, items_per_subscription_max=1, sampling_interval_ms=0)
     gaps: list[TagGap] = []
     source._delivery.on_gap(gaps.append)
     session = FakeSession()
+    session.shows_ns = 10 * S
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: len(session.asked) == 2, "items")
         first, second = session.subscriptions
         session.answers.put_nowait(answer(first, 1, (1, 1.0, 10 * S), publish_ns=11 * S))
+        session.answers.put_nowait(answer(first, 2, (1, 1.5, 11 * S), publish_ns=12 * S))
         session.answers.put_nowait(answer(second, 1, (2, 1.0, 10 * S)))
-        await wait_until_async(lambda: len(store.samples) == 2, "values")
-        session.answers.put_nowait(status_change(first, 2, 0x800A_0000))
+        await wait_until_async(lambda: len(store.samples) == 3, "values")
+        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        session.shows_ns = 1_000 * S
+        session.answers.put_nowait(status_change(first, 3, 0x800A_0000))
         await wait_until_async(lambda: len(session.asked) == 3, "a new item")
         third = session.subscriptions[2]
         assert (session.handles(second), session.handles(third)) == ({2}, {1})
-        session.answers.put_nowait(answer(first, 3, (1, 9.0, 12 * S)))
+        session.answers.put_nowait(answer(first, 4, (1, 9.0, 12 * S)))
         session.answers.put_nowait(answer(third, 1, (1, 2.0, 20 * S)))
-        await wait_until_async(lambda: len(store.of("a/1")) == 3, "the value after")
+        await wait_until_async(lambda: len(store.of("a/1")) == 4, "the value after")
         await wait_until_async(lambda: gaps, "the gap")
-    assert [(s.source_time_ns, s.value) for s in store.of("a/1")] == [(10 * S, 1.0), (11 * S, None), (20 * S, 2.0)]
+    found = [(s.source_time_ns, s.value) for s in store.of("a/1")]
+    assert found == [(10 * S, 1.0), (11 * S, 1.5), (11 * S + 1, None), (20 * S, 2.0)]
     assert [s.value for s in store.of("a/2")] == [1.0]
     assert (gaps[0].reason, gaps[0].first_time_ns, gaps[0].tags) == (SUBSCRIPTION_LOST, 11 * S, (1,))
+    assert 1_000 * S <= gaps[0].last_time_ns < 2_000 * S, "not before the new items were created"
     await recorder.drain()
     assert len(store.messages) == 1
 
 
-@in_loop
+async def test_a_node_that_is_gone_ends_no_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    """python-opcua says of a deleted node that the status of the whole subscription is BadNodeIdUnknown, and goes on
+    publishing: no tag is lost, and the audit finds the one that is."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session = FakeSession()
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 10 * S)))
+        session.answers.put_nowait(status_change(1, 2, BAD_NODE_ID_UNKNOWN))
+        session.answers.put_nowait(answer(1, 3, (1, 2.0, 20 * S)))
+        await wait_until_async(lambda: session.keeps_subscriptions and len(store.of("a/1")) == 2, "values")
+        assert not source._subscriptions[0].ended
+        assert session.subscriptions == [1]
+    await recorder.drain()
+    assert [s.value for s in store.of("a/1")] == [1.0, 2.0]
+    assert not store.messages
+
+
 async def test_a_subscription_that_is_ended_at_once_ends_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
     """So does a session that has none any more although nothing was said: otherwise it would go round for ever."""
     for ending in (status_change(1, 1, 0x800A_0000), NO_SUBSCRIPTION):
@@ -365,17 +657,19 @@ async def test_a_subscription_that_is_ended_at_once_ends_the_life(monkeypatch: p
             await source.run(lambda: None)
 
 
-@in_loop
 async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the server still holds is asked for again and recorded in its place; what it does not hold is a gap. Fewer
     requests are kept open for a server that says they are too many."""
     store = FakeStore()
     source, recorder = await made(store, publish_requests=3)
     session = FakeSession()
+    session.shows_ns = 15 * S
     session.held[1, 2] = answer(1, 2, (1, 2.0, 2 * S))
     async with living(monkeypatch, source, session):
         session.answers.put_nowait(TOO_MANY_REQUESTS)
         session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
+        await wait_until_async(lambda: source.now_ns() < 100 * S, "the clock, which is read behind what was created")
+        session.shows_ns = 1_000 * S
         session.answers.put_nowait(answer(1, 4, (1, 4.0, 4 * S)))
         # The answer is held until no older request is open: these come for the others.
         session.answers.put_nowait(answer(1, 5, (1, 5.0, 5 * S)))
@@ -387,9 +681,37 @@ async def test_notifications_that_never_came(monkeypatch: pytest.MonkeyPatch) ->
     (message,) = store.messages.values()
     content = json.loads(message.fact.object_json)
     assert (content["reason"], content["count"], content["count_exact"]) == ("notifications_missing", 1, False)
+    assert content["last_time"].startswith("1970-01-01T00:16:4"), "as the server's clock shows"
 
 
-@in_loop
+UNREADABLE = answer(1, 2, (1, 2.0, 2 * S))[:21] + struct.pack("<i", 1) + b"\xff" * 8
+
+
+@pytest.mark.parametrize(
+    "body",
+    [answer(1, 0), answer(1, 2), answer(1, 7, (1, 7.0, 7 * S)), UNREADABLE, answer(1, 2)[:9]],
+    ids=["number 0", "no data", "another", "unreadable", "cut short"],
+)
+async def test_a_server_that_republishes_something_else_does_not_hold_it(
+    monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """An empty notification of number 0 (asyncua, python-opcua), one of the right number without data, one of another
+    number, one that cannot be read: each is asked for once, is a gap, and what follows it is recorded. One that cannot
+    be read ended each session in which it was asked for."""
+    store = FakeStore()
+    source, recorder = await made(store, publish_requests=1)
+    session = FakeSession()
+    session.held[1, 2] = body
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, 1 * S), publish_ns=1 * S))
+        session.answers.put_nowait(answer(1, 3, (1, 3.0, 3 * S)))
+        await wait_until_async(lambda: len(store.of("a/1")) == 2, "values")
+    await recorder.drain()
+    assert session.republished == 1
+    assert [s.value for s in store.of("a/1")] == [1.0, 3.0]
+    assert ["notifications_missing" in str(message.fact) for message in store.messages.values()] == [True]
+
+
 async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its interval and queue; without, those of the source, and a queue that lasts through a stall at the interval that
     the server revised. A row that changes only there has its item created anew, under its number."""
@@ -410,7 +732,6 @@ async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -
         assert len(session.items[1]) == 2
 
 
-@in_loop
 async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is a bad sample; those behind it become a gap fact, since their beginning is unknown. The session goes
     on."""
@@ -430,7 +751,36 @@ async def test_a_malformed_value_costs_its_own_tag(monkeypatch: pytest.MonkeyPat
     assert fact["tags"] == ["tag:a/1", "tag:a/2"]
 
 
-@in_loop
+async def test_a_malformed_value_in_each_publication_costs_one_call_a_minute(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server's clock is read, and a line logged, for the first of them; each is a bad sample, and what stands
+    behind each is counted as lost."""
+    store = FakeStore()
+    source, recorder = await made(store)
+    session, reads = FakeSession(), list[int]()
+
+    async def read() -> None:
+        reads.append(len(store.of("a/2")))
+
+    monkeypatch.setattr(session, "clock_ns", read)
+    async with living(monkeypatch, source, session):
+        await wait_until_async(lambda: session.keeps_subscriptions, "everything built")
+        reads.clear()
+        good, endless = struct.pack("<Bd", 11, 1.5), struct.pack("<Bi", 12, 1_000_000)
+        for number in range(1, 6):
+            values = (2, endless, number * S), (1, good, number * S)
+            session.answers.put_nowait(answer_of(1, number, *values))
+        await wait_until_async(lambda: len(store.of("a/2")) == 5, "the bad samples")
+    await source.finish()
+    await recorder.drain()
+    assert reads == [0]
+    assert {sample.quality for sample in store.of("a/2")} == {BAD_DECODING_ERROR}
+    said = [json.loads(message.fact.object_json) for message in store.messages.values()]
+    assert sum(one["count"] for one in said if one["reason"] == "values_unreadable") == 5
+    assert [getattr(one, "action", "") for one in caplog.records].count("values_unreadable") == 1
+
+
 async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node of that very name wins. Where there is none the array is read, and its one element is the value; where
     there is neither, the tag is bad."""
@@ -456,7 +806,6 @@ async def test_an_address_with_an_index_is_a_node_or_an_element(monkeypatch: pyt
     assert str(store.of("a/2")[0].value) == "nan"
 
 
-@in_loop
 async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would send the whole array with a good status; the tag is bad instead, and others are monitored."""
     store = FakeStore()
@@ -470,7 +819,6 @@ async def test_a_server_without_index_ranges_gives_no_element(monkeypatch: pytes
         assert session.handles(1) == {1}
 
 
-@in_loop
 async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first value of an item may come before the answer to its creation."""
     store = FakeStore()
@@ -490,14 +838,17 @@ async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(mon
     assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
-@in_loop
 async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told of gaps, has the open session once everything is subscribed, and is cancelled with the life."""
+    """It begins before anything is subscribed, is told of gaps, has the open session once everything is, and is
+    cancelled with the life."""
     told: list[object] = []
 
     class Beside:
         def note_gap(self, gap: TagGap) -> None:
             told.append(gap)
+
+        async def begin(self, *_: object) -> None:
+            assert not session.subscriptions
 
         async def run(self, session: object, publisher: object) -> None:
             told.append((session, publisher))
@@ -520,7 +871,6 @@ async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch)
     assert told[2:] == ["ended"]
 
 
-@in_loop
 async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One line for each status, which is a name; the first twenty tags by name, then how many more."""
     source, _ = await made(FakeStore(), [tag(n) for n in range(1, 31)])

@@ -7,10 +7,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent.ingest.errors import Problem, TagMapError
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import dialect_of, parse_tag_file
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, tag_file
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 LISTS = Path(__file__).parents[2] / "vectors" / "tag_lists"
 MODBUS = ModbusSourceSettings(name="m", host="h", tags_file=Path("t.csv"), address_base=40_001)

@@ -4,12 +4,13 @@ import pytest
 
 from agent.ingest.errors import Problem, TagMapError
 from agent.ingest.modbus.address import Register, Table
-from agent.ingest.opcua.address import NodeAddress, TagPoint
+from agent.ingest.opcua.address import TagPoint
 from agent.ingest.opcua.monitoring import Monitoring, Trigger
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map, load_tag_maps
 from agent.ingest.tags.tag_map import TagMap
+from agent.opcua_address import NodeAddress
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 OPCUA_HEADER = "tag,address\n"
 MODBUS_HEADER = "tag,table,register,type\n"

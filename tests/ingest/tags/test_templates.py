@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.errors import TagMapError
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import load_tag_map
 from agent.ingest.tags.tag_map import TagMap
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 HEADER = "template,use,tag,unit_id,table,register,type,unit,description\n"
 METER = (

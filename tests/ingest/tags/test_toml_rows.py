@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from agent.ingest.errors import TagMapError
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags import toml_rows
 from agent.ingest.tags.file import load_tag_map
 from agent.ingest.tags.tag_map import TagMap
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 CSV = """tag,table,register,type,byte_order,scale,offset,unit,deadband,max_interval_ms
 boiler/flow,input,10,float32,CDAB,0.1,-40,m3/h,5%,60000

@@ -9,14 +9,14 @@ from typing import Self
 
 import pytest
 
-from agent import file_hints
+from agent import file_watch
 from agent.demo.plant.tags import modbus_tags_csv
 from agent.ingest.lifecycle import State
 from agent.ingest.quality import BAD_OUT_OF_SERVICE
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.ingest.tags import watch
 from agent.ingest.tags.watch import TagWatch, WatchTimes
-from tests.ingest.fakes import FakeStore, Program, in_loop, running
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import FakeStore, Program, running
 from tests.ingest.plant import Running, ingesting, modbus, opcua
 from tests.waiting import wait_until_async
 
@@ -52,7 +52,6 @@ async def wait_problem(run: Running, source: str, part: str) -> None:
 
 
 @pytest.mark.system
-@in_loop
 async def test_opcua_tags_come_go_and_change_in_a_running_subscription(plc: Program, tmp_path: Path) -> None:
     """One tag added, one removed, one moved to another node: their values follow, under the numbers they should have.
     The tags that stay lose and repeat nothing: a second source beside it, never edited, has seen the same values."""
@@ -93,7 +92,6 @@ def assert_same_values(store: FakeStore, one: str, other: str) -> None:
 
 
 @pytest.mark.system
-@in_loop
 async def test_modbus_tags_come_and_go_between_two_polls(meter: Program, tmp_path: Path) -> None:
     """A value added in the unit that is read, and a whole unit added and taken away again: the grid of the others
     stands."""
@@ -130,7 +128,6 @@ def test_a_broken_file_is_told_once_and_the_map_before_stays(
     """Broken: values go on, every problem is in one log event and the first in the figures. Broken otherwise: told
     again. Mended: gone, and what the mended file adds is read."""
 
-    @in_loop
     async def story() -> None:
         source = opcua(plc.port, tmp_path, rows("count_01"))
         async with ingesting(source, times=SWIFT) as run:
@@ -148,10 +145,10 @@ def test_a_broken_file_is_told_once_and_the_map_before_stays(
             assert run.source("plc").errors_total == 0
 
     with caplog.at_level(logging.INFO, "agent.ingest"):
-        story()
+        asyncio.run(story())
     told = [record for record in caplog.records if str(getattr(record, "action", "")).startswith("tag_file")]
     actions = [record.action for record in told]  # type: ignore[attr-defined]
-    assert actions == ["tag_file_refused", "tag_file_refused", "tag_file_changed", "tag_file_mended"]
+    assert actions == ["tag_file_refused", "tag_file_refused", "tag_file_changed", "tag_file_accepted"]
     first, second = told[0].problems  # type: ignore[attr-defined]
     assert first.startswith("plc.csv row 3 column address")
     assert second == "plc.csv row 4 column tag: 'plant/count_01' is also in row 2; each tag stands once"
@@ -160,7 +157,6 @@ def test_a_broken_file_is_told_once_and_the_map_before_stays(
 
 
 @pytest.mark.system
-@in_loop
 async def test_a_tag_moves_from_one_file_to_another(plc: Program, tmp_path: Path) -> None:
     """Written into the second file first, it is refused there with row and owner; taken out of the first, it is taken
     over without another edit of the second."""
@@ -182,7 +178,6 @@ async def test_a_tag_moves_from_one_file_to_another(plc: Program, tmp_path: Path
 
 
 @pytest.mark.system
-@in_loop
 async def test_a_file_edited_while_its_source_is_away(tmp_path: Path) -> None:
     """Nobody answers: the new map waits, and is what is read when the server returns."""
     with running("opcua_server") as first:
@@ -200,7 +195,6 @@ async def test_a_file_edited_while_its_source_is_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-@in_loop
 async def test_a_file_edited_while_the_store_refuses(plc: Program, tmp_path: Path) -> None:
     """The store takes nothing: the new tags wait for their numbers and nothing that was queued is lost or repeated."""
     store = FakeStore()
@@ -277,7 +271,6 @@ def tag_file(tmp_path: Path) -> Path:
     return file
 
 
-@in_loop
 async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
     """Written in place, in pieces, renamed into place, moved away and back, through a link: what is there in the end
     counts, and nobody is told of what was between."""
@@ -302,7 +295,6 @@ async def test_the_ways_of_saving(file: Path, tmp_path: Path) -> None:
     assert watch.told == []
 
 
-@in_loop
 async def test_a_file_that_vanishes(file: Path) -> None:
     """Away for a moment: nothing is said. Away for longer: a problem, the map stays; back: gone, and nothing to take
     over."""
@@ -321,7 +313,6 @@ async def test_a_file_that_vanishes(file: Path) -> None:
         assert watch.taken == []
 
 
-@in_loop
 async def test_a_change_between_start_and_watch_is_seen(file: Path) -> None:
     """The file was edited after the node read it and before anybody watched: the first look finds it."""
     watch = Watching(file)
@@ -330,7 +321,6 @@ async def test_a_change_between_start_and_watch_is_seen(file: Path) -> None:
         await watch.wait_taken("a", "late")
 
 
-@in_loop
 async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Path) -> None:
     """Reading the file, and what happens to other files of the folder, gives no hint; else a look would cause the
     next."""
@@ -345,25 +335,23 @@ async def test_our_own_look_is_no_reason_to_look_again(file: Path, tmp_path: Pat
         assert watch.looks <= seen + 2  # one for the change, one if its events came in two parts
 
 
-@in_loop
 async def test_without_events_the_clock_does_it(
     file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A system that gives no watches costs time, not changes; the log says so once."""
 
-    class Deaf(file_hints.BaseObserver):
+    class Failing(file_watch.BaseObserver):
         def __init__(self) -> None:
             raise OSError(24, "inotify instance limit reached")
 
-    monkeypatch.setattr(file_hints, "Observer", Deaf)
+    monkeypatch.setattr(file_watch, "Observer", Failing)
     async with Watching(file, WatchTimes(0.01, 0.05, 0.05, reread_s=0.05)) as watch:
         await wait_until_async(lambda: watch.looks >= 3, "looks by the clock")
         write(file, rows("a", "b"))
         await watch.wait_taken("a", "b")
-    assert [record.action for record in caplog.records if record.levelno >= logging.WARNING] == ["tag_watch_deaf"]  # type: ignore[attr-defined]
+    assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == ["file_watch_failed"]
 
 
-@in_loop
 async def test_a_folder_that_is_replaced(file: Path, tmp_path: Path) -> None:
     """A watch ends with its folder; the next period watches the new one."""
     folder = tmp_path / "tags.d"
@@ -389,7 +377,6 @@ def phases(*numbers: int) -> str:
 
 
 @pytest.mark.system
-@in_loop
 async def test_devices_of_a_template_come_and_go(meter: Program, tmp_path: Path) -> None:
     """A device that is added to a TOML file is read, one that is removed ends out of service, the others go on; a
     mistake in the template changes nothing, and its problem names both lines."""

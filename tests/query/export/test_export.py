@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from agent.escaping import cell_text
 from agent.fact_store import FactStore, StoreReader
-from agent.foreign_text import cell_text
 from agent.message import Envelope, Fact, Json, Message, Sample, TagDefinition, Value
 from agent.query.export.exporter import FormatName, export
 from agent.query.scan.bounds import Bounds
@@ -22,9 +22,9 @@ from agent.query.scan.errors import ExportRefused, ExtraMissing
 from agent.query.scan.scanner import Scanner
 from agent.query.statistics import statistics
 from pyspark_bsfg.schema import FACTS
-from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done
 from tests.query.exact import exact_value, value_of_text
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, VALUES, add_consumer_and_gap, bits, everything, naive
 from tests.query.test_scan import damage
 from tests.support import command
 
@@ -287,13 +287,7 @@ def test_statistics_count_what_is_there(tmp_path: Path) -> None:
     """Facts, messages, batches, bytes, times, origins with gaps, definitions, consumers and incidents, as the store has
     them."""
     file = everything(tmp_path)
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.consumers.register("mes", "plant", TELEMETRY))
-        done(store.consumers.confirm("mes", 30))
-        south = Elsewhere("south")
-        south.put(store, [south.seal(1)])
-        south.seal(2)
-        south.put(store, [south.seal(3)])
+    add_consumer_and_gap(file, 30)
     whole = naive(file)
     with closing(StoreReader(file)) as reader:
         found = statistics(reader).to_dict()

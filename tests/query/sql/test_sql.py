@@ -21,9 +21,9 @@ from agent.query.scan.fact_columns import COLUMNS, sql_value
 from agent.query.scan.times import compare, parse_time_ns
 from agent.query.sql.session import SqlSession
 from agent.signing.keys import SigningKey, ZoneSigner
-from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, Elsewhere, done, message
+from tests.fact_store.making import AT_ONCE, OPERATIONAL, TELEMETRY, done, message
 from tests.query.exact import exact_value
-from tests.query.making import BASE_NS, SECOND_NS, TAGS, bits, everything, naive
+from tests.query.making import BASE_NS, SECOND_NS, TAGS, add_consumer_and_gap, bits, everything, naive
 from tests.query.test_scan import damage
 
 NOW_NS = BASE_NS + 7200 * SECOND_NS
@@ -213,13 +213,7 @@ def test_the_last_facts_are_read_backwards_from_one_batch(session: SqlSession) -
 def test_definitions_streams_consumers_and_incidents_are_tables(tmp_path: Path) -> None:
     """Definitions, streams, consumers and incidents are there, and join with facts."""
     file = everything(tmp_path)
-    with FactStore.open(file, "plant", settings=AT_ONCE) as store:
-        done(store.consumers.register("mes", "plant", TELEMETRY))
-        done(store.consumers.confirm("mes", 5))
-        south = Elsewhere("south")
-        south.put(store, [south.seal(1)])
-        south.seal(2)
-        south.put(store, [south.seal(3)])
+    add_consumer_and_gap(file, 5)
     with closing(StoreReader(file)) as reader, closing(SqlSession(reader, NOW_NS)) as session:
         streams = {one.name: one for one in reader.streams()}
         telemetry = streams[TELEMETRY]
@@ -326,8 +320,9 @@ def test_a_question_beside_a_writer(tmp_path: Path) -> None:
 _WRITER = """
 import sys, threading
 from pathlib import Path
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.message import Sample
+from agent.settings.store import StoreSettings
 with FactStore.open(Path(sys.argv[1]), "plant", settings=StoreSettings(commit_interval_ms=0)) as store:
     print("READY", flush=True)
     ended = threading.Event()

@@ -254,10 +254,7 @@ def test_expiry_is_announced_a_month_ahead(broker: Mosquitto) -> None:
     "version,is_noted", [("2.0.11", True), ("1.6.9", True), ("2.0.12", False), ("2.1.2", False), ("", False)]
 )
 def test_a_mosquitto_that_miscounts_is_noted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    version: str,
-    is_noted: bool,  # noqa: FBT001 a column of the table
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, is_noted: bool
 ) -> None:
     """A Mosquitto older than 2.0.12 gets a note with what to do; a newer one, or one that says nothing, does not."""
     program = tmp_path / "mosquitto"

@@ -43,32 +43,28 @@ def last_bad(steps: list[Diagnostic]) -> tuple[str, str]:
     return bad[0].step, bad[0].what
 
 
-def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_all_is_well_beside_running_nodes(broker: Mosquitto, tmp_path: Path) -> None:
     """Every step is good, in order, with figures; running nodes keep their connections."""
-
-    async def run() -> None:
-        plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
-        plant.serve({"idmz": [STREAM]})
-        idmz.pull("plant-a")
-        async with plant.running(), idmz.running():
-            await plant.append(1, 100)
-            steps = await asyncio.to_thread(tried, target_of(broker))
-            assert [step.step for step in steps] == ALL_STEPS
-            assert {step.outcome for step in steps} == {Outcome.GOOD}
-            figures = {name: value for step in steps for name, value in step.figures.items()}
-            assert figures["epoch"] == plant.store.epoch.hex()
-            assert figures["packet_bytes_max"] == 1_048_576
-            assert figures["exports"] == [STREAM]
-            assert float(str(figures["round_trip_ms_p50"])) > 0
-            assert abs(float(str(figures["clock_ahead_ms"]))) < 1000
-            await plant.append(101, 100)
-            await idmz.wait_end(200)
-            assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
-            assert [consumer.name for consumer in plant.store.consumers.all()] == [f"idmz.{STREAM}"]
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(run())
+    plant, idmz = (Node.open(broker, zone, tmp_path / zone) for zone in ("plant-a", "idmz"))
+    plant.serve({"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    async with plant.running(), idmz.running():
+        await plant.append(1, 100)
+        steps = await asyncio.to_thread(tried, target_of(broker))
+        assert [step.step for step in steps] == ALL_STEPS
+        assert {step.outcome for step in steps} == {Outcome.GOOD}
+        figures = {name: value for step in steps for name, value in step.figures.items()}
+        assert figures["epoch"] == plant.store.epoch.hex()
+        assert figures["packet_bytes_max"] == 1_048_576
+        assert figures["exports"] == [STREAM]
+        assert float(str(figures["round_trip_ms_p50"])) > 0
+        assert abs(float(str(figures["clock_ahead_ms"]))) < 1000
+        await plant.append(101, 100)
+        await idmz.wait_end(200)
+        assert [node.link.statistics().connects for node in (plant, idmz)] == [1, 1]
+        assert [consumer.name for consumer in plant.store.consumers.all()] == [f"idmz.{STREAM}"]
+    for node in (plant, idmz):
+        node.store.close()
 
 
 def test_a_peer_that_only_pulls_from_us(broker: Mosquitto) -> None:

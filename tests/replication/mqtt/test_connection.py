@@ -14,34 +14,26 @@ PUBLISH = 0x30
 BODY = b"\x00\x01t\x00payload"  # topic "t", no properties
 
 
-def test_the_first_reason_counts() -> None:
+async def test_the_first_reason_counts() -> None:
     """What ends a connection is what is told; what follows from it is not."""
-
-    async def run() -> None:
-        connection = Connection(ACCESS, lambda _: None)
-        connection._end(ConnectionLost("b", "first"))
-        connection._end(ConnectionLost("b", "second"))
-        assert "first" in str(connection.closed.result())
-
-    asyncio.run(run())
+    connection = Connection(ACCESS, lambda _: None)
+    connection._end(ConnectionLost("b", "first"))
+    connection._end(ConnectionLost("b", "second"))
+    assert "first" in str(connection.closed.result())
 
 
-def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
+async def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
     """Requests not yet sent, requests not yet acknowledged, and callers that wait for the session."""
-
-    async def run() -> None:
-        connection = Connection(ACCESS, lambda _: None)
-        connection._socket = object()  # type: ignore[assignment]
-        connection._flush = lambda: None  # type: ignore[method-assign]
-        waiting = connection.publish_request("t", b"", "r", bytes(16), 1)
-        connection._socket = None
-        connection._end(ConnectionLost("b", "gone"))
-        for future in (waiting, connection._connack):
-            async with asyncio.timeout(10):
-                with pytest.raises(ConnectionLost, match="gone"):
-                    await future
-
-    asyncio.run(run())
+    connection = Connection(ACCESS, lambda _: None)
+    connection._socket = object()  # type: ignore[assignment]
+    connection._flush = lambda: None  # type: ignore[method-assign]
+    waiting = connection.publish_request("t", b"", "r", bytes(16), 1)
+    connection._socket = None
+    connection._end(ConnectionLost("b", "gone"))
+    for future in (waiting, connection._connack):
+        async with asyncio.timeout(10):
+            with pytest.raises(ConnectionLost, match="gone"):
+                await future
 
 
 @pytest.mark.parametrize(
@@ -53,14 +45,12 @@ def test_all_waiting_callers_fail_when_the_connection_ends() -> None:
         (PUBLISH, b"\x00\x09t", MQTTErrorCode.MQTT_ERR_PROTOCOL, 0),  # a topic beyond its end
     ],
 )
-def test_unexpected_packets_end_the_connection(command: int, packet: bytes, code: MQTTErrorCode, arrives: int) -> None:
+async def test_unexpected_packets_end_the_connection(
+    command: int, packet: bytes, code: MQTTErrorCode, arrives: int
+) -> None:
     """A packet with a QoS that was never requested, or a malformed one, ends the connection."""
-
-    async def run() -> None:
-        client = Connection(ACCESS, lambda _: None)._client
-        client.arrived = []
-        client._in_packet["command"], client._in_packet["packet"] = command, bytearray(packet)
-        assert client._handle_publish() == code
-        assert len(client.arrived) == arrives
-
-    asyncio.run(run())
+    client = Connection(ACCESS, lambda _: None)._client
+    client.arrived = []
+    client._in_packet["command"], client._in_packet["packet"] = command, bytearray(packet)
+    assert client._handle_publish() == code
+    assert len(client.arrived) == arrives

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_messages, parse
-from agent.fact_store import StoreSettings
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, sealed
 from tests.support.mosquitto import Mosquitto
 
@@ -102,7 +102,7 @@ def commands_of_the_page() -> list[list[str]]:
     return [shlex.split(command) for command in block.replace("\\\n", " ").splitlines() if command.strip()]
 
 
-def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
     """The two commands of the page fetch a page and confirm it, with Debian's own client and a shell."""
     if shutil.which("mosquitto_rr") is None:
         pytest.skip("mosquitto-clients is not installed")
@@ -122,16 +122,13 @@ def test_mosquitto_rr(broker: Mosquitto, tmp_path: Path) -> None:
         (length,) = struct.unpack_from("<I", done.stdout)
         return json.loads(done.stdout[4 : 4 + length]), done.stdout[4 + length :]
 
-    async def run() -> None:
-        plant = await serving(broker, tmp_path / "store", 1)
-        async with plant.running():
-            header, attachment = await ask(fetch)
-            assert (header["status"], header["end_offset"], header["batches"]) == ("ok", 1, [[1, 1, len(attachment)]])
-            assert attachment == sealed(plant.store)[0]
-            header, attachment = await ask(confirm)
-            assert (header["cursor_advanced_to"], attachment) == (1, b"")
-            (consumer,) = plant.store.consumers.all()
-            assert consumer.frontier == 1
-        plant.store.close()
-
-    asyncio.run(run())
+    plant = await serving(broker, tmp_path / "store", 1)
+    async with plant.running():
+        header, attachment = await ask(fetch)
+        assert (header["status"], header["end_offset"], header["batches"]) == ("ok", 1, [[1, 1, len(attachment)]])
+        assert attachment == sealed(plant.store)[0]
+        header, attachment = await ask(confirm)
+        assert (header["cursor_advanced_to"], attachment) == (1, b"")
+        (consumer,) = plant.store.consumers.all()
+        assert consumer.frontier == 1
+    plant.store.close()

@@ -48,39 +48,31 @@ def answer(link: Link, sent: Sent, payload: bytes, number: int = -1, *, is_retai
     link._dispatch(Incoming(topic, payload, None, correlation, None, is_retained))
 
 
-def test_an_answer_counts_once() -> None:
+async def test_an_answer_counts_once() -> None:
     """What comes again, is retained, or belongs to nothing that was asked, is a stranger."""
-
-    async def run() -> None:
-        asker, link, sent = asking()
-        got = list[ArrivedAnswer]()
-        await asker.send(ListStreams(), got.append, 1)
-        await asker.send(ListStreams(), got.append, 1)
-        answer(link, sent, b"retained", 1, is_retained=True)
-        answer(link, sent, b"first", 0)
-        answer(link, sent, b"again", 0)
-        sent.requests.append((sent.requests[0][0], bytes(16)))
-        answer(link, sent, b"unknown")
-        assert [one.payload for one in got] == [b"first"]
-        assert link.statistics().unsolicited == 3
-
-    asyncio.run(run())
+    asker, link, sent = asking()
+    got = list[ArrivedAnswer]()
+    await asker.send(ListStreams(), got.append, 1)
+    await asker.send(ListStreams(), got.append, 1)
+    answer(link, sent, b"retained", 1, is_retained=True)
+    answer(link, sent, b"first", 0)
+    answer(link, sent, b"again", 0)
+    sent.requests.append((sent.requests[0][0], bytes(16)))
+    answer(link, sent, b"unknown")
+    assert [one.payload for one in got] == [b"first"]
+    assert link.statistics().unsolicited == 3
 
 
-def test_answers_that_never_come_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_answers_that_never_come_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many requests without an answer only the newest are still known."""
     monkeypatch.setattr(requester, "REQUESTS_KNOWN_MAX", 2)
-
-    async def run() -> None:
-        asker, link, sent = asking()
-        got = list[ArrivedAnswer]()
-        for _ in range(3):
-            await asker.send(ListStreams(), got.append, 1)
-        for number in range(3):
-            answer(link, sent, str(number).encode(), number)
-        assert [one.payload for one in got] == [b"1", b"2"]
-
-    asyncio.run(run())
+    asker, link, sent = asking()
+    got = list[ArrivedAnswer]()
+    for _ in range(3):
+        await asker.send(ListStreams(), got.append, 1)
+    for number in range(3):
+        answer(link, sent, str(number).encode(), number)
+    assert [one.payload for one in got] == [b"1", b"2"]
 
 
 async def asked(payload: bytes | None, timeout_s: float = 20) -> Any:

@@ -7,6 +7,7 @@ from paho.mqtt.client import Client
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.publish_packet import BadPacket, PackedProperties, parse_publish
 from agent.replication.mqtt.tls_client import TlsClient
 
@@ -81,3 +82,19 @@ def test_a_topic_alias_is_refused() -> None:
     """We offer the broker no topic aliases, so a PUBLISH with one is malformed (MQTT 5.0, 3.3.2.3.4)."""
     with pytest.raises(BadPacket, match="0x23 is not allowed"):
         parse_publish(0x30, b"\x00\x00\x03\x23\x00\x01payload")
+
+
+def test_a_megabyte_of_properties_is_not_read() -> None:
+    """User properties are allowed, and a sender may add 200,000 of them to a message. They are not walked through, and
+    the message has no response topic then; a few are passed over as before."""
+    ours = PackedProperties(b"12345678", 9, "bsfg/1/a/b/rsp/i").pack()[1:]
+
+    def parsed(properties: bytes) -> Incoming:
+        length = bytes([len(properties) % 128 | 128, len(properties) // 128 % 128 | 128, len(properties) // 128**2])
+        return parse_publish(0x30, packet("t", length + properties, b"{}"))[0]
+
+    long = parsed(b"\x26\0\0\0\0" * 200_000 + ours)
+    assert (long.payload, long.response_topic, long.correlation) == (b"{}", None, None)
+    assert parsed(b"\x26\0\x01a\0\x01b" * 500 + ours).response_topic == "bsfg/1/a/b/rsp/i"
+    with pytest.raises(BadPacket):
+        parse_publish(0x30, packet("t", b"\xff\xff\x3f", b"{}"))

@@ -5,7 +5,8 @@ The connection is replaced by one that records what is published; everything abo
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -91,33 +92,25 @@ def answer_of(zone: str = "plant-a") -> bytes:
     return encode_answer(StreamsAnswer(store_zone=zone, epoch=EPOCH, streams=[]), [])
 
 
-def play(
-    monkeypatch: pytest.MonkeyPatch,
-    scenario: Callable[[Scene], Coroutine[Any, Any, None]],
-    refuses: RefusesMessage = takes_every_message,
-) -> None:
+@contextlib.asynccontextmanager
+async def play(monkeypatch: pytest.MonkeyPatch, refuses: RefusesMessage = takes_every_message) -> AsyncIterator[Scene]:
     """Run a scenario while the link is connected."""
+    opened: list[RecordingConnection] = []
 
-    async def run() -> None:
-        opened: list[RecordingConnection] = []
+    async def open_(_access: Access, on_message: Callable[[Incoming], None]) -> RecordingConnection:
+        opened.append(RecordingConnection(on_message))
+        return opened[-1]
 
-        async def open_(_access: Access, on_message: Callable[[Incoming], None]) -> RecordingConnection:
-            opened.append(RecordingConnection(on_message))
-            return opened[-1]
-
-        monkeypatch.setattr(Connection, "open", open_)
-        link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed")))
-        requester = Requester(link, "plant-a", refuses)
-        async with link.connected():
-            await scenario(Scene(requester, opened[0]))
-
-    asyncio.run(run())
+    monkeypatch.setattr(Connection, "open", open_)
+    link = Link(Access("site", "idmz", "localhost", 8883, lambda: pytest.fail("no TLS is needed")))
+    requester = Requester(link, "plant-a", refuses)
+    async with link.connected():
+        yield Scene(requester, opened[0])
 
 
-def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request goes to the peer's topic; two open requests get their own answers, in whichever order these come."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         (first, one), (second, two) = await scene.ask(), await scene.ask()
         assert one.topic == two.topic == request_topic("plant-a", "idmz")
         assert scene.connection.subscribed == [one.response_topic]
@@ -127,8 +120,6 @@ def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) 
         scene.deliver(one, answer_of("first"))
         assert ((await first).answer.store_zone, (await second).answer.store_zone) == ("first", "second")
         assert scene.unsolicited == 0
-
-    play(monkeypatch, scenario)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +135,9 @@ def test_an_answer_is_delivered_to_its_request(monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=str,
 )
-def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
+async def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]) -> None:
     """On another zone's topic, with another correlation, or retained: it is counted, and the request stays open."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
         scene.deliver(sent, answer_of("foreign"), **change)
         await asyncio.sleep(0)
@@ -156,26 +146,20 @@ def test_a_foreign_answer_is_not_delivered(monkeypatch: pytest.MonkeyPatch, chan
         scene.deliver(sent, answer_of())
         assert (await asking).answer.store_zone == "plant-a"
 
-    play(monkeypatch, scenario)
 
-
-def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_delivered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeated answer is counted as unsolicited and does not reach the next request."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         first, one = await scene.ask()
         scene.deliver(one, answer_of("first"))
         scene.deliver(one, answer_of("again"))
         assert (await first).answer.store_zone == "first"
         assert scene.unsolicited == 1
 
-    play(monkeypatch, scenario)
 
-
-def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """After its time-out a request is over: its answer changes nothing, and the next request waits for its own."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         late, one = await scene.ask(timeout_s=0.001)
         with pytest.raises(TransportError, match="no answer in"):
             await late
@@ -186,13 +170,10 @@ def test_a_late_answer_does_not_reach_the_next_request(monkeypatch: pytest.Monke
         scene.deliver(two, answer_of("in-time"))
         assert (await following).answer.store_zone == "in-time"
 
-    play(monkeypatch, scenario)
 
-
-def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than REQUESTS_KNOWN_MAX requests are remembered; the answer to a forgotten one is unsolicited."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         answers: list[ArrivedAnswer] = []
         for _ in range(REQUESTS_KNOWN_MAX + 1):
             scene.requester.send(ListStreams(), answers.append, 5)
@@ -202,36 +183,28 @@ def test_the_oldest_open_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch)
         assert [one.payload for one in answers] == [b"known"]
         assert scene.unsolicited == 1
 
-    play(monkeypatch, scenario)
-
 
 @pytest.mark.parametrize("size", [ANSWER_BYTES_MAX + 1, 3], ids=["too large", "too small"])
-def test_an_answer_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+async def test_an_answer_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """A payload larger than any answer of the protocol is refused by its size, whatever its first bytes say."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
         scene.deliver(sent, answer_of().ljust(size, b"\x00")[:size])
         with pytest.raises(MalformedMessage, match=f"answer of {size} bytes"):
             await asking
 
-    play(monkeypatch, scenario)
 
-
-def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_answer_becomes_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code, hint and whether to retry come from the peer's answer."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         asking, sent = await scene.ask()
         scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "busy", "nine requests wait"))
         with pytest.raises(PeerRefused, match=r"plant-a refused \(busy\): nine requests wait") as raised:
             await asking
         assert raised.value.retryable
 
-    play(monkeypatch, scenario)
 
-
-def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not proven to be the peer's answer counts as none: the answer that is proven still comes, and without one
     the reason is raised. The proof is looked for at the place of this request."""
     places = list[MessagePlace]()
@@ -240,7 +213,7 @@ def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.Mo
         places.append(place)
         return None if b"busy" in bytes(answer) else "nobody signed it"
 
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch, refuses) as scene:
         asking, sent = await scene.ask()
         for _ in range(3):
             scene.deliver(sent, encode_error("plant-a", EPOCH, "ListStreams", "fenced", "forged"))
@@ -258,16 +231,11 @@ def test_the_peers_answer_is_awaited_behind_unproven_ones(monkeypatch: pytest.Mo
             await asking
         assert raised.value.retryable
 
-    play(monkeypatch, scenario, refuses)
 
-
-def test_nothing_is_sent_while_the_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_sent_while_the_link_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without a connection fails at once with the link's reason."""
-
-    async def scenario(scene: Scene) -> None:
+    async with play(monkeypatch) as scene:
         scene.requester.link.connection = None
         with pytest.raises(ConnectionLost, match="not connected yet"):
             await scene.requester.ask(ListStreams(), 1)
         assert scene.connection.published == []
-
-    play(monkeypatch, scenario)

@@ -4,6 +4,7 @@ import asyncio
 import re
 import socket
 import ssl
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from agent.replication.protocol.errors import (
 from agent.replication.protocol.topics import request_topic, response_topic
 from tests.replication.nodes import access
 from tests.support.mosquitto import Mosquitto, free_port
-from tests.waiting import wait_until_async
+from tests.waiting import LIMIT_S, wait_until_async
 
 pytestmark = pytest.mark.system
 
@@ -127,6 +128,25 @@ def test_silence_in_place_of_a_handshake(broker: Mosquitto, monkeypatch: pytest.
     assert "_ssl.c" not in str(error)
 
 
+async def test_silent_brokers_leave_the_shared_threads_free(broker: Mosquitto, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections to more silent brokers than the event loop has threads for all parts do not delay other work in those
+    threads."""
+    monkeypatch.setattr("agent.replication.mqtt.transport.CONNECT_S_MAX", LIMIT_S)
+    with ThreadPoolExecutor(2) as shared, socket.create_server(("127.0.0.1", 0), backlog=8) as mute:
+        mute.setblocking(False)
+        asyncio.get_running_loop().set_default_executor(shared)
+        wanted = Access("b", "idmz", "127.0.0.1", mute.getsockname()[1], access(broker, "idmz").make_context)
+        connecting = [asyncio.create_task(Connection.open(wanted, lambda _: None)) for _ in range(4)]
+        async with asyncio.timeout(LIMIT_S / 2):
+            accepted = [await asyncio.get_running_loop().sock_accept(mute) for _ in connecting]
+        assert await asyncio.to_thread(lambda: "done") == "done"
+        assert not any(one.done() for one in connecting)
+        for opened, _ in accepted:
+            opened.close()
+        ended = await asyncio.gather(*connecting, return_exceptions=True)
+        assert all(isinstance(one, BrokerUnreachable) for one in ended)
+
+
 def test_a_broker_that_is_full_is_named(tmp_path: Path) -> None:
     """A connection beyond max_connections is closed without a reason, at any moment; the error names the limit. (After
     failed handshakes Mosquitto may accept one more.)"""
@@ -169,26 +189,22 @@ def test_a_port_without_tls_is_named(broker: Mosquitto) -> None:
     assert asyncio.run(run()).hint
 
 
-def test_large_messages_both_ways(broker: Mosquitto) -> None:
+async def test_large_messages_both_ways(broker: Mosquitto) -> None:
     """Pages of all sizes up to the packet limit arrive complete, also when many are in the sockets at once."""
-
-    async def run() -> None:
-        arrived: list[Incoming] = []
-        server = await Connection.open(access(broker, "plant-a"), lambda _: None)
-        client = await Connection.open(access(broker, "idmz"), arrived.append)
-        await client.subscribe([MINE])
-        assert client.packet_bytes_max == 1_048_576
-        sizes = [1, 16_383, 16_384, 65_536, 262_144, 1_000_000] * 3
-        for number, size in enumerate(sizes):
-            server.publish_answer(MINE, bytes([number]) * size, number.to_bytes(16))
-            await wait_until_async(lambda number=number: len(arrived) > number, f"message {number}")
-        assert [(len(each.payload), each.correlation) for each in arrived] == [
-            (size, number.to_bytes(16)) for number, size in enumerate(sizes)
-        ]
-        await client.close()
-        await server.close()
-
-    asyncio.run(run())
+    arrived: list[Incoming] = []
+    server = await Connection.open(access(broker, "plant-a"), lambda _: None)
+    client = await Connection.open(access(broker, "idmz"), arrived.append)
+    await client.subscribe([MINE])
+    assert client.packet_bytes_max == 1_048_576
+    sizes = [1, 16_383, 16_384, 65_536, 262_144, 1_000_000] * 3
+    for number, size in enumerate(sizes):
+        server.publish_answer(MINE, bytes([number]) * size, number.to_bytes(16))
+        await wait_until_async(lambda number=number: len(arrived) > number, f"message {number}")
+    assert [(len(each.payload), each.correlation) for each in arrived] == [
+        (size, number.to_bytes(16)) for number, size in enumerate(sizes)
+    ]
+    await client.close()
+    await server.close()
 
 
 def test_frozen_broker_fills_a_bounded_queue(tmp_path: Path) -> None:

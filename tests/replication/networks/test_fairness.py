@@ -12,17 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from agent.fact_store import StoreSettings
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.transport import Connection
 from agent.replication.protocol.codec import encode_request
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX, PeerLimits
+from agent.replication.protocol.limits import READS_MAX, REQUESTS_OPEN_MAX, SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import FetchFacts, FetchRange, GetLatest, LatestAnswer, Request
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import LatestValues
 from agent.replication.serving.server import Server
+from agent.settings.peers import PeerLimits
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -77,7 +78,7 @@ class Flood:
             await connection.close()
 
 
-def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquitto, tmp_path: Path) -> None:
+async def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquitto, tmp_path: Path) -> None:
     """Evil has all its searches for latest values open, and refused ones besides. The search of idmz begins next, after
     the one that runs, and none of its requests is refused."""
     may_go_on, begun = threading.Semaphore(0), list[str]()
@@ -87,24 +88,21 @@ def test_searches_of_one_zone_do_not_make_another_one_busy(shared: Mosquitto, tm
         assert may_go_on.acquire(timeout=20)
         return LatestValues([], lambda _: pytest.fail(stream), 0, 7)
 
-    async def scenario() -> None:
-        plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)
-        server = plant.server = Server(plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, look_up=look_up)
-        asker = idmz.requester("plant-a")
-        flood = Flood(shared, GetLatest(stream=STREAM))
-        async with plant.running(), idmz.running(), flood.running():
-            await wait_until_async(lambda: server.statistics().refusals.get("busy", 0) > 0, "evil to be refused")
-            asking = asyncio.create_task(asker.ask(GetLatest(stream=STREAM, fresh_ms=1), 20))
-            await wait_until_async(lambda: server.statistics().requests["GetLatest"] > SEARCHES_WAITING_MAX, "requests")
-            await wait_until_async(lambda: server._handlers[GetLatest].__self__._turns.waiting("idmz") == 1, "idmz")  # type: ignore[attr-defined]
-            may_go_on.release(2)
-            assert isinstance((await asking).answer, LatestAnswer)
-            assert begun[:2] == ["evil", "idmz"]
-            may_go_on.release(1000)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(scenario())
+    plant, idmz = Node.open(shared, "plant-a", tmp_path), Node.open(shared, "idmz", tmp_path)
+    server = plant.server = Server(plant.link, plant.store, EXPORTS, STORE_ERRORS, REFUSAL_CODES, look_up=look_up)
+    asker = idmz.requester("plant-a")
+    flood = Flood(shared, GetLatest(stream=STREAM))
+    async with plant.running(), idmz.running(), flood.running():
+        await wait_until_async(lambda: server.statistics().refusals.get("busy", 0) > 0, "evil to be refused")
+        asking = asyncio.create_task(asker.ask(GetLatest(stream=STREAM, fresh_ms=1), 20))
+        await wait_until_async(lambda: server.statistics().requests["GetLatest"] > SEARCHES_WAITING_MAX, "requests")
+        await wait_until_async(lambda: server._handlers[GetLatest].__self__._turns.waiting("idmz") == 1, "idmz")  # type: ignore[attr-defined]
+        may_go_on.release(2)
+        assert isinstance((await asking).answer, LatestAnswer)
+        assert begun[:2] == ["evil", "idmz"]
+        may_go_on.release(1000)
+    plant.store.close()
+    idmz.store.close()
 
 
 def test_pages_of_one_zone_do_not_delay_those_of_another(

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store import FactStore, StoreSettings
-from agent.node.own_proof import OwnProof
+from agent.fact_store import FactStore
+from agent.node.restore_proof import RestoreProof
 from agent.replication.pulling import Beliefs
+from agent.settings.store import StoreSettings
 from agent.signing.keys import ZoneSigner
 from tests.replication.nodes import IMPATIENT, STREAM, Node, sealed
 from tests.signing.signers import make, signing_key
@@ -36,91 +37,83 @@ def plant_at(broker: Mosquitto, folder: Path, *, is_proven: bool = False) -> Nod
     beliefs = Beliefs(own_zone="plant-a", own_certificates=(MADE.der,))
     signer = ZoneSigner(signing_key(MADE), MADE.der) if is_proven else None
     node = Node.open(broker, "plant-a", folder, settings, signer=signer, beliefs=beliefs)
-    node.serve({"idmz": [STREAM]}, is_proven=OwnProof(node.store, node.judge))
+    node.serve({"idmz": [STREAM]}, is_proven=RestoreProof(node.store, node.judge))
     return node
 
 
 @pytest.mark.parametrize("is_proven", [False, True])
-def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
+async def test_a_copy_that_has_grown_past_its_reader_loses_nothing(
     broker: Mosquitto, tmp_path: Path, *, is_proven: bool
 ) -> None:
     """The store is restored from 200 facts to 100 and grows to 400 before its reader returns. The reader is refused,
     and another zone that reads from the copy is served, until the store begins a new epoch: by the reader's proof, or
     by hand, where its word proves nothing. No process ends, and the reader gets the old and the new facts, each
     once."""
-
-    async def scenario() -> None:
-        plant = plant_at(broker, tmp_path, is_proven=is_proven)
-        await plant.append(0, 100)
+    plant = plant_at(broker, tmp_path, is_proven=is_proven)
+    await plant.append(0, 100)
+    plant.store.close()
+    files = (
+        "plant-a.db",
+        "plant-a.db.witness",
+    )  # an image of the machine: with the witness, so that only a peer can tell
+    image = tmp_path / "image"
+    image.mkdir()
+    for file in files:
+        shutil.copy(tmp_path / file, image)
+    plant = plant_at(broker, tmp_path, is_proven=is_proven)
+    idmz = Node.open(broker, "idmz", tmp_path)
+    await plant.append(100, 100)
+    puller = idmz.pull("plant-a", receiver=IMPATIENT)
+    async with idmz.running():
+        async with plant.running():
+            await idmz.wait_end(200)
         plant.store.close()
-        files = (
-            "plant-a.db",
-            "plant-a.db.witness",
-        )  # an image of the machine: with the witness, so that only a peer can tell
-        image = tmp_path / "image"
-        image.mkdir()
         for file in files:
-            shutil.copy(tmp_path / file, image)
+            shutil.copy(image / file, tmp_path)
         plant = plant_at(broker, tmp_path, is_proven=is_proven)
-        idmz = Node.open(broker, "idmz", tmp_path)
-        await plant.append(100, 100)
-        puller = idmz.pull("plant-a", receiver=IMPATIENT)
-        async with idmz.running():
-            async with plant.running():
-                await idmz.wait_end(200)
-            plant.store.close()
-            for file in files:
-                shutil.copy(image / file, tmp_path)
-            plant = plant_at(broker, tmp_path, is_proven=is_proven)
-            await plant.append(1_000, 300)
-            old = plant.store.epoch
-            async with plant.running():
-                if not is_proven:
-                    await wait_until_async(plant.store.incidents, "the incident")
-                    await wait_until_async(lambda: "history_differs" in (puller.statistics().lost_reason or ""), "loss")
-                    assert (idmz.store.end_offset(STREAM), plant.store.epoch) == (200, old)
-                    await asyncio.wrap_future(plant.store.begin_epoch("an operator says so"))
-                await idmz.wait_end(500)
-                await wait_until_async(lambda: puller.statistics().frontier == 400, "confirmation")
-                assert plant.store.epoch != old
-        numbers = [*range(200), *range(1_000, 1_300)]
-        assert values(idmz.store) == [float(number) for number in numbers]
-        assert values(plant.store) == [float(number) for number in numbers[:100] + numbers[200:]]
-        assert {one.kind for one in idmz.store.incidents()} <= (set() if is_proven else {"pull_stands"})
-        kinds = {one.kind: one.detail for one in plant.store.incidents()}
-        assert kinds.keys() == ({"epoch"} if is_proven else {"epoch", "ahead"})
-        assert f"300 of {STREAM} from offset 101" in kinds["epoch"]
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+        await plant.append(1_000, 300)
+        old = plant.store.epoch
+        async with plant.running():
+            if not is_proven:
+                await wait_until_async(plant.store.incidents, "the incident")
+                await wait_until_async(lambda: "history_differs" in (puller.statistics().lost_reason or ""), "loss")
+                assert (idmz.store.end_offset(STREAM), plant.store.epoch) == (200, old)
+                await asyncio.wrap_future(plant.store.begin_epoch("an operator says so"))
+            await idmz.wait_end(500)
+            await wait_until_async(lambda: puller.statistics().frontier == 400, "confirmation")
+            assert plant.store.epoch != old
+    numbers = [*range(200), *range(1_000, 1_300)]
+    assert values(idmz.store) == [float(number) for number in numbers]
+    assert values(plant.store) == [float(number) for number in numbers[:100] + numbers[200:]]
+    assert {one.kind for one in idmz.store.incidents()} <= (set() if is_proven else {"pull_stands"})
+    kinds = {one.kind: one.detail for one in plant.store.incidents()}
+    assert kinds.keys() == ({"epoch"} if is_proven else {"epoch", "ahead"})
+    assert f"300 of {STREAM} from offset 101" in kinds["epoch"]
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_reader_that_starts_at_the_end_causes_no_epoch_change(broker: Mosquitto, tmp_path: Path) -> None:
     """A reader starts at the end of the log and holds no fact yet; the plant restarts and grows in between. The epoch
     stays, there is no incident, and all new facts arrive."""
-
-    async def scenario() -> None:
-        plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
-        await plant.append(0, 100)
-        epoch = plant.store.epoch
-        puller = idmz.pull("plant-a", receiver=replace(IMPATIENT, start="end"))
-        async with idmz.running():
+    plant, idmz = plant_at(broker, tmp_path), Node.open(broker, "idmz", tmp_path)
+    await plant.append(0, 100)
+    epoch = plant.store.epoch
+    puller = idmz.pull("plant-a", receiver=replace(IMPATIENT, start="end"))
+    async with idmz.running():
+        async with plant.running():
+            await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
+            answered_ms = puller.statistics().last_answer_ms
+            await wait_until_async(
+                lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
+            )
+        plant.store.close()
+        for first in (100, 150):
+            plant = plant_at(broker, tmp_path)
+            await plant.append(first, 50)
             async with plant.running():
-                await wait_until_async(lambda: puller.statistics().offset == 100, "the end to be known")
-                answered_ms = puller.statistics().last_answer_ms
-                await wait_until_async(
-                    lambda: puller.statistics().last_answer_ms != answered_ms, "an answer to who was told"
-                )
+                await idmz.wait_end(first - 50)
+            assert (plant.store.epoch, plant.store.incidents()) == (epoch, [])
             plant.store.close()
-            for first in (100, 150):
-                plant = plant_at(broker, tmp_path)
-                await plant.append(first, 50)
-                async with plant.running():
-                    await idmz.wait_end(first - 50)
-                assert (plant.store.epoch, plant.store.incidents()) == (epoch, [])
-                plant.store.close()
-        assert values(idmz.store) == [float(number) for number in range(100, 200)]
-        idmz.store.close()
-
-    asyncio.run(scenario())
+    assert values(idmz.store) == [float(number) for number in range(100, 200)]
+    idmz.store.close()

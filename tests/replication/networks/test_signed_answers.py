@@ -1,7 +1,6 @@
 """Answers in a zone's name by an attacker who has taken over what carries them, over a real broker: with the
 zone's TLS certificate it sees each request and answers it before the zone does."""
 
-import asyncio
 import json
 import struct
 from collections.abc import AsyncIterator, Sequence
@@ -122,72 +121,60 @@ def pulling(broker: Mosquitto, folder: Path, beliefs: Beliefs | None = None) -> 
 
 
 @pytest.mark.parametrize("rule", ["required", "if_present"])
-def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
+async def test_a_stranger_stops_no_pull_in_the_peers_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
     """Each request is answered by the attacker first: fenced, another epoch, holes, an empty log, no answer at all,
     true facts in the place of others; unsigned, signed by another zone, or with what the plant signed as the answer to
     another request. All of it is counted, none of it fences the puller,
     moves its position or begins anew, and the plant's own answers behind it bring every fact. Without the rule it is so
     once the plant has signed facts."""
-
-    async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path / "plant", signer=SIGNERS["plant-a"])
-        plant.serve({"idmz": [STREAM]})
-        idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
-        await plant.append(0, 50)
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(50)
-            async with forging(broker, plant.store.epoch.hex()) as forger:
-                await wait_until_async(lambda: forger.seen and forger.forged > 50, "forged and replayed answers")
-                for number in range(50, 55):
-                    await plant.append(number, 1)
-                    await idmz.wait_end(number + 1)
-                consumers = plant.store.consumers
-                await wait_until_async(lambda: consumers.all()[0].frontier == 55, "the confirmation")
-                statistics = puller.statistics()
-                assert statistics.counters.unproven > 50
-                assert statistics.asking is not Asking.FENCED
-                assert (statistics.offset, statistics.counters.restarts) == (55, 0)
-            assert idmz.store.incidents() == []
-            await wait_until_async(lambda: puller.statistics().lost_reason is None, "the pull to be well")
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    plant = Node.open(broker, "plant-a", tmp_path / "plant", signer=SIGNERS["plant-a"])
+    plant.serve({"idmz": [STREAM]})
+    idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": rule}))  # type: ignore[dict-item]
+    await plant.append(0, 50)
+    async with plant.running(), idmz.running():
+        await idmz.wait_end(50)
+        async with forging(broker, plant.store.epoch.hex()) as forger:
+            await wait_until_async(lambda: forger.seen and forger.forged > 50, "forged and replayed answers")
+            for number in range(50, 55):
+                await plant.append(number, 1)
+                await idmz.wait_end(number + 1)
+            consumers = plant.store.consumers
+            await wait_until_async(lambda: consumers.all()[0].frontier == 55, "the confirmation")
+            statistics = puller.statistics()
+            assert statistics.counters.unproven > 50
+            assert statistics.asking is not Asking.FENCED
+            assert (statistics.offset, statistics.counters.restarts) == (55, 0)
+        assert idmz.store.incidents() == []
+        await wait_until_async(lambda: puller.statistics().lost_reason is None, "the pull to be well")
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_without_keys_a_stranger_can_stop_a_pull(broker: Mosquitto, tmp_path: Path) -> None:
     """What the signatures are for: where the plant has no key and none is demanded, the first forged answer fences the
     puller for good."""
-
-    async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path / "plant")
-        plant.serve({"idmz": [STREAM]})
-        idmz, puller = pulling(broker, tmp_path)
-        await plant.append(0, 50)
-        async with plant.running(), idmz.running(), forging(broker, plant.store.epoch.hex()):
-            await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the puller to be fenced")
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    plant = Node.open(broker, "plant-a", tmp_path / "plant")
+    plant.serve({"idmz": [STREAM]})
+    idmz, puller = pulling(broker, tmp_path)
+    await plant.append(0, 50)
+    async with plant.running(), idmz.running(), forging(broker, plant.store.epoch.hex()):
+        await wait_until_async(lambda: puller.statistics().asking is Asking.FENCED, "the puller to be fenced")
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_peer_that_cannot_sign_is_named(broker: Mosquitto, tmp_path: Path) -> None:
     """Where signatures are demanded of a peer without a key, its pull says so, with what to do, and tries again."""
-
-    async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path / "plant")
-        plant.serve({"idmz": [STREAM]})
-        idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": "required"}))
-        async with plant.running(), idmz.running():
-            await wait_until_async(lambda: puller.statistics().lost_reason is not None, "the reason")
-            reason = puller.statistics().lost_reason or ""
-            assert reason.startswith(
-                "unproven_answer: plant-a: an answer (FetchFacts) is not proven: plant-a did not sign it"
-            )
-            assert "bsfg pki signer" in reason
-            await wait_until_async(lambda: puller.statistics().counters.unproven > 1, "another try")
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    plant = Node.open(broker, "plant-a", tmp_path / "plant")
+    plant.serve({"idmz": [STREAM]})
+    idmz, puller = pulling(broker, tmp_path, Beliefs(TRUST, {"plant-a": "required"}))
+    async with plant.running(), idmz.running():
+        await wait_until_async(lambda: puller.statistics().lost_reason is not None, "the reason")
+        reason = puller.statistics().lost_reason or ""
+        assert reason.startswith(
+            "unproven_answer: plant-a: an answer (FetchFacts) is not proven: plant-a did not sign it"
+        )
+        assert "bsfg pki signer" in reason
+        await wait_until_async(lambda: puller.statistics().counters.unproven > 1, "another try")
+    for node in (plant, idmz):
+        node.store.close()

@@ -1,6 +1,5 @@
 """Confirmations and appends in a zone's name by a stranger who has taken over what carries them, over a real broker."""
 
-import asyncio
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,71 +47,65 @@ async def sent(evil: Intruder, payload: bytes) -> str:
 
 
 @pytest.mark.parametrize("rule", ["required", "if_present"])
-def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(broker: Mosquitto, tmp_path: Path, rule: str) -> None:
+async def test_a_stranger_confirms_and_appends_nothing_in_a_zones_name(
+    broker: Mosquitto, tmp_path: Path, rule: str
+) -> None:
     """The broker, with the zone's certificate in its hands, confirms what never arrived, takes the lease, appends, and
     removes the consumer: unsigned, with a key of another zone, with the signature of another request. The plant refuses
     all of it, and the zone itself, which signs, goes on. It may ask for what changes nothing. Without the rule it is
     refused from the zone's first signed request on."""
-
-    async def scenario() -> None:
-        beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
-        plant = Node.open(broker, "plant-a", tmp_path / "plant", beliefs=beliefs)
-        plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
+    beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
+    plant = Node.open(broker, "plant-a", tmp_path / "plant", beliefs=beliefs)
+    plant.serve({"idmz": [STREAM]}, {"idmz": [STREAM]})
+    idmz = idmz_at(broker, tmp_path)
+    await plant.append(0, 50)
+    async with plant.running(), intruder(broker, "idmz", response_topic("plant-a", "idmz", "x")) as evil:
+        async with idmz.running():
+            await idmz.wait_end(50)
+            consumers = plant.store.consumers
+            await wait_until_async(lambda: consumers.all()[0].frontier == 50, "the confirmation")
+        idmz.store.close()
+        await plant.append(50, 10)
+        confirm = request("ConfirmReceipt", consumer_name=CONSUMER, offset=60)
+        place = MessagePlace("plant-a", "idmz", "x", b"c" * 16)
+        for payload in (
+            confirm,
+            request("FetchFacts", consumer_name=CONSUMER, limit=10, confirm={"last_offset": 60}),
+            request("FetchFacts", consumer_name=CONSUMER, limit=10, lease=0),
+            request("UnregisterConsumer", consumer_name=CONSUMER),
+            request("AcquireLease", stream=STREAM, producer="idmz.mes"),
+            request("AppendFact", stream=STREAM, messages=[]),
+            sign_request(SIGNERS["evil"], place, confirm),
+            sign_request(SIGNERS["idmz"], place, confirm),  # the correlation is another one
+        ):
+            assert await sent(evil, payload) in {"unsigned_request", "bad_request"}, payload
+        assert await sent(evil, confirm) == "unsigned_request"
+        assert await sent(evil, request("GetBounds", stream=STREAM)) == "ok"
+        assert plant.store.consumers.all()[0].frontier == 50
         idmz = idmz_at(broker, tmp_path)
-        await plant.append(0, 50)
-        async with plant.running(), intruder(broker, "idmz", response_topic("plant-a", "idmz", "x")) as evil:
-            async with idmz.running():
-                await idmz.wait_end(50)
-                consumers = plant.store.consumers
-                await wait_until_async(lambda: consumers.all()[0].frontier == 50, "the confirmation")
-            idmz.store.close()
-            await plant.append(50, 10)
-            confirm = request("ConfirmReceipt", consumer_name=CONSUMER, offset=60)
-            place = MessagePlace("plant-a", "idmz", "x", b"c" * 16)
-            for payload in (
-                confirm,
-                request("FetchFacts", consumer_name=CONSUMER, limit=10, confirm={"last_offset": 60}),
-                request("FetchFacts", consumer_name=CONSUMER, limit=10, lease=0),
-                request("UnregisterConsumer", consumer_name=CONSUMER),
-                request("AcquireLease", stream=STREAM, producer="idmz.mes"),
-                request("AppendFact", stream=STREAM, messages=[]),
-                sign_request(SIGNERS["evil"], place, confirm),
-                sign_request(SIGNERS["idmz"], place, confirm),  # the correlation is another one
-            ):
-                assert await sent(evil, payload) in {"unsigned_request", "bad_request"}, payload
-            assert await sent(evil, confirm) == "unsigned_request"
-            assert await sent(evil, request("GetBounds", stream=STREAM)) == "ok"
-            assert plant.store.consumers.all()[0].frontier == 50
-            idmz = idmz_at(broker, tmp_path)
-            async with idmz.running():
-                await idmz.wait_end(60)
-                await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == 60, "the confirmation")
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+        async with idmz.running():
+            await idmz.wait_end(60)
+            await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == 60, "the confirmation")
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_zone_without_a_key_goes_on_unsigned(broker: Mosquitto, tmp_path: Path) -> None:
     """Where nobody has keys nothing is demanded, and where signatures are required of a zone that has none, its
     requests are refused by name and nothing is lost."""
-
-    async def scenario() -> None:
-        for number, rule in enumerate(("if_present", "required")):
-            beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
-            plant = Node.open(broker, "plant-a", tmp_path / f"plant{number}", beliefs=beliefs)
-            server = plant.serve({"idmz": [STREAM]})
-            idmz = Node.open(broker, "idmz", tmp_path / f"idmz{number}")
-            puller = idmz.pull("plant-a", receiver=IMPATIENT)
-            await plant.append(0, 50)
-            async with plant.running(), idmz.running():
-                if rule == "if_present":
-                    await idmz.wait_end(50)
-                else:
-                    said = puller.statistics
-                    await wait_until_async(lambda: "unsigned_request" in (said().lost_reason or ""), "the refusal")  # noqa: B023
-                    assert "unsigned_request" in server.statistics().refusals
-            for node in (plant, idmz):
-                node.store.close()
-
-    asyncio.run(scenario())
+    for number, rule in enumerate(("if_present", "required")):
+        beliefs = Beliefs(TRUST, {"idmz": rule})  # type: ignore[dict-item]
+        plant = Node.open(broker, "plant-a", tmp_path / f"plant{number}", beliefs=beliefs)
+        server = plant.serve({"idmz": [STREAM]})
+        idmz = Node.open(broker, "idmz", tmp_path / f"idmz{number}")
+        puller = idmz.pull("plant-a", receiver=IMPATIENT)
+        await plant.append(0, 50)
+        async with plant.running(), idmz.running():
+            if rule == "if_present":
+                await idmz.wait_end(50)
+            else:
+                said = puller.statistics
+                await wait_until_async(lambda: "unsigned_request" in (said().lost_reason or ""), "the refusal")  # noqa: B023
+                assert "unsigned_request" in server.statistics().refusals
+        for node in (plant, idmz):
+            node.store.close()

@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from agent.fact_store import StoreSettings
 from agent.lease import LeaseClaim
 from agent.message import Envelope
 from agent.node.store_errors import COMPARISON_ERRORS
@@ -46,6 +45,7 @@ from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.consumer_effects import StartConfirm
 from agent.replication.serving.operations.consumers import BOOTSTRAPS_MAX, BootstrapSpans, Consumers
 from agent.replication.serving.operations.context import Context
+from agent.settings.store import StoreSettings
 from agent.telemetry import Side, Span, SpanStatistics, Telemetry
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto

@@ -1,7 +1,6 @@
 """A relay that has been taken over, at a real broker: it has the certificate of idmz, keeps the plant's facts as it got
 them, and serves the enterprise whatever it likes. The enterprise believes the plant's signatures, not the relay."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -10,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from agent.batch import Batch, Link, Origin, parse, seal_messages
-from agent.fact_store import FactStore, StoreSettings
+from agent.fact_store import FactStore
 from agent.message import Envelope, Fact, Message
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import KeptHead, PeerPosition, SignerCertificate
 from agent.replication.pulling import AntiEntropy, AntiEntropySettings, Beliefs, ThrottledRequester
+from agent.settings.store import StoreSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.heads import HeadSigner, sign_head
 from agent.signing.keys import ZoneSigner
@@ -57,6 +57,11 @@ def forged(link: Link, text: str, count: int = 3) -> list[Batch]:
         found.append(seal_messages(link, [one]))
         link = found[-1].link
     return found
+
+
+def invented(epoch: bytes = b"1", text: str = "invented") -> list[Batch]:
+    """Batches of an epoch that the plant never had."""
+    return forged(Link(STREAM, Origin("plant-a", epoch * 16)), text)
 
 
 def smuggle(
@@ -113,132 +118,115 @@ def declined(node: Node) -> list[str]:
     return [f"{one.subject}: {one.detail}" for one in node.store.incidents() if one.kind == "declined"]
 
 
-def test_forged_facts_are_declined_and_honest_ones_flow(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
+async def test_forged_facts_are_declined_and_honest_ones_flow(
+    broker: Mosquitto, tmp_path: Path, authority: Made
+) -> None:
     """The relay invents an epoch of the plant without signatures, one that it signs with its own key, one with a
     signature that the plant made for other facts, and then the successor of the plant's last batch. The enterprise has
     every fact of the plant and none of these, names each, and its position passes them."""
-
-    async def scenario() -> None:
-        plant, relay, enterprise = chain(broker, tmp_path, authority)
-        own = signer(authority, "idmz")
-        async with running(plant, relay, enterprise):
-            await plant.append(0, 400)
-            await relay.wait_end(400)
-            genuine = relay.store.read(STREAM, 0, 10_000, 10_000_000).batches[-1].head
-            assert genuine
-            invented = forged(Link(STREAM, Origin("plant-a", b"1" * 16)), "invented")
-            smuggle(relay.store, invented)
-            signed = forged(Link(STREAM, Origin("plant-a", b"2" * 16)), "signed by the relay")
-            smuggle(relay.store, signed, {2: head(own, signed[2])}, own)
-            stolen = forged(Link(STREAM, Origin("plant-a", b"3" * 16)), "with a stolen signature")
-            smuggle(relay.store, stolen, {2: genuine})
-            await plant.append(400, 200)
-            await relay.wait_end(600 + 9)
-            smuggle(relay.store, forged(parse(of_plant(plant.store)[-1]).link, "successor"))
-            puller = enterprise.pullers[0]
-            await wait_until_async(lambda: puller.statistics().offset == 612, "the enterprise to have read all")
-            assert of_plant(enterprise.store) == of_plant(plant.store)
-            said = declined(enterprise)
-            assert len(said) == 4
-            for reason, count in ((NO_HEAD, 2), (WRONG, 1), ("certificate this node does not have", 1)):
-                assert sum(reason in one for one in said) == count, reason
-            notices = [one for one in sealed(enterprise.store) if parse(one).header.origin.zone == "enterprise"]
-            assert notices, "no notice fact for the zones behind"
-            assert enterprise.store.signed_zones() == {"plant-a"}
-            assert (tmp_path / "e" / "declined").exists()
-
-    asyncio.run(scenario())
+    plant, relay, enterprise = chain(broker, tmp_path, authority)
+    own = signer(authority, "idmz")
+    async with running(plant, relay, enterprise):
+        await plant.append(0, 400)
+        await relay.wait_end(400)
+        genuine = relay.store.read(STREAM, 0, 10_000, 10_000_000).batches[-1].head
+        assert genuine
+        smuggle(relay.store, invented())
+        signed = invented(b"2", "signed by the relay")
+        smuggle(relay.store, signed, {2: head(own, signed[2])}, own)
+        stolen = invented(b"3", "with a stolen signature")
+        smuggle(relay.store, stolen, {2: genuine})
+        await plant.append(400, 200)
+        await relay.wait_end(600 + 9)
+        smuggle(relay.store, forged(parse(of_plant(plant.store)[-1]).link, "successor"))
+        puller = enterprise.pullers[0]
+        await wait_until_async(lambda: puller.statistics().offset == 612, "the enterprise to have read all")
+        assert of_plant(enterprise.store) == of_plant(plant.store)
+        said = declined(enterprise)
+        assert len(said) == 4
+        for reason, count in ((NO_HEAD, 2), (WRONG, 1), ("certificate this node does not have", 1)):
+            assert sum(reason in one for one in said) == count, reason
+        notices = [one for one in sealed(enterprise.store) if parse(one).header.origin.zone == "enterprise"]
+        assert notices, "no notice fact for the zones behind"
+        assert enterprise.store.signed_zones() == {"plant-a"}
+        assert (tmp_path / "e" / "declined").exists()
 
 
-def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
+async def test_without_the_rule_the_forged_facts_are_stored(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
     """The attack that the rule prevents: with signatures off, the enterprise stores an epoch that the plant never
     had."""
-
-    async def scenario() -> None:
-        plant, relay, enterprise = chain(broker, tmp_path, authority, "off")
-        async with running(plant, relay, enterprise):
-            await plant.append(0, 100)
-            await relay.wait_end(100)
-            smuggle(relay.store, forged(Link(STREAM, Origin("plant-a", b"1" * 16)), "invented"))
-            await enterprise.wait_end(103)
-            assert len(of_plant(enterprise.store)) == len(of_plant(plant.store)) + 3
-            assert not declined(enterprise)
-
-    asyncio.run(scenario())
+    plant, relay, enterprise = chain(broker, tmp_path, authority, "off")
+    async with running(plant, relay, enterprise):
+        await plant.append(0, 100)
+        await relay.wait_end(100)
+        smuggle(relay.store, invented())
+        await enterprise.wait_end(103)
+        assert len(of_plant(enterprise.store)) == len(of_plant(plant.store)) + 3
+        assert not declined(enterprise)
 
 
-def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
+async def test_once_proven_a_zone_must_prove_everything(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
     """With the default rule nothing is configured for the plant but the authority: its first signature is enough for
     the enterprise to decline what a relay adds later, also after a restart of the enterprise."""
-
-    async def scenario() -> None:
-        plant, relay, enterprise = chain(broker, tmp_path, authority, "if_present")
-        async with running(plant, relay, enterprise):
-            await plant.append(0, 100)
-            await enterprise.wait_end(100)
-            smuggle(relay.store, forged(Link(STREAM, Origin("plant-a", b"1" * 16)), "invented"))
-            puller = enterprise.pullers[0]
-            await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
-            enterprise.store.close()
-            again = Node.open(broker, "enterprise", tmp_path / "e", beliefs=believing(authority, "if_present"))
-            assert again.store.signed_zones() == {"plant-a"}
-            assert of_plant(again.store) == of_plant(plant.store)
-            again.store.close()
-
-    asyncio.run(scenario())
+    plant, relay, enterprise = chain(broker, tmp_path, authority, "if_present")
+    async with running(plant, relay, enterprise):
+        await plant.append(0, 100)
+        await enterprise.wait_end(100)
+        smuggle(relay.store, invented())
+        puller = enterprise.pullers[0]
+        await wait_until_async(lambda: puller.statistics().offset == 103, "the first forged epoch to be passed")
+        enterprise.store.close()
+        again = Node.open(broker, "enterprise", tmp_path / "e", beliefs=believing(authority, "if_present"))
+        assert again.store.signed_zones() == {"plant-a"}
+        assert of_plant(again.store) == of_plant(plant.store)
+        again.store.close()
 
 
-def test_a_comparison_brings_what_is_proven_and_nothing_else(
+async def test_a_comparison_brings_what_is_proven_and_nothing_else(
     broker: Mosquitto, tmp_path: Path, authority: Made
 ) -> None:
     """Facts declined because the plant's certificate was not yet trusted arrive by the next comparison after it is; the
     forged ones beside them never do, and each comparison counts on in the same incident."""
-
-    async def scenario() -> None:
-        plant, relay, enterprise = chain(broker, tmp_path, authority)
-        enterprise.judge._beliefs = Beliefs(SignerTrust(), {"plant-a": "required"}, "enterprise")
-        requester = ThrottledRequester(enterprise.requester("idmz"))
-        settings = AntiEntropySettings("idmz", (STREAM,), frozenset({"idmz", "plant-a"}), every_hours=0)
-        comparer = AntiEntropy(requester, enterprise.store, settings, COMPARISON_ERRORS, judge=enterprise.judge)
-        async with running(plant, relay, enterprise):
-            await plant.append(0, 300)
-            await relay.wait_end(300)
-            smuggle(relay.store, forged(Link(STREAM, Origin("plant-a", b"1" * 16)), "invented"))
-            puller = enterprise.pullers[0]
-            await wait_until_async(lambda: puller.statistics().offset == 303, "everything to be declined")
-            assert not of_plant(enterprise.store)
-            first = await comparer.compare(STREAM, repair=True)
-            assert (first.repaired_facts, len(first.missing)) == (0, 2)
-            assert any("declined" in one for one in first.refused)
-            enterprise.judge._beliefs = believing(authority)
-            second = await comparer.compare(STREAM, repair=True)
-            assert second.repaired_facts == 300
-            assert of_plant(enterprise.store) == of_plant(plant.store)
-            third = await comparer.compare(STREAM, repair=True)
-            assert (third.repaired_facts, len(third.missing)) == (0, 1)
-            counts = [one.count for one in enterprise.store.incidents() if NO_HEAD in one.detail]
-            assert counts == [4]
-
-    asyncio.run(scenario())
+    plant, relay, enterprise = chain(broker, tmp_path, authority)
+    enterprise.judge._beliefs = Beliefs(SignerTrust(), {"plant-a": "required"}, "enterprise")
+    requester = ThrottledRequester(enterprise.requester("idmz"))
+    settings = AntiEntropySettings("idmz", (STREAM,), frozenset({"idmz", "plant-a"}), every_hours=0)
+    comparer = AntiEntropy(requester, enterprise.store, settings, COMPARISON_ERRORS, judge=enterprise.judge)
+    async with running(plant, relay, enterprise):
+        await plant.append(0, 300)
+        await relay.wait_end(300)
+        smuggle(relay.store, invented())
+        puller = enterprise.pullers[0]
+        await wait_until_async(lambda: puller.statistics().offset == 303, "everything to be declined")
+        assert not of_plant(enterprise.store)
+        first = await comparer.compare(STREAM, repair=True)
+        assert (first.repaired_facts, len(first.missing)) == (0, 2)
+        assert any("declined" in one for one in first.refused)
+        enterprise.judge._beliefs = believing(authority)
+        second = await comparer.compare(STREAM, repair=True)
+        assert second.repaired_facts == 300
+        assert of_plant(enterprise.store) == of_plant(plant.store)
+        third = await comparer.compare(STREAM, repair=True)
+        assert (third.repaired_facts, len(third.missing)) == (0, 1)
+        counts = [one.count for one in enterprise.store.incidents() if NO_HEAD in one.detail]
+        assert counts == [4]
 
 
-def test_a_relay_without_configuration_passes_the_proof_on(broker: Mosquitto, tmp_path: Path, authority: Made) -> None:
+async def test_a_relay_without_configuration_passes_the_proof_on(
+    broker: Mosquitto, tmp_path: Path, authority: Made
+) -> None:
     """The relay knows no authority. Facts, heads and certificates reach the enterprise through it, also in a page far
     behind the log's end, and every page of the enterprise is verified."""
-
-    async def scenario() -> None:
-        plant, relay, enterprise = chain(broker, tmp_path, authority)
-        async with running(plant):
-            await plant.append(0, 20_000)
-            async with running(relay, enterprise):
-                await enterprise.wait_end(20_000)
-                await plant.append(20_000, 100)
-                await enterprise.wait_end(20_100)
-                assert of_plant(enterprise.store) == of_plant(plant.store)
-                assert not declined(enterprise)
-                last = enterprise.store.held(STREAM)[plant.store.origin][-1].last_sequence
-                found = enterprise.store.next_head(STREAM, plant.store.origin, last)
-                assert found is not None
-                assert found.verified_unix_ms is not None
-
-    asyncio.run(scenario())
+    plant, relay, enterprise = chain(broker, tmp_path, authority)
+    async with running(plant):
+        await plant.append(0, 20_000)
+        async with running(relay, enterprise):
+            await enterprise.wait_end(20_000)
+            await plant.append(20_000, 100)
+            await enterprise.wait_end(20_100)
+            assert of_plant(enterprise.store) == of_plant(plant.store)
+            assert not declined(enterprise)
+            last = enterprise.store.held(STREAM)[plant.store.origin][-1].last_sequence
+            found = enterprise.store.next_head(STREAM, plant.store.origin, last)
+            assert found is not None
+            assert found.verified_unix_ms is not None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.file_hints import WatchTimes
+from agent.file_watch import WatchTimes
 from agent.replication import pki
 from agent.replication.mqtt.carrier import Access
 from agent.replication.mqtt.link import REFUSALS_UNTIL_ERROR, Link

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import serialization
 from agent.cli import bsfg
 from agent.config import load
 from agent.replication import pki
+from agent.settings.signing import OriginSettings, SigningSettings
 from agent.signing.certificates import FACT_SIGNING, Refusal, RefusalReason, Signer, SignerTrust, signer_of
 from agent.signing.files import load_identity, load_trust, read_compromises
-from agent.signing.settings import OriginSettings, SigningSettings
 from tests.replication.pki.site import NOW, make_site
 from tests.signing.signers import CLIENT, Made, make
 from tests.support.mosquitto import HOST, Mosquitto
@@ -165,11 +165,7 @@ def test_mosquitto_refuses_a_signer_as_a_client(trusting_broker: Mosquitto, sign
     ids=["signer of a facts authority", "client of a facts authority", "signer of any authority", "control"],
 )
 def test_mosquitto_refuses_either_usage(
-    trusting_broker: Mosquitto,
-    tmp_path: Path,
-    authority: Made,
-    usage: x509.ObjectIdentifier,
-    is_admitted: bool,  # noqa: FBT001
+    trusting_broker: Mosquitto, tmp_path: Path, authority: Made, usage: x509.ObjectIdentifier, is_admitted: bool
 ) -> None:
     """The usage of the certificate is enough to be refused, and so is that of its authority; a client of an authority
     without a usage is admitted, so it is not the authority that the broker does not know."""

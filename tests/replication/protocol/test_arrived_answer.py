@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import pytest
 
+from agent.pages import BATCHES_MAX
+from agent.replication.protocol import arrived_answer
 from agent.replication.protocol.arrived_answer import ArrivedAnswer
 from agent.replication.protocol.codec import encode_answer, encode_error
 from agent.replication.protocol.errors import ERRORS, MalformedMessage, UnprovenAnswer
@@ -110,6 +112,25 @@ def test_where_batches_cannot_be_told_everything_is_covered(lengths: object) -> 
     message = struct.pack("<I", len(text)) + text + b"x" * 40
     whole = {answer_bytes(PLACE, message[:at] + b"?" + message[at + 1 :]) for at in range(len(message))}
     assert len(whole) == len(message)
+
+
+@pytest.mark.parametrize("count, is_listed", [(BATCHES_MAX, True), (BATCHES_MAX + 1, False), (100_000, False)])
+def test_more_batches_than_a_page_may_have_are_not_looked_for(count: int, *, is_listed: bool) -> None:
+    """Before anything is proven, a header of a megabyte of them is not read: everything is covered."""
+    text = json.dumps({"batches": [(2**63 - 1, 2**63 - 1, 17)] * count}, separators=(",", ":")).encode()
+    message = struct.pack("<I", len(text)) + text + b"x" * 17 * count
+    changed = bytearray(message)
+    changed[4 + len(text)] ^= 1  # the first byte of the first batch, which its digest covers
+    assert (answer_bytes(PLACE, message) == answer_bytes(PLACE, changed)) is is_listed
+
+
+def test_a_large_answer_that_is_not_proven_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a small one claims is named; a large one may be made to take long to read, and is refused as it came."""
+    holes = [(at, at, "expired") for at in range(1, 2_000)]
+    payload = encode_answer(FetchAnswer(**PAGE, frontier=0, end_offset=9, holes=holes), [])  # type: ignore[arg-type]
+    monkeypatch.setattr(arrived_answer, "decode_answer", lambda _: pytest.fail("it is read"))
+    with pytest.raises(UnprovenAnswer, match=r"\(large\) is not proven"):
+        opened(payload)
 
 
 def test_what_is_no_answer_stays_none() -> None:

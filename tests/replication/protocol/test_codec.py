@@ -3,6 +3,8 @@
 import json
 import re
 import struct
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -22,7 +24,9 @@ from agent.replication.protocol.codec import (
 )
 from agent.replication.protocol.errors import ERRORS, MalformedMessage
 from agent.replication.protocol.messages import (
+    ANSWERS,
     BYTES_MAX_MAX,
+    CLAIM_MAX,
     LIMIT_MAX,
     MESSAGES_MAX,
     OFFSET_MAX,
@@ -42,12 +46,14 @@ from agent.replication.protocol.messages import (
     NewMessage,
     StreamEntry,
     StreamsAnswer,
+    operation_of,
 )
 
 EPOCH = "0123456789abcdef" * 2
 names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")
 zones = st.from_regex(r"\A[a-z0-9-]{1,32}\Z")
 offsets = st.integers(0, OFFSET_MAX)
+claims = st.integers(0, CLAIM_MAX)
 positions = st.integers(1, OFFSET_MAX)
 epochs = st.binary(min_size=16, max_size=16).map(bytes.hex)
 confirms = st.builds(Confirm, last_offset=positions)
@@ -118,7 +124,7 @@ def test_request_round_trip(request: codec.Request) -> None:
     assert decode_request(encode_request(request)) == request
 
 
-@given(st.lists(st.tuples(st.integers(1, 50), st.binary(min_size=1, max_size=40), st.booleans()), max_size=8), offsets)
+@given(st.lists(st.tuples(st.integers(1, 50), st.binary(min_size=1, max_size=40), st.booleans()), max_size=8), claims)
 def test_fetch_answer_round_trip(runs: list[tuple[int, bytes, bool]], frontier: int) -> None:
     """Batches of any sizes, omitted ranges between them, and definitions come back exactly, in order."""
     end, batches, omitted, attachment = 0, [], [], []
@@ -393,3 +399,70 @@ def test_an_oversized_request_is_not_sent() -> None:
     assert (
         refused.value.hint == ERRORS["request_too_large"].hint
     )  # a command prints it; no peer answers a request that is not sent
+
+
+Place = tuple[str | int, ...]
+TEXTS = ("a", "0" * 16, "0" * 32, f"a/{'0' * 32}", f"sha256:{'0' * 64}")
+
+
+def with_integer(kind: Any, place: Place, value: int) -> Any:
+    """A value of a type with an integer in one place; elsewhere the first that its type allows."""
+    match kind:
+        case msgspec.inspect.IntType():
+            return value if place == () else kind.ge
+        case msgspec.inspect.UnionType(types=types):
+            (inner,) = (one for one in types if not isinstance(one, msgspec.inspect.NoneType))
+            return with_integer(inner, place, value)
+        case msgspec.inspect.StructType(fields=fields):
+            used = [one for one in fields if one.required or place[:1] == (one.encode_name,)]
+            return {one.encode_name: with_integer(one.type, rest(place, one.encode_name), value) for one in used}
+        case msgspec.inspect.ListType(item_type=item):
+            return [with_integer(item, rest(place, 0), value)] if place[:1] == (0,) else []
+        case msgspec.inspect.TupleType(item_types=items):
+            return [with_integer(item, rest(place, at), value) for at, item in enumerate(items)]
+        case msgspec.inspect.StrType(pattern=pattern):
+            return next(one for one in TEXTS if pattern is None or re.search(pattern, one))
+        case msgspec.inspect.BoolType():
+            return False
+    return 1  # any JSON
+
+
+def rest(place: Place, step: str | int) -> Place:
+    """The place inside the part that `step` names; one that is nowhere for another part."""
+    return place[1:] if place[:1] == (step,) else ("",)
+
+
+CLAIMS = [
+    (operation_of(kind), info, place, claim)
+    for kind in ANSWERS
+    for info in [msgspec.inspect.type_info(kind)]
+    for place, claim in integers(info)
+]
+"""Every integer that an answer may have."""
+
+
+def refusal(operation: str, fields: dict[str, Any]) -> str:
+    """Why an answer with these fields is refused; empty where it is not."""
+    head = {"protocol": "bsfg.replication", "version": "1.0", "operation": operation, "status": "ok"}
+    encoded = json.dumps({**fields, **head}).encode()
+    try:
+        decode_answer(struct.pack("<I", len(encoded)) + encoded)
+    except MalformedMessage as error:
+        return error.why
+    return ""
+
+
+@given(st.sampled_from(CLAIMS), st.integers(CLAIM_MAX + 1, 2**64) | st.integers(-(2**64), -1))
+def test_every_integer_of_an_answer_has_a_limit(claim: tuple[str, Any, Place, Any], value: int) -> None:
+    """Whatever field of whatever answer holds a number below 0, or one that leaves no room for sums of it in 64 bits:
+    the answer is refused, naming the field. The largest that the field allows is not what is wrong with an answer."""
+    operation, info, place, field = claim
+    assert f"$.{place[0]}" in refusal(operation, with_integer(info, place, value))
+    assert "Expected `int`" not in refusal(operation, with_integer(info, place, field.le))
+
+
+def test_no_sum_of_claims_leaves_64_bits() -> None:
+    """A thousand of the largest claims fit, and every integer of every answer has both limits."""
+    assert len(CLAIMS) > 40
+    assert CLAIM_MAX * 1000 < 2**63
+    assert [(place, one.ge, one.le) for _, _, place, one in CLAIMS if one.ge not in {0, 1} or one.le > CLAIM_MAX] == []

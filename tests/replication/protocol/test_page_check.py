@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import tracemalloc
 from dataclasses import replace
 
 import msgspec
@@ -9,10 +10,13 @@ import pytest
 
 from agent.batch import Batch, Definitions, Link, Origin, cut, seal_samples
 from agent.replication.protocol.messages import (
+    CLAIM_MAX,
     CursorAnswer,
     DefinitionEntry,
+    DigestsAnswer,
     FetchAnswer,
     FetchSequences,
+    GetDigests,
     SequencesAnswer,
 )
 from agent.replication.protocol.page_check import (
@@ -20,6 +24,7 @@ from agent.replication.protocol.page_check import (
     PageContent,
     PageRefused,
     check_batches,
+    check_digests,
     check_page,
     check_sequences,
 )
@@ -69,6 +74,22 @@ def test_good_page() -> None:
     assert page.definitions == {str(batch.header.origin): 1}
     assert list(page.content.sealed) == [batch.sealed]
     assert page.content.definitions[0].body == DEFINITION
+
+
+def test_the_memory_of_the_definitions_of_a_page_is_known() -> None:
+    """The smallest definitions that fill a header, of one origin and of one origin each: what a page says of its memory
+    is neither far below nor far above what Python takes, and definitions of one origin share its object."""
+    for epochs in (1, 5_000):
+        entries = [
+            msgspec.structs.replace(entry(body=b"{}"), epoch=(at % epochs).to_bytes(16).hex()) for at in range(5_000)
+        ]
+        page = check_page(answer(b"", batches=[], definitions=entries), [], "plant-a", STREAM, ORIGINS, kept)
+        tracemalloc.start()
+        page = check_page(answer(b"", batches=[], definitions=entries), [], "plant-a", STREAM, ORIGINS, kept)
+        taken, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert taken / 2 < page.definition_bytes < taken * 3
+        assert len({id(one.origin) for one in page.content.definitions}) == epochs
 
 
 def test_page_of_omitted_facts() -> None:
@@ -129,6 +150,19 @@ def test_what_cannot_be_opened_is_marked() -> None:
     assert "times" in offered.unreadable
 
 
+@pytest.mark.parametrize("first, is_taken", [(CLAIM_MAX - 9, True), (CLAIM_MAX - 8, False), (2**63 - 1 - 20, False)])
+def test_a_sequence_that_no_answer_can_name_is_marked(first: int, *, is_taken: bool) -> None:
+    """A batch of a hostile origin ends beyond the largest sequence of an answer. It is declined by name: stored, it
+    would make the digests of this node unreadable to every zone that asks for them."""
+    rows = [(1, number, float(number), 0) for number in range(10)]
+    link = Link(STREAM, Origin("plant-a", EPOCH), first, b"p" * 16)
+    batch = seal_samples(link, rows, Definitions().extended(DEFINITION))
+    content = check_page(answer(batch.sealed), [batch.sealed], "plant-a", STREAM, ORIGINS, kept).content
+    (offered,) = check_batches(content, STREAM, ORIGINS)
+    assert (not offered.unreadable) == is_taken
+    assert is_taken or str(batch.header.last_sequence) in offered.unreadable
+
+
 def test_heads_stand_behind_the_batches() -> None:
     """The records behind the batches belong to the batches that the answer names."""
     batch, record = sealed(), bytes(range(82))
@@ -156,6 +190,37 @@ def test_allowed_relayed_origins_are_accepted() -> None:
     (offered,) = check_batches(page.content, STREAM, origins)
     assert (offered.batch, offered.head, offered.unreadable) == (batch, b"", "")
     assert replace(page, content=None).last_offset == 10
+
+
+ENDS = GetDigests(stream=STREAM, origin=f"plant-a/{'1' * 32}", first_sequence=10, last_sequence=90, ends_max=4)
+RANGE = (ENDS.origin, 1, 5, "0" * 32, "a" * 32)
+
+
+@pytest.mark.parametrize(
+    "request_, fields, said",
+    [
+        (ENDS, {"ends": [(at, "a" * 32) for at in (10, 20, 30, 40, 90)]}, ""),
+        (ENDS, {"ends": []}, ""),
+        (GetDigests(stream=STREAM), {"ranges": [RANGE]}, ""),
+        (ENDS, {"ends": [(at, "a" * 32) for at in range(10, 16)]}, "6 digests and 0 ranges, asked for were at most 5"),
+        (ENDS, {"ends": [(9, "a" * 32)]}, "outside of 10 to 90"),
+        (ENDS, {"ends": [(10, "a" * 32), (91, "a" * 32)]}, "outside of 10 to 90"),
+        (ENDS, {"ranges": [RANGE]}, "0 digests and 1 ranges"),
+        (GetDigests(stream=STREAM), {"ends": [(9, "a" * 32)]}, "asked for were ranges"),
+        (GetDigests(stream=STREAM, after_origin=ENDS.origin), {"ranges": [RANGE]}, "named origins again"),
+        (ENDS, {"store_zone": "plant-b"}, "another answer than digests"),
+        (ENDS, {"stream": "facts.audit"}, "another answer than digests"),
+    ],
+)
+def test_digests_are_those_that_were_asked_for(request_: GetDigests, fields: dict[str, object], said: str) -> None:
+    """No more digests than were asked for, of the range that was asked for, and of nothing else."""
+    good = {"store_zone": "plant-a", "epoch": EPOCH.hex(), "stream": STREAM, "end_offset": 99}
+    sent = DigestsAnswer(**{**good, **fields})
+    if not said:
+        assert check_digests(sent, "plant-a", request_) is sent
+        return
+    with pytest.raises(PageRefused, match=re.escape(said)):
+        check_digests(sent, "plant-a", request_)
 
 
 def of_sequences(batch: Batch, first: int = 1, **fields: object) -> SequencesAnswer:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
 from agent.replication.protocol.pull_events import (
     Appended,
     ArrivedPage,
@@ -29,6 +28,7 @@ from agent.replication.protocol.token_bucket import (
     TokenBucket,
 )
 from agent.replication.pulling.receiver import Receiver
+from agent.settings.peers import BYTES_PER_SECOND_MIN
 
 ONE = "1" * 32
 RATE = 100_000

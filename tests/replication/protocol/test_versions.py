@@ -17,6 +17,7 @@ from agent.health.snapshot import NodeSnapshot, PeerStatus
 from agent.replication.broker.diagnosis import Outcome
 from agent.replication.broker.peer_test import Peer, check_peer
 from agent.replication.mqtt import requester
+from agent.replication.protocol.codec import encode_answer
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import GetBounds, ListStreams
 from agent.replication.protocol.pull_events import Asking
@@ -74,8 +75,9 @@ def speaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
                 requester, "encode_request", rewritten(requester.encode_request, rewrite, is_answer=False)
             )
         if serves:
-            for name in ("encode_answer", "encode_error"):
-                monkeypatch.setattr(server, name, rewritten(getattr(server, name), rewrite, is_answer=True))
+            whole = rewritten(encode_answer, rewrite, is_answer=True)
+            monkeypatch.setattr(server, "answer_parts", lambda *arguments: [whole(*arguments)])
+            monkeypatch.setattr(server, "encode_error", rewritten(server.encode_error, rewrite, is_answer=True))
 
     yield speak
     monkeypatch.undo()

@@ -2,12 +2,13 @@
 is told."""
 
 import asyncio
+import contextlib
 import json
 import re
 import shlex
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from agent import local_socket
 from agent.batch import Batch, parse
 from agent.cli import bsfg
 from agent.config import load
-from agent.fact_store import FactStore, StoreDamaged, StoreSettings
+from agent.fact_store import FactStore, StoreDamaged
 from agent.fact_store.integrity.verify import VerifyCounts, verify_store
+from agent.local_socket.serving import RequestHandler, serve
 from agent.node import compare
 from agent.node.store_errors import COMPARISON_ERRORS
 from agent.pages import PeerPosition, ReceivedDefinition
@@ -32,6 +33,7 @@ from agent.replication.protocol.token_bucket import Priority, TokenBucket
 from agent.replication.pulling import PageJudge
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings, Comparison
 from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.settings.store import StoreSettings
 from agent.telemetry import Span, Telemetry
 from tests.replication.nodes import STREAM, Node, access, sealed, write_node_toml
 from tests.support.mosquitto import Mosquitto
@@ -79,37 +81,32 @@ async def pulled(broker: Mosquitto, folder: Path) -> list[bytes]:
     return batches
 
 
-def compared(
-    broker: Mosquitto, folder: Path, scenario: Callable[[Node, Node], Awaitable[None]], exports: dict[str, list[str]]
-) -> None:
+@contextlib.asynccontextmanager
+async def compared(broker: Mosquitto, folder: Path, exports: dict[str, list[str]]) -> AsyncIterator[tuple[Node, Node]]:
     """Open both nodes again and let a scenario compare them."""
-
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
-        plant.serve({"idmz": exports["plant-a"]})
-        idmz.serve({"plant-a": exports["idmz"]})
-        plant.requester("idmz"), idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            await scenario(plant, idmz)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+    plant.serve({"idmz": exports["plant-a"]})
+    idmz.serve({"plant-a": exports["idmz"]})
+    plant.requester("idmz"), idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        yield plant, idmz
+    plant.store.close()
+    idmz.store.close()
 
 
 EVERYTHING = {"plant-a": [STREAM], "idmz": [STREAM]}
 
 
-def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto, tmp_path: Path) -> None:
     """Carried out, refused by the peer, and given up in the middle because the node stops."""
-    asyncio.run(pulled(broker, tmp_path))
+    await pulled(broker, tmp_path)
     telemetry = Telemetry()
 
     def ends() -> tuple[int, int, int, int]:
         one = next(one for one in telemetry.statistics() if one.step.span is Span.ANTI_ENTROPY)
         return one.started, one.stopped, one.failed, one.discarded
 
-    async def scenario(_: Node, idmz: Node) -> None:
+    async with compared(broker, tmp_path, EVERYTHING) as (_, idmz):
         streams = (STREAM, "facts.secret")
         settings = AntiEntropySettings("plant-a", streams, frozenset({"plant-a"}), every_hours=0)
         limit = TokenBucket(1_000_000)
@@ -132,8 +129,6 @@ def test_a_comparison_is_a_span_that_ends_in_each_of_its_ways(broker: Mosquitto,
             waiting.cancel()
         assert ends() == (3, 1, 1, 1)
 
-    compared(broker, tmp_path, scenario, EVERYTHING)
-
 
 class Counting(TokenBucket):
     """Far more than is needed, and what of it was spent."""
@@ -147,12 +142,11 @@ class Counting(TokenBucket):
         super().spend(size, now_ms)
 
 
-def test_comparing_and_repairing_spend_bandwidth(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_comparing_and_repairing_spend_bandwidth(broker: Mosquitto, tmp_path: Path) -> None:
     """Each answer, of digests and of batches, is taken from the peer's bandwidth."""
-    flipped = asyncio.run(pulled(broker, tmp_path))[3]
+    flipped = (await pulled(broker, tmp_path))[3]
     flip(tmp_path / "idmz.db", flipped)
-
-    async def scenario(_: Node, idmz: Node) -> None:
+    async with compared(broker, tmp_path, EVERYTHING) as (_, idmz):
         limit = Counting()
         settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), every_hours=0)
         asker = ThrottledRequester(idmz.requester("plant-a"), limit, Priority.REPAIR)
@@ -162,18 +156,17 @@ def test_comparing_and_repairing_spend_bandwidth(broker: Mosquitto, tmp_path: Pa
         assert found.repaired_facts == 100
         assert limit.spent == found.bytes > len(flipped)
 
-    compared(broker, tmp_path, scenario, EVERYTHING)
-
 
 @pytest.mark.parametrize("hurt, helper", [("idmz", "plant-a"), ("plant-a", "idmz")])
-def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: Path, hurt: str, helper: str) -> None:
+async def test_a_damaged_batch_is_put_back_byte_for_byte(
+    broker: Mosquitto, tmp_path: Path, hurt: str, helper: str
+) -> None:
     """Either side: two batches flipped on disk are found by a scan, named, left alone without `repair`, put back with
     it at their offsets, served again, also after a restart, and `bsfg store verify` finds nothing."""
-    before = asyncio.run(pulled(broker, tmp_path))
+    before = await pulled(broker, tmp_path)
     for at in (3, 9):
         flip(tmp_path / f"{hurt}.db", before[at])
-
-    async def scenario(plant: Node, idmz: Node) -> None:
+    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         node = plant if hurt == "plant-a" else idmz
         comparing = comparer(node, helper)
         found = await comparing.compare(STREAM, repair=False, scan=True)
@@ -190,8 +183,6 @@ def test_a_damaged_batch_is_put_back_byte_for_byte(broker: Mosquitto, tmp_path: 
         kinds = {(one.kind, one.subject) for one in node.store.incidents()}
         assert {("repaired", f"{STREAM} 301 to 400"), ("repaired", f"{STREAM} 901 to 1000")} <= kinds
         assert (await comparing.compare(STREAM, repair=True, scan=True)).divergent_ranges == 0
-
-    compared(broker, tmp_path, scenario, EVERYTHING)
     assert not list(verify_store(tmp_path / f"{hurt}.db", VerifyCounts(), lambda *_: None, is_quick=False))
     with FactStore.open(tmp_path / f"{hurt}.db", hurt) as store:
         assert sealed(store)[:10] == before
@@ -214,14 +205,13 @@ def spoil_definition(path: Path) -> None:
         connection.commit()
 
 
-def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path) -> None:
     """Every fact of the tag has lost its meaning, and a request for its definition gets an error; a comparison finds
     it and has the peer's, proven by a batch that is held. It stays in the next life of the store, which verifies as
     whole."""
-    asyncio.run(pulled(broker, tmp_path))
+    await pulled(broker, tmp_path)
     spoil_definition(tmp_path / "idmz.db")
-
-    async def scenario(plant: Node, idmz: Node) -> None:
+    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         with pytest.raises(StoreDamaged, match="tag definition 1 of"):
             idmz.store.definitions(plant.store.origin, 0, 1)
         comparing = comparer(idmz, "plant-a")
@@ -237,8 +227,6 @@ def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path)
         assert idmz.store.definitions(plant.store.origin, 0, 1) == plant.store.definitions(plant.store.origin, 0, 1)
         assert [one.kind for one in idmz.store.incidents()] == ["definitions_repaired"]
         assert (await comparing.compare(STREAM, repair=True)).divergent_ranges == 0
-
-    compared(broker, tmp_path, scenario, EVERYTHING)
     assert list(verify_store(tmp_path / "idmz.db", VerifyCounts(), lambda *_: None, is_quick=False)) == []
     with (
         FactStore.open(tmp_path / "idmz.db", "idmz") as idmz,
@@ -247,7 +235,7 @@ def test_a_damaged_tag_definition_is_put_back(broker: Mosquitto, tmp_path: Path)
         assert idmz.definitions(plant.origin, 0, 9) == plant.definitions(plant.origin, 0, 9)
 
 
-def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> None:
     """Facts that the peer did not have when they were due, and has now, are found as a gap and come late; what is
     merely on its way is left to the pull."""
 
@@ -264,9 +252,8 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
         plant.store.close()
         return batches
 
-    batches = asyncio.run(prepare())
-
-    async def scenario(plant: Node, idmz: Node) -> None:
+    batches = await prepare()
+    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         comparing = comparer(idmz, "plant-a")
         found = await comparing.compare(STREAM, repair=False)
         assert [span for _, span in found.missing] == [(201, 500), (701, 800)]
@@ -280,13 +267,11 @@ def test_a_gap_is_fetched_and_appended(broker: Mosquitto, tmp_path: Path) -> Non
         assert position.offset == 900
         assert plant.store.consumers.all() == []
 
-    compared(broker, tmp_path, scenario, EVERYTHING)
 
-
-def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) -> None:
     """Two histories of one origin: the first batch that differs is named, an incident is recorded, and nothing is
     fetched or changed."""
-    asyncio.run(pulled(broker, tmp_path))
+    await pulled(broker, tmp_path)
     (tmp_path / "idmz.db").rename(tmp_path / "kept.db")
 
     async def other_history() -> None:
@@ -301,9 +286,8 @@ def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) 
             position = PeerPosition(origin.epoch, 1_000)
             store.inbound.put_batches("plant-a", STREAM, forged, definitions, position).result(10)
 
-    asyncio.run(other_history())
-
-    async def scenario(_plant: Node, idmz: Node) -> None:
+    await other_history()
+    async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
         before = sealed(idmz.store)
         found = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
         assert len(found.forks) == 1
@@ -312,8 +296,6 @@ def test_a_fork_is_reported_and_not_repaired(broker: Mosquitto, tmp_path: Path) 
         assert sealed(idmz.store) == before
         (incident,) = [one for one in idmz.store.incidents() if one.kind == "fork"]
         assert "401 to 500" in incident.detail
-
-    compared(broker, tmp_path, scenario, EVERYTHING)
 
 
 def resealed(before: Batch, one: Batch) -> Batch:
@@ -325,12 +307,11 @@ def resealed(before: Batch, one: Batch) -> Batch:
     return seal_columns(before.link, changed, one.header.definitions)
 
 
-def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -> None:
     """Digests and sequences of a stream that is not exported are refused; what was never held is absent, page by
     page."""
-    before = asyncio.run(pulled(broker, tmp_path))
-
-    async def scenario(plant: Node, idmz: Node) -> None:
+    before = await pulled(broker, tmp_path)
+    async with compared(broker, tmp_path, EVERYTHING) as (plant, idmz):
         origin = str(plant.store.origin)
         span = {"origin": origin, "first_sequence": 950, "last_sequence": 1_200}
         asker = idmz.requester("plant-a")
@@ -352,15 +333,12 @@ def test_only_exported_streams_are_compared(broker: Mosquitto, tmp_path: Path) -
             with pytest.raises(PeerRefused, match="stream_not_exported"):
                 await own.ask(request, 5)
 
-    compared(broker, tmp_path, scenario, EVERYTHING)
 
-
-def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None:
     """With a time set it compares and repairs unasked; a peer that refuses is noted and asked again."""
-    before = asyncio.run(pulled(broker, tmp_path))
+    before = await pulled(broker, tmp_path)
     flip(tmp_path / "idmz.db", before[5])
-
-    async def scenario(_plant: Node, idmz: Node) -> None:
+    async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
         page = idmz.store.read(STREAM, 0, 10_000, 10_000_000)  # some reader comes across it
         assert [hole.reason for hole in page.holes] == ["damaged"]
         comparing = comparer(idmz, "plant-a", every_hours=0.00002)
@@ -369,19 +347,14 @@ def test_comparisons_run_periodically(broker: Mosquitto, tmp_path: Path) -> None
         running.cancel()
         assert sealed(idmz.store)[:10] == before
 
-    compared(broker, tmp_path, scenario, EVERYTHING)
 
-
-def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_equal_stores_cost_one_exchange(broker: Mosquitto, tmp_path: Path) -> None:
     """Equal stores are compared by one question and one answer, whose size knows nothing of how much they hold."""
-    asyncio.run(pulled(broker, tmp_path))
-
-    async def scenario(_plant: Node, idmz: Node) -> None:
+    await pulled(broker, tmp_path)
+    async with compared(broker, tmp_path, EVERYTHING) as (_plant, idmz):
         found: Comparison = await comparer(idmz, "plant-a").compare(STREAM, repair=True)
         assert (found.exchanges, found.compared_facts, found.divergent_ranges) == (1, 1_000, 0)
         assert found.bytes < 1_000
-
-    compared(broker, tmp_path, scenario, EVERYTHING)
 
 
 def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
@@ -415,8 +388,8 @@ def test_the_commands_of_the_page(broker: Mosquitto, tmp_path: Path) -> None:
                 link = Link(access(broker, "idmz"))
                 requesters = {"plant-a": Requester(link, "plant-a")}
                 known = compare.comparers(load(config), store, requesters, {}, PageJudge(store))
-                door = local_socket.RequestHandler(store, partial(compare.compare, known))
-                tasks = [asyncio.create_task(one) for one in (link.run(), local_socket.serve(door, tmp_path / "state"))]
+                door = RequestHandler(store, partial(compare.compare, known))
+                tasks = [asyncio.create_task(one) for one in (link.run(), serve(door, tmp_path / "state"))]
                 await link.wait_up()
                 output = await asyncio.to_thread(said, "bsfg peer compare plant-a --json")
                 assert json.loads(output)["divergent_ranges"] == 0

@@ -13,7 +13,7 @@ from agent.replication.protocol.errors import MalformedMessage, PeerRefused, Tra
 from agent.replication.protocol.messages import CHUNK_BYTES_MAX, GetObject, ListStreams, ObjectAnswer, StreamsAnswer
 from agent.replication.protocol.token_bucket import TokenBucket
 from agent.replication.pulling import throttled_requester
-from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, ArtifactPull
+from agent.replication.pulling.artifact_pull import CHUNKS_AHEAD_MAX, LOST_OF_PAGE_MAX, ArtifactPull
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 
 EPOCH = "0" * 32
@@ -184,12 +184,9 @@ def test_chunks_keep_to_the_peers_bandwidth(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(BLOB) / 100_000 - 1 < now_ms / 1000 < len(BLOB) / 100_000 + 1
 
 
-@pytest.mark.parametrize(
-    "error", [TransportError("x", "lost"), refused("busy", retryable=True), MalformedMessage("spoilt")]
-)
+@pytest.mark.parametrize("error", [TransportError("x", "lost"), refused("busy", retryable=True)])
 def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
-    """After a lost connection, a busy peer or a damaged answer nothing is reported as missing, and what has arrived
-    stays."""
+    """After a lost connection or with a busy peer nothing is reported as missing, and what has arrived stays."""
     files, peer = Files(), Peer(answers=[error])
     files.bytes = BLOB[:10]
     with pytest.raises(TransportError):
@@ -197,6 +194,16 @@ def test_a_passing_error_makes_the_page_wait(error: Exception) -> None:
     assert (files.bytes, files.told) == (BLOB[:10], [])
     bring(files, peer)
     assert files.bytes == BLOB
+
+
+def test_an_unreadable_answer_is_asked_for_once_more() -> None:
+    """The second may be readable. A peer whose answers stay unreadable does not stop the page."""
+    files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")])
+    bring(files, peer)
+    assert (files.bytes, files.told) == (BLOB, [])
+    files, peer = Files(), Peer(answers=[MalformedMessage("spoilt")] * 1000)
+    bring(files, peer)
+    assert (len(files.told), "unreadable" in files.told[0]) == (1, True)
 
 
 def test_a_full_store_is_reported_as_retryable() -> None:
@@ -271,3 +278,18 @@ def test_an_artifact_of_another_size_is_not_taken() -> None:
     assert files.bytes == b""
     (told,) = files.told
     assert "other bytes" in told
+
+
+def test_a_page_waits_for_few_artifacts_that_are_nowhere() -> None:
+    """A page whose facts refer to thousands of artifacts that the peer does not have: a few are requested, the others
+    are left to a comparison with one incident, and the page is stored. Facts of other zones stand behind it."""
+
+    class Thousands(Files):
+        def missing(self, _: object) -> list[ArtifactReference]:
+            return [ArtifactReference(f"sha256:{number:064x}", 5) for number in range(3_000)]
+
+    files, peer = Thousands(), Peer(answers=[refused("unknown_artifact", retryable=False)] * 3_000)
+    bring(files, peer)
+    assert len(peer.asked) == LOST_OF_PAGE_MAX
+    assert len(files.told) == LOST_OF_PAGE_MAX + 1
+    assert f"{3_000 - LOST_OF_PAGE_MAX - 1} others" in files.told[-1]

@@ -13,7 +13,6 @@ import pytest
 
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import ArtifactMissing
-from agent.fact_store.log.settings import StoreSettings
 from agent.message import Envelope, Fact, Message, canonical_json
 from agent.node.store_errors import COMPARISON_ERRORS, REFUSAL_CODES, STORE_ERRORS
 from agent.replication.protocol.errors import PeerRefused
@@ -23,6 +22,7 @@ from agent.replication.pulling import artifact_pull
 from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -135,68 +135,60 @@ def test_an_artifact_arrives_before_its_fact_despite_a_broker_kill(
         asyncio.run(scenario(broker))
 
 
-def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_receiver_that_was_stopped_goes_on_where_it_was(broker: Mosquitto, tmp_path: Path) -> None:
     """Stopped in the middle of an artifact and started again, a receiver asks for the rest of it only; facts of another
     stream have passed it meanwhile."""
-
-    async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-        serve(plant, {"idmz": [STREAM, ELSEWHERE]})
-        put(plant, LARGE)
-        await file_report(plant, LARGE, ELSEWHERE)
-        slow = TokenBucket(2 * 1024 * 1024)  # so that there is a middle to be stopped in
-        async with plant.running():
-            for bandwidth in (slow, None):
-                idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-                idmz.pull("plant-a", stream=ELSEWHERE, bandwidth=bandwidth)
-                idmz.pull("plant-a", bandwidth=bandwidth)
-                async with idmz.running():
-                    if bandwidth is slow:
-                        await wait_until_async(partial(has_come, idmz, 1_000_000), "some of it")
-                        await plant.append(0, 100)
-                        await idmz.wait_end(100)
-                        assert idmz.store.end_offset(ELSEWHERE) == 0
-                        assert not held(idmz, LARGE)
-                    else:
-                        await idmz.wait_end(1, ELSEWHERE)
-                idmz.store.close()
-            assert asked_for(plant) <= LARGE_CHUNKS + 3
-        with FactStore.open(tmp_path / "idmz" / "idmz.db", "idmz") as store:
-            assert store.artifacts.absent(ELSEWHERE) == []
-        plant.store.close()
-
-    asyncio.run(scenario())
+    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+    serve(plant, {"idmz": [STREAM, ELSEWHERE]})
+    put(plant, LARGE)
+    await file_report(plant, LARGE, ELSEWHERE)
+    slow = TokenBucket(2 * 1024 * 1024)  # so that there is a middle to be stopped in
+    async with plant.running():
+        for bandwidth in (slow, None):
+            idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+            idmz.pull("plant-a", stream=ELSEWHERE, bandwidth=bandwidth)
+            idmz.pull("plant-a", bandwidth=bandwidth)
+            async with idmz.running():
+                if bandwidth is slow:
+                    await wait_until_async(partial(has_come, idmz, 1_000_000), "some of it")
+                    await plant.append(0, 100)
+                    await idmz.wait_end(100)
+                    assert idmz.store.end_offset(ELSEWHERE) == 0
+                    assert not held(idmz, LARGE)
+                else:
+                    await idmz.wait_end(1, ELSEWHERE)
+            idmz.store.close()
+        assert asked_for(plant) <= LARGE_CHUNKS + 3
+    with FactStore.open(tmp_path / "idmz" / "idmz.db", "idmz") as store:
+        assert store.artifacts.absent(ELSEWHERE) == []
+    plant.store.close()
 
 
-def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_comparison_brings_what_was_missing(broker: Mosquitto, tmp_path: Path) -> None:
     """An artifact that the peer did not have when its fact came is told as missing by each comparison, and brought by
     the first repair after it was put back there; so is one whose file was lost here."""
-
-    async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
-        serve(plant, {"idmz": [STREAM]})
-        idmz.pull("plant-a")
-        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
-        comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+    plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
+    serve(plant, {"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}), frozenset(), 0)
+    comparer = AntiEntropy(ThrottledRequester(idmz.requester("plant-a")), idmz.store, settings, COMPARISON_ERRORS)
+    put(plant, SMALL)
+    await file_report(plant, SMALL)
+    for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
+        file.unlink()
+    async with plant.running(), idmz.running():
+        await idmz.wait_end(1)
+        missing = [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
         put(plant, SMALL)
-        await file_report(plant, SMALL)
-        for file in (tmp_path / "plant-a" / "artifacts").glob("??/*"):
+        missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+        assert held(idmz, SMALL)
+        for file in (tmp_path / "idmz" / "artifacts").glob("??/*"):
             file.unlink()
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(1)
-            missing = [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
-            put(plant, SMALL)
-            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
-            assert held(idmz, SMALL)
-            for file in (tmp_path / "idmz" / "artifacts").glob("??/*"):
-                file.unlink()
-            missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
-            assert held(idmz, SMALL)
-        assert missing == [1, 1, 1, 0, 1, 0]
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+        missing += [(await comparer.compare(STREAM, repair=repair)).missing_artifacts for repair in (False, True)]
+        assert held(idmz, SMALL)
+    assert missing == [1, 1, 1, 0, 1, 0]
+    for node in (plant, idmz):
+        node.store.close()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> str:
@@ -204,180 +196,158 @@ def told(caplog: pytest.LogCaptureFixture) -> str:
     return " ".join(str(vars(one).get("reason")) for one in caplog.records if one.message == "store_refuses")
 
 
-def test_a_store_without_room_waits_and_loses_nothing(
+async def test_a_store_without_room_waits_and_loses_nothing(
     broker: Mosquitto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where all artifacts together are at their limit, the page waits, with its reason told; when there is room again,
     it comes."""
-
-    async def scenario() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-        idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
-        serve(plant, {"idmz": [STREAM]})
-        puller = idmz.pull("plant-a")
-        put(plant, SMALL)
-        put(idmz, SMALL[:-1])  # no fact refers to it
-        await file_report(plant, SMALL)
-        async with plant.running(), idmz.running():
-            await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
-            assert idmz.store.end_offset(STREAM) == 0
-            assert "artifacts_total_bytes_max" in puller.statistics().page_waits
-            assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)
-            (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
-            os.utime(file, (1000, 1000))
-            assert idmz.store.artifacts.sweep() == 1
-            await idmz.wait_end(1)
-            await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
-            assert idmz.store.artifacts.lacking() == ("", 0)
-        assert held(idmz, SMALL)
-        assert idmz.store.incidents() == []
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+    idmz = Node.open(broker, "idmz", tmp_path / "idmz", StoreSettings(artifacts_total_bytes_max=len(SMALL)))
+    serve(plant, {"idmz": [STREAM]})
+    puller = idmz.pull("plant-a")
+    put(plant, SMALL)
+    put(idmz, SMALL[:-1])  # no fact refers to it
+    await file_report(plant, SMALL)
+    async with plant.running(), idmz.running():
+        await wait_until_async(lambda: "have no room" in told(caplog), "to be refused")
+        assert idmz.store.end_offset(STREAM) == 0
+        assert "artifacts_total_bytes_max" in puller.statistics().page_waits
+        assert idmz.store.artifacts.lacking() == ("artifacts_total_bytes_max", len(SMALL) - 1)
+        (file,) = (tmp_path / "idmz" / "artifacts").glob("??/*")
+        os.utime(file, (1000, 1000))
+        assert idmz.store.artifacts.sweep() == 1
+        await idmz.wait_end(1)
+        await wait_until_async(lambda: not puller.statistics().page_waits, "nothing to wait any more")
+        assert idmz.store.artifacts.lacking() == ("", 0)
+    assert held(idmz, SMALL)
+    assert idmz.store.incidents() == []
+    for node in (plant, idmz):
+        node.store.close()
 
 
 @pytest.mark.parametrize("is_spoilt", [True, False], ids=["spoilt at the peer", "gone at the peer"])
-def test_a_missing_artifact_delays_no_fact_and_is_reported(broker: Mosquitto, tmp_path: Path, is_spoilt: bool) -> None:  # noqa: FBT001
+async def test_a_missing_artifact_delays_no_fact_and_is_reported(
+    broker: Mosquitto, tmp_path: Path, is_spoilt: bool
+) -> None:
     """An artifact whose bytes the peer's disk has changed, or whose file was removed there, is never accepted; its fact
     and all later ones arrive, and an incident names the artifact."""
-
-    async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
-        serve(plant, {"idmz": [STREAM]})
-        idmz.pull("plant-a")
-        put(plant, SMALL)
-        await file_report(plant, SMALL)
-        (file,) = (tmp_path / "plant-a" / "artifacts").glob("??/*")
-        file.unlink()
-        if is_spoilt:
-            file.write_bytes(SMALL[:-1] + b"?")
-        async with plant.running(), idmz.running():
-            await plant.append(0, 10)
-            await idmz.wait_end(11)
-            await wait_until_async(lambda: idmz.store.incidents() != [], "the incident")
-        (incident,) = idmz.store.incidents()
-        assert (incident.kind, incident.subject) == ("artifact_missing", name_of(SMALL))
-        assert not held(idmz, SMALL)
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    plant, idmz = Node.open(broker, "plant-a", tmp_path / "plant-a"), Node.open(broker, "idmz", tmp_path / "idmz")
+    serve(plant, {"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    put(plant, SMALL)
+    await file_report(plant, SMALL)
+    (file,) = (tmp_path / "plant-a" / "artifacts").glob("??/*")
+    file.unlink()
+    if is_spoilt:
+        file.write_bytes(SMALL[:-1] + b"?")
+    async with plant.running(), idmz.running():
+        await plant.append(0, 10)
+        await idmz.wait_end(11)
+        await wait_until_async(lambda: idmz.store.incidents() != [], "the incident")
+    (incident,) = idmz.store.incidents()
+    assert (incident.kind, incident.subject) == ("artifact_missing", name_of(SMALL))
+    assert not held(idmz, SMALL)
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_access_to_artifacts(broker: Mosquitto, tmp_path: Path) -> None:
     """A zone may get an artifact if it may read a fact that refers to it, and may put one, in chunks, if it may append;
     each refusal has its own code."""
+    settings = StoreSettings(artifact_bytes_max=1000)
+    plant, idmz = (
+        Node.open(broker, "plant-a", tmp_path / "plant-a", settings),
+        Node.open(broker, "idmz", tmp_path / "idmz"),
+    )
+    serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+    asker = idmz.requester("plant-a")
 
-    async def scenario() -> None:
-        settings = StoreSettings(artifact_bytes_max=1000)
-        plant, idmz = (
-            Node.open(broker, "plant-a", tmp_path / "plant-a", settings),
-            Node.open(broker, "idmz", tmp_path / "idmz"),
-        )
-        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
-        asker = idmz.requester("plant-a")
+    async def code(request: GetObject | PutObject) -> str:
+        with pytest.raises(PeerRefused) as caught:
+            await asker.ask(request, 5)
+        return caught.value.code
 
-        async def code(request: GetObject | PutObject) -> str:
-            with pytest.raises(PeerRefused) as caught:
-                await asker.ask(request, 5)
-            return caught.value.code
-
-        async with plant.running(), idmz.running():
-            digest, size = name_of(SMALL), len(SMALL)
-            for offset, data, received in ((0, SMALL[:4], 4), (9, SMALL[9:], 4), (0, b"", 4), (4, SMALL[4:], size)):
-                answer = (await asker.ask(PutObject(digest=digest, size=size, offset=offset, data=data), 5)).answer
-                assert isinstance(answer, PutAnswer)
-                assert (answer.received, answer.is_complete) == (received, received == size)
-            assert await code(GetObject(digest=digest)) == "unknown_artifact"
-            await file_report(plant, SMALL)
-            reply = await asker.ask(GetObject(digest=digest, offset=2), 5)
-            assert isinstance(reply.answer, ObjectAnswer)
-            assert (reply.answer.size, reply.batches) == (size, [SMALL[2:]])
-            assert (await asker.ask(GetObject(digest=digest, offset=size), 5)).batches == []
-            assert await code(PutObject(digest=name_of(b"x"), size=1, data=b"y")) == "artifact_mismatch"
-            assert await code(PutObject(digest=name_of(b"x"), size=1001)) == "artifact_too_large"
-            assert await code(PutObject(digest=name_of(b"x"), size=5, offset=4, data=b"yy")) == "bad_request"
-            assert await code(GetObject(digest=digest, bytes_max=10)) == "limit_out_of_range"
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    async with plant.running(), idmz.running():
+        digest, size = name_of(SMALL), len(SMALL)
+        for offset, data, received in ((0, SMALL[:4], 4), (9, SMALL[9:], 4), (0, b"", 4), (4, SMALL[4:], size)):
+            answer = (await asker.ask(PutObject(digest=digest, size=size, offset=offset, data=data), 5)).answer
+            assert isinstance(answer, PutAnswer)
+            assert (answer.received, answer.is_complete) == (received, received == size)
+        assert await code(GetObject(digest=digest)) == "unknown_artifact"
+        await file_report(plant, SMALL)
+        reply = await asker.ask(GetObject(digest=digest, offset=2), 5)
+        assert isinstance(reply.answer, ObjectAnswer)
+        assert (reply.answer.size, reply.batches) == (size, [SMALL[2:]])
+        assert (await asker.ask(GetObject(digest=digest, offset=size), 5)).batches == []
+        assert await code(PutObject(digest=name_of(b"x"), size=1, data=b"y")) == "artifact_mismatch"
+        assert await code(PutObject(digest=name_of(b"x"), size=1001)) == "artifact_too_large"
+        assert await code(PutObject(digest=name_of(b"x"), size=5, offset=4, data=b"yy")) == "bad_request"
+        assert await code(GetObject(digest=digest, bytes_max=10)) == "limit_out_of_range"
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_a_peer_that_puts_and_never_appends_is_stopped_by_name(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_peer_that_puts_and_never_appends_is_stopped_by_name(broker: Mosquitto, tmp_path: Path) -> None:
     """A zone that floods a node with artifacts gets `artifact_quota` when as much of it waits for facts as may; the
     node's own program puts and appends meanwhile. A fact about one gives its room back."""
+    settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
+    plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
+    idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+    serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+    asker = idmz.requester("plant-a")
 
-    async def scenario() -> None:
-        settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
-        plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
-        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
-        asker = idmz.requester("plant-a")
+    async def outcome(blob: bytes) -> str:
+        try:
+            await asker.ask(PutObject(digest=name_of(blob), size=len(blob), data=blob), 5)
+        except PeerRefused as error:
+            return f"{error.code}{', retry' if error.retryable else ''}"
+        return "put"
 
-        async def outcome(blob: bytes) -> str:
-            try:
-                await asker.ask(PutObject(digest=name_of(blob), size=len(blob), data=blob), 5)
-            except PeerRefused as error:
-                return f"{error.code}{', retry' if error.retryable else ''}"
-            return "put"
-
-        async with plant.running(), idmz.running():
-            outcomes = [await outcome(b"flood %d" % number) for number in range(20)]
-            assert outcomes == ["put"] * 2 + ["artifact_quota, retry"] * 18
-            assert plant.store.artifacts.unreferenced() == {"idmz": 128 * 1024}
-            put(plant, SMALL)
-            await file_report(plant, SMALL)
-            await file_report(plant, b"flood 0")
-            ended_s = time.monotonic() + 30
-            while await outcome(b"flood 3") != "put":
-                assert time.monotonic() < ended_s, "the room of a fact's artifact did not come back"
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    async with plant.running(), idmz.running():
+        outcomes = [await outcome(b"flood %d" % number) for number in range(20)]
+        assert outcomes == ["put"] * 2 + ["artifact_quota, retry"] * 18
+        assert plant.store.artifacts.unreferenced() == {"idmz": 128 * 1024}
+        put(plant, SMALL)
+        await file_report(plant, SMALL)
+        await file_report(plant, b"flood 0")
+        ended_s = time.monotonic() + 30
+        while await outcome(b"flood 3") != "put":
+            assert time.monotonic() < ended_s, "the room of a fact's artifact did not come back"
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_artifacts_are_refused_long_before_facts(broker: Mosquitto, tmp_path: Path) -> None:
     """On a disk with less free space than artifacts leave, a put is `artifacts_full`, and facts are appended."""
-
-    async def scenario() -> None:
-        settings = StoreSettings(artifact_disk_spare_bytes=2**60)
-        plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
-        idmz = Node.open(broker, "idmz", tmp_path / "idmz")
-        serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            with pytest.raises(PeerRefused, match="artifact_disk_spare_bytes") as caught:
-                await asker.ask(PutObject(digest=name_of(SMALL), size=len(SMALL), data=SMALL), 5)
-            assert (caught.value.code, caught.value.retryable) == ("artifacts_full", True)
-            assert plant.store.artifacts.lacking()[0] == "artifact_disk_spare_bytes"
-            await plant.append(0, 100)
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    settings = StoreSettings(artifact_disk_spare_bytes=2**60)
+    plant = Node.open(broker, "plant-a", tmp_path / "plant-a", settings)
+    idmz = Node.open(broker, "idmz", tmp_path / "idmz")
+    serve(plant, {"idmz": [STREAM]}, {"idmz": frozenset({STREAM})})
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        with pytest.raises(PeerRefused, match="artifact_disk_spare_bytes") as caught:
+            await asker.ask(PutObject(digest=name_of(SMALL), size=len(SMALL), data=SMALL), 5)
+        assert (caught.value.code, caught.value.retryable) == ("artifacts_full", True)
+        assert plant.store.artifacts.lacking()[0] == "artifact_disk_spare_bytes"
+        await plant.append(0, 100)
+    for node in (plant, idmz):
+        node.store.close()
 
 
-def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_page_beyond_the_quota_comes_whole(broker: Mosquitto, tmp_path: Path) -> None:
     """A page whose artifacts pass the peer's quota is stored, and the rest of them comes at once behind it."""
-
-    async def scenario() -> None:
-        settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
-        plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
-        idmz = Node.open(broker, "idmz", tmp_path / "idmz", settings)
-        serve(plant, {"idmz": [STREAM]})
-        idmz.pull("plant-a")
-        blobs = [b"page %d" % number for number in range(10)]
-        for blob in blobs:
-            put(plant, blob)
-            await file_report(plant, blob)
-        async with plant.running(), idmz.running():
-            await idmz.wait_end(10)
-            await wait_until_async(lambda: all(held(idmz, blob) for blob in blobs), "all of them")
-        assert idmz.store.incidents() == []
-        for node in (plant, idmz):
-            node.store.close()
-
-    asyncio.run(scenario())
+    settings = StoreSettings(artifact_bytes_max=1000, artifact_unreferenced_bytes_max=128 * 1024)
+    plant = Node.open(broker, "plant-a", tmp_path / "plant-a")
+    idmz = Node.open(broker, "idmz", tmp_path / "idmz", settings)
+    serve(plant, {"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    blobs = [b"page %d" % number for number in range(10)]
+    for blob in blobs:
+        put(plant, blob)
+        await file_report(plant, blob)
+    async with plant.running(), idmz.running():
+        await idmz.wait_end(10)
+        await wait_until_async(lambda: all(held(idmz, blob) for blob in blobs), "all of them")
+    assert idmz.store.incidents() == []
+    for node in (plant, idmz):
+        node.store.close()

@@ -1,6 +1,7 @@
 """A comparison with a peer's real server, whose answers the test carries and may spoil, and two real stores."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -18,10 +19,25 @@ from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.mqtt.requester import Reply, peer_refused
 from agent.replication.protocol.codec import decode_answer, encode_request
-from agent.replication.protocol.messages import ErrorAnswer, FetchSequences, GetDigests, Request
+from agent.replication.protocol.messages import (
+    CLAIM_MAX,
+    DigestsAnswer,
+    ErrorAnswer,
+    FetchSequences,
+    GetDigests,
+    Request,
+    SequencesAnswer,
+)
 from agent.replication.protocol.page_check import PageRefused
 from agent.replication.protocol.topics import request_topic, response_topic
-from agent.replication.pulling.anti_entropy import AntiEntropy, AntiEntropySettings
+from agent.replication.pulling.anti_entropy import (
+    HOLE_PAGES_MAX,
+    RANGES_KEPT_MAX,
+    REFUSED_MAX,
+    AntiEntropy,
+    AntiEntropySettings,
+    Comparison,
+)
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from agent.replication.serving.server import Server
 from tests.fact_store.making import Elsewhere, parsed, samples, tag
@@ -79,17 +95,14 @@ async def comparing(
         serving.cancel()
 
 
-def played(folder: Path, scenario: Callable[[FactStore, FactStore], Any]) -> None:
+@contextlib.asynccontextmanager
+async def played(folder: Path) -> AsyncIterator[tuple[FactStore, FactStore]]:
     """Run a scenario with the stores of plant-a and idmz."""
-
-    async def run() -> None:
-        with (
-            FactStore.open(folder / "plant.db", "plant-a") as plant,
-            FactStore.open(folder / "idmz.db", "idmz") as idmz,
-        ):
-            await scenario(plant, idmz)
-
-    asyncio.run(run())
+    with (
+        FactStore.open(folder / "plant.db", "plant-a") as plant,
+        FactStore.open(folder / "idmz.db", "idmz") as idmz,
+    ):
+        yield plant, idmz
 
 
 def level(plant: FactStore) -> PeerPosition:
@@ -97,11 +110,10 @@ def level(plant: FactStore) -> PeerPosition:
     return PeerPosition(plant.epoch, plant.end_offset(STREAM))
 
 
-def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
+async def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
     """Neither facts of a zone that it may not relay, nor our own, which it has from a life of our store that is no
     more."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs, relayed, own = Elsewhere("plant-a"), Elsewhere("north"), Elsewhere("idmz")
         for one in (theirs, relayed, own):
             put(plant, one, [one.seal(10), one.seal(10)])
@@ -112,10 +124,8 @@ def test_only_what_the_peer_may_bring_is_missing(tmp_path: Path) -> None:
         assert {origin.zone for origin in idmz.held(STREAM)} == {"plant-a"}
         assert comparer.statistics()[0].is_equal
 
-    played(tmp_path, scenario)
 
-
-def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
+async def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
     """Facts of an own former epoch that only the peer holds come back, as facts of that epoch; of the present epoch and
     of one that this store never had none is taken."""
     path, witness = tmp_path / "idmz.db", tmp_path / "idmz.db.witness"
@@ -138,8 +148,7 @@ def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
     assert witness.exists()
     path.write_bytes(image)
     FactStore.open(path, "idmz", unattended=True).close()  # begins a new epoch
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         assert idmz.former_epochs == [former.epoch]
         invented, forged = Elsewhere("idmz"), Elsewhere("idmz", epoch=idmz.epoch)
         for one in (invented, forged):
@@ -153,14 +162,11 @@ def test_own_facts_that_a_restore_lost_are_fetched(tmp_path: Path) -> None:
         assert [(one.first_sequence, one.last_sequence) for one in idmz.held(STREAM)[former]] == [(1, 20)]
         assert {origin for origin in idmz.held(STREAM) if origin.zone == "idmz"} == {former}
 
-    played(tmp_path, scenario)
 
-
-def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
+async def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
     """Which of two histories is the right one, no digest says: what differs is told, and what is missing behind it
     stays missing."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs, forged = Elsewhere("plant-a"), Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10) for _ in range(4)])
         put(idmz, forged, [forged.seal(10, salt=7), forged.seal(10)], level(plant))
@@ -171,13 +177,10 @@ def test_nothing_of_a_forked_origin_is_fetched(tmp_path: Path) -> None:
         assert idmz.end_offset(STREAM) == 20
         assert comparer.statistics()[0].is_equal is False
 
-    played(tmp_path, scenario)
 
-
-def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
+async def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
     """As in a pull: a fact that refers to an artifact is stored when the artifact is here."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
@@ -193,14 +196,11 @@ def test_artifacts_come_before_the_facts_of_a_gap(tmp_path: Path) -> None:
             await comparer.compare(STREAM, repair=True)
         assert (brought, idmz.end_offset(STREAM)) == ([1], 20)
 
-    played(tmp_path, scenario)
 
-
-def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
+async def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
     """While a comparison fetches, the pull may have gone on, also into another epoch of the peer: what is fetched is
     stored, and the position stays where the pull has moved it."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs, later = Elsewhere("plant-a"), PeerPosition(b"\7" * 16, 5)
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
@@ -214,13 +214,10 @@ def test_a_repair_does_not_move_the_position_back(tmp_path: Path) -> None:
         assert idmz.end_offset(STREAM) == 20
         assert idmz.inbound.peer_position("plant-a", STREAM) == later
 
-    played(tmp_path, scenario)
 
-
-def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
+async def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
     """Answers of two epochs, of two machines with one name that answer in turn, make no comparison."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10), theirs.seal(10)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
@@ -238,11 +235,9 @@ def test_a_comparison_is_bound_to_one_epoch(tmp_path: Path) -> None:
                 await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == 10
 
-    played(tmp_path, scenario)
-
 
 @pytest.mark.parametrize("case", ["an image", "a restart"])
-def test_a_comparison_is_bound_to_one_copy_of_the_log(
+async def test_a_comparison_is_bound_to_one_copy_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, case: str
 ) -> None:
     """After the first answer the peer is an image from before two of its batches, under the same epoch, and has grown
@@ -256,8 +251,7 @@ def test_a_comparison_is_bound_to_one_copy_of_the_log(
     with FactStore.open(path, "plant-a") as first:
         put(first, theirs, [theirs.seal(10), theirs.seal(10)])
     restored = case == "an image"
-
-    async def scenario(_: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (_, idmz):
         before = FactStore.open(path, "plant-a")
         put(idmz, theirs, theirs.sealed[:1], PeerPosition(before.epoch, 100))
         async with comparing(before, idmz) as (comparer, peer):
@@ -285,13 +279,10 @@ def test_a_comparison_is_bound_to_one_copy_of_the_log(
             assert ("comparison_begins_anew" in caplog.messages) is restored
         before.close()
 
-    played(tmp_path, scenario)
 
-
-def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
+async def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
     """What may pass ends the comparison, to be made again; nothing is told as refused for good."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10)])
         put(idmz, theirs, theirs.sealed, level(plant))
@@ -306,25 +297,18 @@ def test_a_store_that_is_busy_refuses_no_repair(tmp_path: Path) -> None:
             (counted,) = comparer.statistics()
         assert (counted.failures, counted.comparisons) == (1, 0)
 
-    played(tmp_path, scenario)
 
-
-def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
+async def test_an_answer_of_another_zone_is_refused(tmp_path: Path) -> None:
     """What names another store than the one asked is no answer, and the comparison counts as failed."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
-        async with comparing(plant, idmz, "plant-b") as (comparer, _):
-            with pytest.raises(PageRefused):
-                await comparer.compare(STREAM, repair=False)
-            assert comparer.statistics()[0].failures == 1
-
-    played(tmp_path, scenario)
+    async with played(tmp_path) as (plant, idmz), comparing(plant, idmz, "plant-b") as (comparer, _):
+        with pytest.raises(PageRefused):
+            await comparer.compare(STREAM, repair=False)
+        assert comparer.statistics()[0].failures == 1
 
 
-def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -> None:
+async def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -> None:
     """A page that brings what lies before the place asked for leads nowhere, and would be asked for without end."""
-
-    async def scenario(plant: FactStore, idmz: FactStore) -> None:
+    async with played(tmp_path) as (plant, idmz):
         theirs = Elsewhere("plant-a")
         put(plant, theirs, [theirs.seal(10) for _ in range(3)])
         put(idmz, theirs, theirs.sealed[:1], level(plant))
@@ -340,4 +324,69 @@ def test_a_page_before_the_requested_position_is_refused(tmp_path: Path) -> None
                 await comparer.compare(STREAM, repair=True)
         assert idmz.end_offset(STREAM) == 10
 
-    played(tmp_path, scenario)
+
+class Inventor:
+    """A peer that answers each request at once, from what a test says of ranges, digests and sequences."""
+
+    peer_zone = "plant-a"
+
+    def __init__(
+        self, ranges: Sequence[tuple[str, int, int, str, str]], pages: Callable[[int], dict[str, Any]]
+    ) -> None:
+        self.ranges, self.pages, self.asked = ranges, pages, list[Request]()
+
+    async def ask(self, request: Request, _timeout_s: float) -> Reply:
+        self.asked.append(request)
+        own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+        if isinstance(request, FetchSequences):
+            return Reply(SequencesAnswer(**own, origin=request.origin, **self.pages(request.first_sequence)), [])
+        assert isinstance(request, GetDigests)
+        if request.last_sequence is not None:
+            return Reply(DigestsAnswer(**own, end_offset=1, ends=[(request.last_sequence, "a" * 32)]), [])
+        left = [one for one in self.ranges if one[0] > (request.after_origin or "")]
+        part = left[:2000]
+        return Reply(DigestsAnswer(**own, end_offset=1, ranges=part, more=len(left) > len(part)), [])
+
+    async def compared(self, idmz: FactStore) -> Comparison:
+        """What a comparison with this peer finds, and repairs, where everything that it has was pulled."""
+        idmz.inbound.put_batches("plant-a", STREAM, [], [], PeerPosition(bytes(16), 1)).result(20)
+        settings = AntiEntropySettings("plant-a", (STREAM,), frozenset({"plant-a"}))
+        comparer = AntiEntropy(ThrottledRequester(self), idmz, settings, COMPARISON_ERRORS)  # type: ignore[arg-type]
+        return await comparer.compare(STREAM, repair=True)
+
+
+def invented(count: int, zone: str = "plant-a") -> list[tuple[str, int, int, str, str]]:
+    """Ranges of as many epochs of a zone."""
+    return [(f"{zone}/{number:032x}", 1, 9, "0" * 32, "a" * 32) for number in range(count)]
+
+
+async def test_the_ranges_kept_of_a_peer_are_bounded(tmp_path: Path) -> None:
+    """A peer that invents epochs is refused before more of their ranges are kept than honest zones have. Ranges of
+    zones whose facts it may not bring are not kept at all."""
+    async with played(tmp_path) as (_, idmz):
+        peer = Inventor(invented(RANGES_KEPT_MAX + 1), lambda _: {})
+        with pytest.raises(PageRefused, match=f"more than {RANGES_KEPT_MAX} ranges"):
+            await peer.compared(idmz)
+        assert len(peer.asked) == RANGES_KEPT_MAX // 2000 + 1
+        other = Inventor([*invented(RANGES_KEPT_MAX + 1, "north"), *invented(1)], lambda _: {})
+        found = await other.compared(idmz)
+        assert len(found.missing) == 1
+
+
+async def test_holes_without_end_are_refused(tmp_path: Path) -> None:
+    """A peer claims a range of a million years of facts and answers with small holes: the comparison ends."""
+    async with played(tmp_path) as (_, idmz):
+        claimed = [(f"plant-a/{'0' * 32}", 1, CLAIM_MAX, "0" * 32, "a" * 32)]
+        peer = Inventor(claimed, lambda first: {"holes": [(first, first + 1, "expired")], "more": True})
+        with pytest.raises(PageRefused, match=f"more than {HOLE_PAGES_MAX} pages of holes"):
+            await peer.compared(idmz)
+        assert sum(isinstance(one, FetchSequences) for one in peer.asked) == HOLE_PAGES_MAX + 1
+
+
+def test_the_reasons_of_a_comparison_are_bounded() -> None:
+    """The last reason says that there were others."""
+    found = Comparison(STREAM)
+    for number in range(2 * REFUSED_MAX):
+        found.refuse(f"why {number}")
+    assert len(found.refused) == REFUSED_MAX
+    assert found.refused[-1] == f"why {REFUSED_MAX - 1}; and others"

@@ -1,7 +1,9 @@
 """Signed ends on their way from an origin over a relay to a receiver, and what the receiver concludes."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,13 +12,14 @@ from typing import Any
 import pytest
 
 from agent.batch import Origin, parse
-from agent.fact_store import FactStore
+from agent.fact_store import FactStore, StoreBusy
 from agent.message import Sample
-from agent.pages import PeerPosition, ReceivedDefinition
+from agent.node.store_errors import STORE_ERRORS
+from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition, ReceivedDefinition
 from agent.replication.mqtt.requester import Reply
-from agent.replication.protocol.errors import MalformedMessage
-from agent.replication.protocol.messages import GetHeads, HeadsAnswer
-from agent.replication.pulling import Beliefs, HeadsWatch, PageJudge
+from agent.replication.protocol.errors import MalformedMessage, PeerRefused
+from agent.replication.protocol.messages import CERTIFICATES_MAX, HEADS_MAX, GetHeads, HeadsAnswer
+from agent.replication.pulling import Beliefs, HeadsWatch, PageJudge, heads_watch
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.heads import get_heads
 from agent.replication.serving.outcomes import Refuse
@@ -25,8 +28,10 @@ from agent.signing.certificates import SignerTrust
 from agent.signing.freshness import Freshness
 from agent.signing.heads import HeadSigner, sign_head
 from agent.signing.keys import SigningKey, ZoneSigner
+from agent.signing.runs import check_head
 from tests.fact_store.making import AT_ONCE, TELEMETRY, done, parsed, tag
 from tests.signing.signers import NOW_MS, make
+from tests.waiting import wait_until_async
 
 MADE = {zone: make(zone) for zone in ("plant", "idmz", "evil")}
 SIGNERS = {zone: ZoneSigner(SigningKey(made.key), made.der) for zone, made in MADE.items()}
@@ -54,7 +59,7 @@ class Node:
     async def answer(self, zone: str, request: GetHeads) -> Answered | Refuse:
         """What this node answers to a zone."""
 
-        async def in_thread(_: str, call: Any, *arguments: Any) -> Any:
+        async def in_turn(_: str, call: Any, *arguments: Any) -> Any:
             return call(*arguments)
 
         context: Any = SimpleNamespace(
@@ -62,7 +67,7 @@ class Node:
             exports={zone: frozenset({TELEMETRY})},
             own={"store_zone": self.zone, "epoch": self.store.epoch.hex()},
             ends_known=self.freshness.newest,
-            in_thread=in_thread,
+            in_turn=in_turn,
         )
         found: Any = await get_heads(context, Caller(zone, "i", b"c" * 16), request)
         return found
@@ -76,8 +81,15 @@ class Node:
             return Reply(answer, heads)
 
         requester: Any = SimpleNamespace(ask=asked, peer_zone=other.zone)
-        watch = HeadsWatch(requester, self.store, TELEMETRY, frozenset(zones), self.judge, self.freshness)
+        watch = self.watching(requester, *zones)
         asyncio.run(watch.ask())
+        asyncio.run(watch.record())
+
+    def watching(self, requester: Any, *zones: str) -> HeadsWatch:
+        """A watch of the node, with the errors of the store that the product names."""
+        return HeadsWatch(
+            requester, self.store, TELEMETRY, frozenset(zones), self.judge, self.freshness, STORE_ERRORS, lambda: 0.5
+        )
 
     def seen(self) -> dict[str, int]:
         """How far each zone has signed, as this node knows."""
@@ -92,6 +104,25 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node, Node]]:
         for node in found:
             opened.enter_context(node.store)
         yield found  # type: ignore[misc]
+
+
+def test_signed_ends_are_proven_outside_the_event_loop(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer may send hundreds of certificates and false signatures; what else the node does goes on meanwhile."""
+    plant, relay, _ = nodes
+    plant.record(1)
+    threads = list[threading.Thread]()
+
+    def checked(*given: Any) -> Any:
+        threads.append(threading.current_thread())
+        return check_head(*given)
+
+    monkeypatch.setattr("agent.replication.pulling.page_judge.check_head", checked)
+    relay.ask(plant, "plant")
+    assert relay.seen() == {"plant": 5}
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 def test_a_receiver_learns_how_far_the_origin_has_signed(nodes: tuple[Node, Node, Node]) -> None:
@@ -184,6 +215,78 @@ def test_two_signed_histories_are_an_incident(nodes: tuple[Node, Node, Node]) ->
         [forged],
     )
     relay.ask(plant, "plant")
-    done(relay.store.checkpoint("2026-11-22"))
     (incident,) = (one for one in relay.store.incidents() if one.kind == "two_histories")
     assert parse(batch.sealed).digest.hex() in incident.detail
+
+
+def test_the_certificates_of_a_key_are_judged_once(
+    nodes: tuple[Node, Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer sends 256 ends, and 256 certificates of the one key that has signed them, which no trust covers. The node
+    judges sixteen of them, once: all of them for each end took seconds, in which no zone was served."""
+    plant, relay, _ = nodes
+    plant.record(1)
+    key = SigningKey(MADE["evil"].key)
+    false = [make("plant", key=MADE["evil"].key).der for _ in range(CERTIFICATES_MAX)]
+    origins = [Origin("plant", number.to_bytes(16)) for number in range(HEADS_MAX)]
+    heads = [sign_head(ZoneSigner(key, false[0]), TELEMETRY, one, 1, bytes(16), NOW_MS) for one in origins]
+    ends = [(str(one), 1, "00" * 16) for one in origins]
+    plant.forge = lambda answer, _: (HeadsAnswer(**own(answer), stream=TELEMETRY, ends=ends, signers=false), heads)
+    judged, signer = [], Beliefs.signer
+    monkeypatch.setattr(Beliefs, "signer", lambda *asked: judged.append(asked) or signer(*asked))
+    relay.ask(plant, "plant")
+    assert relay.seen() == {}
+    assert len(judged) == CERTIFICATES_OF_KEY_MAX
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+async def test_two_histories_found_while_the_store_is_busy_are_recorded_later(
+    nodes: tuple[Node, Node, Node],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_at_once: bool,
+) -> None:
+    """A peer shows two ends of one zone, once, while the store refuses an incident, at once or when it commits. The
+    watch goes on, and records the incident later, though the peer then shows nothing."""
+    _, relay, _ = nodes
+    origin, tries = Origin("plant", bytes(16)), list[str]()
+    own_fields: dict[str, Any] = {"store_zone": "plant", "epoch": "00" * 16, "stream": TELEMETRY}
+    shown = [
+        Reply(
+            HeadsAnswer(**own_fields, ends=[(str(origin), 5, digest.hex())], signers=[MADE["plant"].der]),
+            [sign_head(SIGNERS["plant"], TELEMETRY, origin, 5, digest, NOW_MS)],
+        )
+        for digest in (b"x" * 16, b"y" * 16)
+    ]
+    note = relay.store.inbound.note
+
+    def busy(kind: str, stream: str, peer: str, why: str) -> Future[None]:
+        tries.append(why)
+        if len(tries) > 3:
+            return note(kind, stream, peer, why)
+        if is_at_once:
+            raise StoreBusy("the queue is full")
+        refused = Future[None]()
+        refused.set_exception(StoreBusy("the queue is full"))
+        return refused
+
+    async def up() -> None:
+        """The link is there."""
+
+    async def ask(_request: GetHeads, _timeout_s: float) -> Reply:
+        if not shown:
+            raise PeerRefused("plant", "busy", "not now", "", retryable=True)
+        return shown.pop(0)
+
+    monkeypatch.setattr(heads_watch, "ASK_EVERY_S", 0.001)
+    monkeypatch.setattr(relay.store.inbound, "note", busy)
+    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant", wait_up=up)
+    running = asyncio.ensure_future(relay.watching(requester, "plant").run())
+    await wait_until_async(lambda: running.done() or relay.store.incidents(), "the incident")
+    assert not running.done(), running
+    running.cancel()
+    (incident,) = relay.store.incidents()
+    assert (incident.kind, incident.count, len(set(tries))) == ("two_histories", 1, 1)
+    assert (b"x" * 16).hex() in incident.detail
+    assert [one.msg for one in caplog.records].count("two_histories_unrecorded") == 3

@@ -3,18 +3,26 @@ after."""
 
 import asyncio
 import json
+import logging
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from agent import local_socket
 from agent.cli import bsfg
 from agent.config import load
+from agent.local_socket.serving import open_store
 from agent.message import Sample, TagDefinition
 from agent.node.latest import FOLDER, has_peer_latest, peer_latest, save_peer_latest
-from agent.replication.protocol.messages import LatestEntry, PeerLatest
-from agent.replication.pulling.latest_seed import LatestSeed
+from agent.query.latest import merge_peer_records
+from agent.replication.mqtt import Reply
+from agent.replication.protocol.codec import HEADER_BYTES_MAX
+from agent.replication.protocol.errors import MalformedMessage
+from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, PeerLatest
+from agent.replication.pulling.latest_seed import ANSWERS_BYTES_MAX, LatestSeed
 from agent.replication.pulling.throttled_requester import ThrottledRequester
 from tests.replication.nodes import STREAM, Node, whole_node
 from tests.replication.serving.test_latest import value
@@ -51,72 +59,62 @@ async def shown(file: Path) -> dict[str, tuple[float, str | None]]:
 
 
 @pytest.mark.system
-def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_new_zone_begins_at_the_latest_values(broker: Mosquitto, tmp_path: Path) -> None:
     """The receiver's log begins after the history. `bsfg latest` has every tag at once, with the peer it came from,
     until the log has a newer value; after a restart nothing is requested twice and nothing is missing."""
     folder = tmp_path / "idmz"
     file = folder / "node.toml"
-
-    async def scenario() -> None:
-        plant = await plant_with_history(broker, tmp_path / "plant")
-        plant.serve({"idmz": [STREAM]})
-        history = plant.store.end_offset(STREAM)
-        server = plant.server
-        assert server is not None
-        async with plant.running():
-            async with whole_node(folder, broker, "idmz", PULL):
-                await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
-                assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
-                assert plant.store.consumers.all()[0].frontier == history
-                await append_rounds(plant, range(200, 201), range(1, 3))
-                await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 2, "what is new")
-            asked = server.statistics().requests["GetLatest"]
-            async with whole_node(folder, broker, "idmz", PULL):
-                await append_rounds(plant, range(300, 301), range(2, 3))
-                await wait_until_async(
-                    lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after"
-                )
-                found = await shown(file)
-            assert server.statistics().requests["GetLatest"] == asked
-        told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
-        assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **told}
-        plant.store.close()
-        with local_socket.open_store(load(file)) as store:
-            assert [one.end_offset for one in store.streams()] == [3]
-            assert store.incidents() == []
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    plant = await plant_with_history(broker, tmp_path / "plant")
+    plant.serve({"idmz": [STREAM]})
+    history = plant.store.end_offset(STREAM)
+    server = plant.server
+    assert server is not None
+    async with plant.running():
+        async with whole_node(folder, broker, "idmz", PULL):
+            await wait_until_async(lambda: has_peer_latest(folder / "state", "plant-a", STREAM), "the values")
+            assert await shown(file) == {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(TAGS)}
+            assert plant.store.consumers.all()[0].frontier == history
+            await append_rounds(plant, range(200, 201), range(1, 3))
+            await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 2, "what is new")
+        asked = server.statistics().requests["GetLatest"]
+        async with whole_node(folder, broker, "idmz", PULL):
+            await append_rounds(plant, range(300, 301), range(2, 3))
+            await wait_until_async(lambda: plant.store.consumers.all()[0].frontier == history + 3, "what came after")
+            found = await shown(file)
+        assert server.statistics().requests["GetLatest"] == asked
+    told = {f"t{tag}": (9901.0 + tag, "plant-a") for tag in range(2, TAGS)}
+    assert found == {"t0": (20001.0, None), "t1": (30002.0, None), **told}
+    plant.store.close()
+    with open_store(load(file)) as store:
+        assert [one.end_offset for one in store.streams()] == [3]
+        assert store.incidents() == []
 
 
 @pytest.mark.system
-def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_relay_passes_on_the_latest_values_it_received(broker: Mosquitto, tmp_path: Path) -> None:
     """A zone above a relay that began at the latest values gets the same values, with their source and no offset; zones
     that the peer may not relay are left out."""
-
-    async def scenario() -> None:
-        idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
-        save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
-        idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
-        begun, kept = asyncio.Event(), list[PeerLatest]()
-        values = LatestSeed(
-            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
-        )
-        others = LatestSeed(
-            ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
-        )
-        async with idmz.running(), enterprise.running():
-            begun.set()
-            await values.run()
-            await others.run()
-        assert [[(one.subject, one.via, one.offset) for one in each.values] for each in kept] == [
-            [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
-            [],
-        ]
-        assert kept[0].epoch == idmz.store.epoch.hex()
-        for node in (idmz, enterprise):
-            node.store.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    idmz, enterprise = Node.open(broker, "idmz", tmp_path), Node.open(broker, "enterprise", tmp_path)
+    save_peer_latest(tmp_path, told("plant-a", [value(1), value(2)]))
+    idmz.serve({"enterprise": [STREAM]}, peer_latest_in=tmp_path)
+    begun, kept = asyncio.Event(), list[PeerLatest]()
+    values = LatestSeed(
+        ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz", "plant-a"}), begun, kept.append
+    )
+    others = LatestSeed(
+        ThrottledRequester(enterprise.requester("idmz")), STREAM, frozenset({"idmz"}), begun, kept.append
+    )
+    async with idmz.running(), enterprise.running():
+        begun.set()
+        await values.run()
+        await others.run()
+    assert [[(one.subject, one.via, one.offset) for one in each.values] for each in kept] == [
+        [("tag:001", "plant-a", None), ("tag:002", "plant-a", None)],
+        [],
+    ]
+    assert kept[0].epoch == idmz.store.epoch.hex()
+    for node in (idmz, enterprise):
+        node.store.close()
 
 
 def told(peer: str, values: list[LatestEntry]) -> PeerLatest:
@@ -140,3 +138,75 @@ def test_a_saved_file_is_read_whole_or_not_at_all(tmp_path: Path) -> None:
     cut.write_bytes(cut.read_bytes()[:-9])
     assert not has_peer_latest(tmp_path, "plant-b", STREAM)
     assert [row["via"] for row in peer_latest(tmp_path)] == ["plant-a"]
+
+
+def odd(number: int, **fields: object) -> LatestEntry:
+    """A value with other fields, as a peer may encode it."""
+    return msgspec.structs.replace(value(number), **fields)
+
+
+UNREADABLE = [b'"\xff"', b"1e400", b"-1e999", b'{"a":"\xc3("}', b"[" * 200 + b"]" * 200]
+"""Passed over by the decoder of an answer, which leaves a value as it is, and by no parser of the value."""
+
+
+@pytest.mark.parametrize("raw", UNREADABLE)
+def test_a_value_that_is_no_json_is_refused_and_the_others_stay(
+    raw: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A peer sends a value that no parser reads among good ones. It is left out where it comes in, with a line that
+    names the peer and the tag; the others are kept. A node that kept it ended at the next question for latest
+    values."""
+    sent = [value(1), odd(2, value=msgspec.Raw(raw)), value(3)]
+    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    answer = LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=sent)
+
+    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
+        return Reply(answer, [])
+
+    async def run() -> None:
+        requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+        begun = asyncio.Event()
+        begun.set()
+        zones = frozenset({"plant-a"})
+        await LatestSeed(requester, STREAM, zones, begun, lambda latest: save_peer_latest(tmp_path, latest)).run()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert [row["subject"] for row in peer_latest(tmp_path)] == ["tag:001", "tag:003"]
+    (line,) = [one for one in caplog.records if one.msg == "latest_values_refused"]
+    assert (line.peer, line.stream, line.values) == ("plant-a", STREAM, 1)  # type: ignore[attr-defined]
+    assert "tag:002" in line.reason  # type: ignore[attr-defined]
+
+
+async def test_the_values_kept_of_a_peer_are_bounded_in_bytes() -> None:
+    """A peer sends few values in answers that are as large as may be, and says `more` without end: refused, before they
+    fill the memory."""
+    own = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM}
+    answers = list[LatestAnswer]()
+
+    async def ask(_request: GetLatest, _timeout_s: float) -> Reply:
+        values = [odd(0, subject=f"tag:{len(answers):03}")]
+        answers.append(LatestAnswer(**own, end_offset=3, queue_depth=0, depth_facts=1, values=values, more=True))
+        return Reply(answers[-1], [], HEADER_BYTES_MAX)
+
+    requester: Any = SimpleNamespace(ask=ask, peer_zone="plant-a", page_bytes=lambda size: size)
+    seed = LatestSeed(requester, STREAM, frozenset({"plant-a"}), asyncio.Event(), lambda _: None)
+    with pytest.raises(MalformedMessage, match="more than 32 MiB of last values"):
+        await seed._ask()
+    assert len(answers) == ANSWERS_BYTES_MAX // HEADER_BYTES_MAX + 1
+
+
+def test_a_file_with_a_value_that_is_no_json_counts_as_missing(tmp_path: Path) -> None:
+    """One that an earlier version kept: its values are asked for again at the next start, and no reader fails."""
+    save_peer_latest(tmp_path, told("plant-a", [value(1), odd(2, value=msgspec.Raw(b"1e400"))]))
+    assert not has_peer_latest(tmp_path, "plant-a", STREAM)
+    assert peer_latest(tmp_path) == []
+
+
+@pytest.mark.parametrize("as_of", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00+23:59"])
+def test_a_time_that_cannot_be_written_in_utc_is_none(as_of: str, tmp_path: Path) -> None:
+    """A peer's time beyond the years 1 to 9999 counts as a text that names no time; merging the values of peers with
+    our own raised ValueError for it."""
+    save_peer_latest(tmp_path, told("plant-a", [odd(1, as_of=as_of, source_time=as_of)]))
+    (row,) = merge_peer_records([], peer_latest(tmp_path), BASE_NS, 60_000)
+    assert row["as_of"] == as_of

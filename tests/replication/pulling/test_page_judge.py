@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from agent.batch import Batch
 from agent.fact_store import FactStore
 from agent.pages import CERTIFICATES_OF_KEY_MAX, PeerPosition
-from agent.replication.pulling.message_judge import Beliefs
+from agent.replication.pulling import message_judge
+from agent.replication.pulling.message_judge import OTHERS_PER_SECOND, Beliefs
 from agent.replication.pulling.page_judge import (
     DECLINED_MAX,
     EVIDENCE_BYTES_MAX,
@@ -24,7 +25,7 @@ from agent.replication.pulling.page_judge import (
     PageJudge,
     is_held,
 )
-from agent.signing.certificates import SignerTrust
+from agent.signing.certificates import SignerTrust, describe_signer
 from agent.signing.keys import ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, sign_answer, sign_request, split_answer, split_request
 from agent.signing.runs import Offered, Rule
@@ -34,6 +35,7 @@ from tests.signing.signers import DAY_MS, NOW, Made, make, signing_key
 
 AUTHORITY = make("facts authority", is_ca=True)
 PLANT = make("plant", AUTHORITY)
+MILL = make("mill", AUTHORITY)
 KEY = signing_key(PLANT)
 NOW_MS = SIGNED_AT_MS
 YEAR, MONTH = timedelta(days=360), timedelta(days=30)
@@ -230,6 +232,46 @@ def test_whose_answers_are_taken(store: FactStore) -> None:
     assert "not one of mill" in str(judge.refuses_answer(place._replace(serving_zone="mill"), answer, good))
     assert judge_of(store, rule="off").refuses_answer(place, answer, None) is None
     assert judge_of(store).refuses_answer(place, answer, None) is not None
+
+
+def test_changing_certificates_are_looked_at_so_often(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forger that sends another certificate, or another key id, with each message has some of them read in each
+    second. The zone's own, which has counted before, is taken all the while, and so is another zone's first one."""
+    place, answer, now_ms, read = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer", NOW_MS, []
+    judge = judge_of(store)
+    judge._clock_ms = lambda: now_ms  # type: ignore[method-assign]
+    monkeypatch.setattr(message_judge, "_described", lambda one: (read.append(one), describe_signer(one))[1])
+    monkeypatch.setattr(store, "signers", lambda key_ids: (read.append(key_ids), ())[1])
+    good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
+    assert good is not None
+    assert judge.refuses_answer(place, answer, good) is None
+    read.clear()
+    for at in range(1_000):
+        forged = PLANT.der[:-4] + at.to_bytes(4, "big") if at % 2 else at.to_bytes(8, "big")
+        assert judge.refuses_answer(place, answer, MessageProof(forged, bytes(64))) is not None
+        judge.refuses_answer(place, answer, good._replace(certificate=PLANT.der[:-4] + at.to_bytes(4, "big")))
+        now_ms += 2
+    assert OTHERS_PER_SECOND <= len(read) <= 6 * OTHERS_PER_SECOND, "in two seconds, some of them twice"
+    assert list(judge._counted) == [("plant", PLANT.der)], "false certificates of its key displace it never"
+    read.clear()
+    assert judge.refuses_answer(place, answer, good) is None
+    other = sign_answer(ZoneSigner(signing_key(MILL), MILL.der), place._replace(serving_zone="mill"), answer)
+    assert judge.refuses_answer(place._replace(serving_zone="mill"), answer, split_answer(other)[1]) is None
+
+
+def test_a_message_is_looked_at_last(store: FactStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a proof, or with one by a key that does not count, a large answer costs no more than a small one: its
+    bytes are not read."""
+    place, answer = MessagePlace("plant", "enterprise", "i", b"c" * 16), b"an answer"
+    good = split_answer(sign_answer(ZoneSigner(KEY, PLANT.der), place, answer))[1]
+    assert good is not None
+    for what in ("answer_bytes", "request_bytes"):
+        monkeypatch.setattr(message_judge, what, lambda *_: pytest.fail("it is read"))
+    judge = judge_of(store)
+    for bad in (None, good._replace(certificate=bytes(300)), good._replace(certificate=bytes(8))):
+        assert judge.refuses_answer(place, answer, bad) is not None
+        assert judge.refuses_request(place._replace(asking_zone="plant"), answer, bad, is_writing=False) is not None
+    assert judge_of(store, rule="off").refuses_answer(place, answer, good) is None
 
 
 @pytest.mark.parametrize("begins, ends", [(2, 4), (-4, -2)])

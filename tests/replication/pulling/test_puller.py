@@ -7,6 +7,7 @@ consequences.
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
@@ -41,11 +42,13 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     OriginHead,
 )
-from agent.replication.protocol.pacing import BYTES_PER_SECOND_MIN
+from agent.replication.protocol.page_check import check_batches
 from agent.replication.protocol.pull_events import Asking, ReceiverSettings
 from agent.replication.protocol.token_bucket import TokenBucket
-from agent.replication.pulling import Puller, PullSettings, puller
+from agent.replication.pulling import Puller, PullSettings, message_judge, pull_runner, puller
 from agent.replication.pulling.catch_up import BEHIND_FACTS_MIN
+from agent.settings.peers import BYTES_PER_SECOND_MIN
+from agent.signing.certificates import Refusal, RefusalReason
 from agent.signing.messages import MessagePlace
 from tests.fact_store.making import TELEMETRY, Elsewhere, message
 from tests.waiting import wait_until_async
@@ -106,7 +109,7 @@ class HandStore:
         assert stream == TELEMETRY
         return self.ranges
 
-    def shown_head(self, _stream: str, _origin: Origin, sequence: int) -> StoredHead:
+    def covering_head(self, _stream: str, _origin: Origin, sequence: int) -> StoredHead:
         return StoredHead(sequence, b"e" * 16, HEAD, None)
 
     def signed_zones(self) -> frozenset[str]:
@@ -257,234 +260,194 @@ def result(facts: int = 10) -> PutResult:
     return PutResult(facts, 0, facts)
 
 
-def test_the_first_request_reports_what_is_durable() -> None:
+async def test_the_first_request_reports_what_is_durable() -> None:
     """Position, timeline, known definitions, lease and the peer's own facts of a stored position are in the first
     request, and the request expires with its time-out."""
     origin = Origin("plant", bytes.fromhex(ONE))
     store = HandStore(PeerPosition(bytes.fromhex(ONE), 40, b"d" * 16))
     store.counts = {origin: 3, Origin("elsewhere", bytes(16)): 9}
     store.ranges = {origin: [HeldRange(1, 20, b"a" * 16, b"b" * 16), HeldRange(31, 35, b"c" * 16, b"e" * 16)]}
-
-    async def scenario() -> None:
-        async with pulling(store) as scene:
-            expected = FetchFacts(
-                consumer_name="idmz.facts.telemetry",
-                stream=TELEMETRY,
-                limit=262_144,
-                bytes_max=scene.peer.requests[0].bytes_max,
-                epoch=ONE,
-                after_offset=40,
-                confirm=Confirm(last_offset=40),
-                lease=0,
-                lease_after=0,
-                definitions_known={str(origin): 3},
-                timeline=(b"d" * 16).hex(),
-                origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex(), head=HEAD),
-                whole_runs=True,
-            )
-            assert scene.peer.requests == [expected]
-            assert scene.peer.expires_s == [4]
-
-    asyncio.run(scenario())
+    async with pulling(store) as scene:
+        expected = FetchFacts(
+            consumer_name="idmz.facts.telemetry",
+            stream=TELEMETRY,
+            limit=262_144,
+            bytes_max=scene.peer.requests[0].bytes_max,
+            epoch=ONE,
+            after_offset=40,
+            confirm=Confirm(last_offset=40),
+            lease=0,
+            lease_after=0,
+            definitions_known={str(origin): 3},
+            timeline=(b"d" * 16).hex(),
+            origin_head=OriginHead(last_sequence=35, digest=(b"e" * 16).hex(), head=HEAD),
+            whole_runs=True,
+        )
+        assert scene.peer.requests == [expected]
+        assert scene.peer.expires_s == [4]
 
 
-def test_first_request_has_no_position() -> None:
+async def test_first_request_has_no_position() -> None:
     """Nothing was ever stored: no epoch, offset, confirmation or claim."""
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            (request,) = scene.peer.requests
-            assert (
-                request.epoch,
-                request.confirm,
-                request.timeline,
-                request.origin_head,
-            ) == (None,) * 4
-            assert (request.after_offset, request.start) == (0, "oldest")
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        (request,) = scene.peer.requests
+        assert (
+            request.epoch,
+            request.confirm,
+            request.timeline,
+            request.origin_head,
+        ) == (None,) * 4
+        assert (request.after_offset, request.start) == (0, "oldest")
 
 
-def test_confirms_what_is_durable_only() -> None:
+async def test_confirms_what_is_durable_only() -> None:
     """A page that is accepted is asked beyond, and confirmed only when the store has it."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10))
-            await scene.answer(plant.page(11, 10))
-            ahead = await scene.requested(3)
-            assert (ahead.after_offset, ahead.confirm) == (20, None)
-            scene.store.put[0].future.set_result(result())
-            await settle()
-            await scene.answer(plant.page(21, 10))
-            confirming = await scene.requested(4)
-            assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10))
+        await scene.answer(plant.page(11, 10))
+        ahead = await scene.requested(3)
+        assert (ahead.after_offset, ahead.confirm) == (20, None)
+        scene.store.put[0].future.set_result(result())
+        await settle()
+        await scene.answer(plant.page(21, 10))
+        confirming = await scene.requested(4)
+        assert (confirming.after_offset, confirming.confirm) == (30, Confirm(last_offset=10))
 
 
-def test_page_goes_to_the_store_as_it_came() -> None:
+async def test_page_goes_to_the_store_as_it_came() -> None:
     """Parsed batches, their definitions, holes and the position behind them; the store need not check again."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            sealed = plant.seal(10)
-            payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False, timeline="ab" * 16)
-            await scene.answer(payload)
-            (put,) = scene.store.put
-            assert [one.sealed for one in put.batches] == [sealed]
-            assert put.definitions == plant.received()
-            assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
-            assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
-            assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": ()}
-            put.future.set_result(PutResult(9, 1, 10))
-            await settle()
-            found = scene.puller.statistics()
-            assert (found.facts_stored, found.facts_duplicate, found.offset) == (9, 1, 15)
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        sealed = plant.seal(10)
+        payload = plant.page(6, 10, sealed=sealed, holes=[(1, 5, "expired")], more=False, timeline="ab" * 16)
+        await scene.answer(payload)
+        (put,) = scene.store.put
+        assert [one.sealed for one in put.batches] == [sealed]
+        assert put.definitions == plant.received()
+        assert put.position == PeerPosition(bytes.fromhex(ONE), 15, b"\xab" * 16)
+        assert [tuple(one) for one in put.holes] == [(1, 5, "expired")]
+        assert put.how == {"is_backlog": False, "heads": (), "signers": (), "declined": ()}
+        put.future.set_result(PutResult(9, 1, 10))
+        await settle()
+        found = scene.puller.statistics()
+        assert (found.facts_stored, found.facts_duplicate, found.offset) == (9, 1, 15)
 
 
-def test_definitions_of_pages_before_go_with_the_batch() -> None:
+async def test_definitions_of_pages_before_go_with_the_batch() -> None:
     """Definitions that came in a page of their own are stored with the batch that needs them, before its own."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            first, second = plant.entries()
-            await scene.answer(plant.only_definitions(first))
-            assert scene.store.put == []
-            known = (await scene.requested(2)).definitions_known
-            assert known == {str(plant.origin): 1}
-            await scene.answer(plant.page(1, 10, definitions=[second]))
-            assert scene.store.put[0].definitions == plant.received()
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        first, second = plant.entries()
+        await scene.answer(plant.only_definitions(first))
+        assert scene.store.put == []
+        known = (await scene.requested(2)).definitions_known
+        assert known == {str(plant.origin): 1}
+        await scene.answer(plant.page(1, 10, definitions=[second]))
+        assert scene.store.put[0].definitions == plant.received()
 
 
-def test_nothing_behind_a_refused_page_is_stored() -> None:
+async def test_nothing_behind_a_refused_page_is_stored() -> None:
     """Two accepted pages, the first is refused for good: the second, which builds on it, is never handed to the store,
     and nothing is confirmed."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10))
-            await scene.requested(2)
-            await scene.answer(plant.page(11, 10))
-            (refused,) = scene.store.put
-            refused.future.set_exception(ForkError("another history"))
-            await settle()
-            found = scene.puller.statistics()
-            assert scene.store.put == [refused]
-            assert (found.asking, found.offset) == (Asking.BLOCKED, 0)
-            assert scene.store.notes == [("pull_stands", found.lost_reason)]
-            assert "ForkError: another history" in str(found.lost_reason)
-            assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10))
+        await scene.requested(2)
+        await scene.answer(plant.page(11, 10))
+        (refused,) = scene.store.put
+        refused.future.set_exception(ForkError("another history"))
+        await settle()
+        found = scene.puller.statistics()
+        assert scene.store.put == [refused]
+        assert (found.asking, found.offset) == (Asking.BLOCKED, 0)
+        assert scene.store.notes == [("pull_stands", found.lost_reason)]
+        assert "ForkError: another history" in str(found.lost_reason)
+        assert [one.confirm for one in scene.peer.requests] == [None] * len(scene.peer.requests)
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
-def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
+async def test_page_is_offered_again_while_the_store_is_full(*, is_at_once: bool) -> None:
     """A refusal that may pass keeps the page: the same is offered again, no incident is kept, and the page behind it
     waits."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            store = scene.store
-            store.refuses = StoreFull("disk full") if is_at_once else None
-            await scene.answer(plant.page(1, 10))
-            await scene.requested(2)
-            await scene.answer(plant.page(11, 10))
-            if not is_at_once:
-                store.put[0].future.set_exception(StoreFull("disk full"))
-            await wait_until_async(lambda: "disk full" in scene.puller.statistics().page_waits, "the page to wait")
-            store.refuses = None
-            await wait_until_async(lambda: len(store.put) == 2 - is_at_once, "the page to be offered again")
-            assert [one.end for one in store.put] == [(ONE, 10)] * len(store.put)
-            assert store.notes == []
-            store.put[-1].future.set_result(result())
-            await wait_until_async(lambda: store.put[-1].end == (ONE, 20), "the page behind it")
-            assert scene.puller.statistics().page_waits == ""
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        store = scene.store
+        store.refuses = StoreFull("disk full") if is_at_once else None
+        await scene.answer(plant.page(1, 10))
+        await scene.requested(2)
+        await scene.answer(plant.page(11, 10))
+        if not is_at_once:
+            store.put[0].future.set_exception(StoreFull("disk full"))
+        await wait_until_async(lambda: "disk full" in scene.puller.statistics().page_waits, "the page to wait")
+        store.refuses = None
+        await wait_until_async(lambda: len(store.put) == 2 - is_at_once, "the page to be offered again")
+        assert [one.end for one in store.put] == [(ONE, 10)] * len(store.put)
+        assert store.notes == []
+        store.put[-1].future.set_result(result())
+        await wait_until_async(lambda: store.put[-1].end == (ONE, 20), "the page behind it")
+        assert scene.puller.statistics().page_waits == ""
 
 
-def test_an_immediate_final_refusal_is_final() -> None:
+async def test_an_immediate_final_refusal_is_final() -> None:
     """A page that the store refuses when it is handed over is not offered again either."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            scene.store.refuses = ForkError("another history")
-            await scene.answer(plant.page(1, 10))
-            found = scene.puller.statistics()
-            assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        scene.store.refuses = ForkError("another history")
+        await scene.answer(plant.page(1, 10))
+        found = scene.puller.statistics()
+        assert (found.asking, found.page_waits) == (Asking.BLOCKED, "")
 
 
-def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
+async def test_unproven_answers_neither_fence_nor_skip_nor_begin_anew() -> None:
     """An attacker on the way writes every answer that would stop this pull or move it: none does, each is
     counted, and the page of the peer that comes behind them is stored."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10))
-            await scene.requested(2)
-            forged = [
-                encode_error("plant", ONE, "FetchFacts", "fenced", "forged"),
-                encode_error("plant", TWO, "FetchFacts", "epoch_changed", "forged"),
-                plant.without_facts(holes=[(11, 910, "expired")]),
-                plant.without_facts(omitted=[(11, 910)]),
-                plant.without_facts(),
-                Peer().page(1, 5, epoch=TWO),
-                (page := plant.page(11, 5, more=False)),
-                b"no answer",
-            ]
-            for one in forged:
-                await scene.answer(one, is_proven=False)
-            statistics = scene.puller.statistics()
-            assert (statistics.counters.unproven, statistics.asking) == (len(forged), Asking.WAITING)
-            await scene.answer(page)
-            for put in (0, 1):
-                scene.store.put[put].future.set_result(result())
-                await settle()
-            assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
-            assert [one.holes for one in scene.store.put] == [[], []]
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10))
+        await scene.requested(2)
+        forged = [
+            encode_error("plant", ONE, "FetchFacts", "fenced", "forged"),
+            encode_error("plant", TWO, "FetchFacts", "epoch_changed", "forged"),
+            plant.without_facts(holes=[(11, 910, "expired")]),
+            plant.without_facts(omitted=[(11, 910)]),
+            plant.without_facts(),
+            Peer().page(1, 5, epoch=TWO),
+            (page := plant.page(11, 5, more=False)),
+            b"no answer",
+        ]
+        for one in forged:
+            await scene.answer(one, is_proven=False)
+        statistics = scene.puller.statistics()
+        assert (statistics.counters.unproven, statistics.asking) == (len(forged), Asking.WAITING)
+        await scene.answer(page)
+        for put in (0, 1):
+            scene.store.put[put].future.set_result(result())
+            await settle()
+        assert [one.end for one in scene.store.put] == [(ONE, 10), (ONE, 15)]
+        assert [one.holes for one in scene.store.put] == [[], []]
 
 
-def test_page_of_the_old_epoch_is_stored_under_it() -> None:
+async def test_page_of_the_old_epoch_is_stored_under_it() -> None:
     """The peer's store is replaced while a page of the old one is on its way to the disk, refused for now: it is
     offered again under the epoch of which it is, and nothing of the new store is confirmed for it."""
     plant, other = Peer(), Peer(epoch=b"o" * 16)
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            store = scene.store
-            await scene.answer(plant.page(1, 10))
-            await scene.requested(2)
-            await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
-            anew = await scene.requested(3)
-            assert (anew.epoch, anew.after_offset, anew.confirm, anew.timeline) == (TWO, 0, None, None)
-            store.put[0].future.set_exception(StoreFull("disk full"))
-            await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
-            assert store.put[1].end == (ONE, 10)
-            await scene.answer(other.page(1, 5, epoch=TWO))
-            store.put[1].future.set_result(result())
-            await settle()
-            assert store.put[2].end == (TWO, 5)
-            assert [one.confirm for one in scene.peer.requests[2:]] == [None] * len(scene.peer.requests[2:])
-            assert scene.puller.statistics().offset == 0
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        store = scene.store
+        await scene.answer(plant.page(1, 10))
+        await scene.requested(2)
+        await scene.answer(encode_error("plant", TWO, "FetchFacts", "epoch_changed", "a new store"))
+        anew = await scene.requested(3)
+        assert (anew.epoch, anew.after_offset, anew.confirm, anew.timeline) == (TWO, 0, None, None)
+        store.put[0].future.set_exception(StoreFull("disk full"))
+        await wait_until_async(lambda: len(store.put) == 2, "the page to be offered again")
+        assert store.put[1].end == (ONE, 10)
+        await scene.answer(other.page(1, 5, epoch=TWO))
+        store.put[1].future.set_result(result())
+        await settle()
+        assert store.put[2].end == (TWO, 5)
+        assert [one.confirm for one in scene.peer.requests[2:]] == [None] * len(scene.peer.requests[2:])
+        assert scene.puller.statistics().offset == 0
 
 
 def flipped(sealed: bytes, at: int) -> bytes:
@@ -496,7 +459,7 @@ def flipped(sealed: bytes, at: int) -> bytes:
 
 @pytest.mark.parametrize("inline_bytes_max", [16_384, 0], ids=["in the loop", "in the thread"])
 @pytest.mark.parametrize("what", ["another zone's", "cut short", "another stream's"])
-def test_batches_are_checked_before_they_are_stored(
+async def test_batches_are_checked_before_they_are_stored(
     what: str, inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Facts of a zone that this peer may not bring, of another stream, or that are not the bytes that were sealed never
@@ -510,19 +473,15 @@ def test_batches_are_checked_before_they_are_stored(
             bad = Elsewhere(stream="facts.other").seal(10)
         case _:
             bad = plant.seal(10)[:-1]
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10, sealed=bad))
-            await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BLOCKED, "the refusal")
-            assert scene.store.put == []
-            assert "PageRefused" in str(scene.puller.statistics().lost_reason)
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, sealed=bad))
+        await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BLOCKED, "the refusal")
+        assert scene.store.put == []
+        assert "PageRefused" in str(scene.puller.statistics().lost_reason)
 
 
 @pytest.mark.parametrize("inline_bytes_max", [16_384, 0], ids=["in the loop", "in the thread"])
-def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on(
+async def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on(
     inline_bytes_max: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch whose digest is right and whose content is not reaches the store as a name only; the position passes it,
@@ -530,135 +489,127 @@ def test_a_batch_that_cannot_be_opened_is_declined_and_what_is_behind_it_goes_on
     monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", inline_bytes_max)
     plant = Peer()
     bad = flipped(plant.seal(10), -20)
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10, sealed=bad, definitions=plant.entries()))
-            await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
-            put = scene.store.put[0]
-            (declined,) = put.how["declined"]
-            assert (declined.first_offset, declined.last_offset) == (1, 10)
-            assert declined.reason.startswith("unreadable: ")
-            assert (list(put.batches), put.end) == ([], (ONE, 10))
-            put.future.set_result(result())
-            await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
-            await settle()
-            last = scene.peer.requests[-1]
-            assert (last.after_offset, last.definitions_known) == (10, {})
-            assert scene.puller.statistics().asking is Asking.WAITING
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, sealed=bad, definitions=plant.entries()))
+        await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
+        put = scene.store.put[0]
+        (declined,) = put.how["declined"]
+        assert (declined.first_offset, declined.last_offset) == (1, 10)
+        assert declined.reason.startswith("unreadable: ")
+        assert (list(put.batches), put.end) == ([], (ONE, 10))
+        put.future.set_result(result())
+        await wait_until_async(lambda: len(scene.peer.requests) >= 2, "the next request")
+        await settle()
+        last = scene.peer.requests[-1]
+        assert (last.after_offset, last.definitions_known) == (10, {})
+        assert scene.puller.statistics().asking is Asking.WAITING
 
 
-def test_definitions_of_another_zone_are_refused() -> None:
+@pytest.mark.parametrize("count, is_in_loop", [(1, True), (256, False)])
+async def test_many_certificates_are_not_parsed_in_the_event_loop(
+    count: int, monkeypatch: pytest.MonkeyPatch, *, is_in_loop: bool
+) -> None:
+    """A page of a few facts with all the certificates that a page may have is checked in the thread: each takes up to a
+    millisecond."""
+    plant, threads = Peer(), set[threading.Thread]()
+
+    def described(certificate: bytes) -> Refusal:
+        threads.add(threading.current_thread())
+        return Refusal(RefusalReason.MALFORMED, str(len(certificate)))
+
+    monkeypatch.setattr(message_judge, "_described", described)
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, signers=[bytes([at]) * 400 for at in range(count)]))
+        await wait_until_async(lambda: len(scene.store.put) == 1, "the page to be stored")
+        assert (threads == {threading.current_thread()}) is is_in_loop
+        assert len(threads) == 1
+
+
+async def test_definitions_of_another_zone_are_refused() -> None:
     """What a page defines is of a zone that this peer may bring, or the page is refused as it arrives."""
     plant, other = Peer(), Peer("elsewhere")
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            await scene.answer(plant.page(1, 10, definitions=other.entries()))
-            assert scene.puller.statistics().asking is Asking.BLOCKED
-            assert scene.store.put == []
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        await scene.answer(plant.page(1, 10, definitions=other.entries()))
+        assert scene.puller.statistics().asking is Asking.BLOCKED
+        assert scene.store.put == []
 
 
-def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> None:
+async def test_next_page_is_checked_while_one_is_stored_and_waits_for_it() -> None:
     """Pages are stored one after the other, in the order of their offsets."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            for number in range(3):
-                await scene.answer(plant.page(1 + 10 * number, 10))
-                await settle()
-            assert [one.end[1] for one in scene.store.put] == [10]
-            scene.store.put[0].future.set_result(result())
+    async with pulling() as scene:
+        for number in range(3):
+            await scene.answer(plant.page(1 + 10 * number, 10))
             await settle()
-            assert [one.end[1] for one in scene.store.put] == [10, 20]
+        assert [one.end[1] for one in scene.store.put] == [10]
+        scene.store.put[0].future.set_result(result())
+        await settle()
+        assert [one.end[1] for one in scene.store.put] == [10, 20]
 
-    asyncio.run(scenario())
 
-
-def test_artifacts_come_before_the_facts() -> None:
+async def test_artifacts_come_before_the_facts() -> None:
     """A page of messages is handed to the store when what its facts refer to is here, and not before."""
     link = batch.Link(TELEMETRY, Origin("plant", bytes.fromhex(ONE)))
     sealed = batch.seal_messages(link, [message("m1")]).sealed
+    async with pulling() as scene:
+        scene.store.missing = [ArtifactReference("sha256:" + "a" * 64, 5)]
+        asked, brought = asyncio.Event(), asyncio.get_running_loop().create_future()
 
-    async def scenario() -> None:
-        async with pulling() as scene:
-            scene.store.missing = [ArtifactReference("sha256:" + "a" * 64, 5)]
-            asked, brought = asyncio.Event(), asyncio.get_running_loop().create_future()
+        async def ask(*_: object) -> None:
+            asked.set()
+            raise await brought
 
-            async def ask(*_: object) -> None:
-                asked.set()
-                raise await brought
-
-            scene.puller._artifacts._requester.ask = ask
-            await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
-            await asyncio.wait_for(asked.wait(), 20)
-            assert scene.store.put == []
-            brought.set_result(ConnectionLost("broker", "cut"))
-            await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")
-            assert scene.store.put == []
-            scene.store.missing = []
-            await wait_until_async(lambda: scene.store.put, "the page")
-
-    asyncio.run(scenario())
+        scene.puller._artifacts._requester.ask = ask
+        await scene.answer(Peer().page(1, 1, sealed=sealed, definitions=[]))
+        await asyncio.wait_for(asked.wait(), 20)
+        assert scene.store.put == []
+        brought.set_result(ConnectionLost("broker", "cut"))
+        await wait_until_async(lambda: "cut" in scene.puller.statistics().page_waits, "the page to wait")
+        assert scene.store.put == []
+        scene.store.missing = []
+        await wait_until_async(lambda: scene.store.put, "the page")
 
 
-def test_lost_request_and_lost_connection_are_passing() -> None:
+async def test_lost_request_and_lost_connection_are_passing() -> None:
     """A request that could not be sent, or that the broker did not take, is sent again; nothing stands."""
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            scene.peer.sent[0].set_exception(ConnectionLost("broker", "cut"))
-            await scene.requested(2)
-            scene.peer.is_down = True
-            scene.peer.sent[1].set_exception(ConnectionLost("broker", "cut"))
-            await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BACKOFF, "a failure to send")
-            scene.peer.is_down = False
-            await scene.requested(3)
-            assert (scene.store.notes, scene.puller.statistics().counters.timeouts) == ([], 0)
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        scene.peer.sent[0].set_exception(ConnectionLost("broker", "cut"))
+        await scene.requested(2)
+        scene.peer.is_down = True
+        scene.peer.sent[1].set_exception(ConnectionLost("broker", "cut"))
+        await wait_until_async(lambda: scene.puller.statistics().asking is Asking.BACKOFF, "a failure to send")
+        scene.peer.is_down = False
+        await scene.requested(3)
+        assert (scene.store.notes, scene.puller.statistics().counters.timeouts) == ([], 0)
 
 
-def test_lost_connection_ends_the_open_request() -> None:
+async def test_lost_connection_ends_the_open_request() -> None:
     """Nothing is asked until the connection is back; a page of before is of no use then."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            scene.peer.down("cut")
-            await settle()
-            found = scene.puller.statistics()
-            assert (found.asking, found.lost_reason, found.page_waits) == (Asking.OFFLINE, "cut", "")
-            await scene.answer(plant.page(1, 10))
-            assert scene.store.put == []
-            scene.peer.up()
-            assert (await scene.requested(2)).after_offset == 0
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        scene.peer.down("cut")
+        await settle()
+        found = scene.puller.statistics()
+        assert (found.asking, found.lost_reason, found.page_waits) == (Asking.OFFLINE, "cut", "")
+        await scene.answer(plant.page(1, 10))
+        assert scene.store.put == []
+        scene.peer.up()
+        assert (await scene.requested(2)).after_offset == 0
 
 
-def test_far_behind_the_page_is_backlog() -> None:
+async def test_far_behind_the_page_is_backlog() -> None:
     """From the first page on that shows how far behind this pull is, the store does not count the facts as the pace of
     the peer."""
     plant = Peer()
-
-    async def scenario() -> None:
-        async with pulling() as scene:
-            assert not scene.puller.begun.is_set()
-            await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
-            found = scene.puller.statistics()
-            assert scene.store.put[0].how["is_backlog"]
-            assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
-            assert found.catch_up is not None
-            assert found.last_answer_ms is not None
-            assert scene.puller.begun.is_set()
-
-    asyncio.run(scenario())
+    async with pulling() as scene:
+        assert not scene.puller.begun.is_set()
+        await scene.answer(plant.page(1, 10, end_offset=BEHIND_FACTS_MIN))
+        found = scene.puller.statistics()
+        assert scene.store.put[0].how["is_backlog"]
+        assert (found.peer_end_offset, found.is_caught_up) == (BEHIND_FACTS_MIN, False)
+        assert found.catch_up is not None
+        assert found.last_answer_ms is not None
+        assert scene.puller.begun.is_set()
 
 
 def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -677,20 +628,56 @@ def test_skipped_facts_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     assert [each.message for each in caplog.records if each.message.startswith("facts_")] == expected
 
 
-def test_every_answer_spends_bandwidth() -> None:
+async def test_pages_that_wait_for_their_check_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer keeps requests open for long and answers all of them at once, faster than pages are checked: few wait, the
+    others count as lost, and the pull goes on with what was checked."""
+    plant, may_check, begun = Peer(), threading.Event(), list[int]()
+
+    def slow(*of_page: Any) -> Any:
+        may_check.wait(20)
+        return check_batches(*of_page)
+
+    monkeypatch.setattr(puller, "CHECKED_INLINE_BYTES_MAX", 0)
+    monkeypatch.setattr(pull_runner, "check_batches", slow)
+    async with pulling() as scene:
+        check = scene.puller.check
+        monkeypatch.setattr(scene.puller, "check", lambda call, size: begun.append(size) or check(call, size))
+        page = plant.page(1, 10)
+        for _ in range(100):
+            await scene.answer(page, 0)
+        may_check.set()
+        assert len(begun) == puller.CHECKS_MAX
+        await wait_until_async(lambda: scene.store.put, "the page")
+        await wait_until_async(lambda: scene.puller._checks_open == 0, "the checks")
+        await scene.answer(plant.page(11, 10))
+        assert len(begun) == puller.CHECKS_MAX + 1
+
+
+async def test_the_ranges_remembered_as_logged_are_bounded() -> None:
+    """A peer names other facts of old epochs in each page, without end: the newest are remembered, and one that is
+    named again counts as new."""
+    plant, kept = Peer(), OriginRange("plant", bytes(16), 1, 5)
+    async with pulling() as scene:
+        for number in range(5):
+            epochs = range(number * 300 + 1, number * 300 + 301)
+            named = (kept, *(OriginRange("plant", one.to_bytes(16), 1, 5) for one in epochs))
+            await scene.answer(plant.page(1 + 10 * number, 10))
+            scene.store.put[number].future.set_result(PutResult(10, 0, 10, uncompared=named))
+            await settle()
+        assert len(scene.puller._uncompared) == puller.UNCOMPARED_MAX
+        assert kept in scene.puller._uncompared
+
+
+async def test_every_answer_spends_bandwidth() -> None:
     """Where the peer's bandwidth is limited, each answer's bytes are spent, also those of an answer that is of no
     use."""
-
-    async def scenario() -> None:
-        limit = TokenBucket(BYTES_PER_SECOND_MIN)
-        async with pulling(bandwidth=limit) as scene:
-            await scene.answer(b"x" * 100_000)
-            assert limit.bytes_owed(time.monotonic_ns() // 1_000_000) > 90_000
-            pacing = scene.puller.statistics().pacing
-            assert pacing is not None
-            assert pacing.bytes_owed > 90_000
-
-    asyncio.run(scenario())
+    limit = TokenBucket(BYTES_PER_SECOND_MIN)
+    async with pulling(bandwidth=limit) as scene:
+        await scene.answer(b"x" * 100_000)
+        assert limit.bytes_owed(time.monotonic_ns() // 1_000_000) > 90_000
+        pacing = scene.puller.statistics().pacing
+        assert pacing is not None
+        assert pacing.bytes_owed > 90_000
 
 
 def test_an_unexpected_error_of_the_store_ends_the_pull() -> None:

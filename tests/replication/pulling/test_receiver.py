@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from agent.pages import BatchEnd
 from agent.replication.protocol.pacing import backoff_ms
+from agent.replication.protocol.page_check import DEFINITIONS_WAITING_BYTES_MAX
 from agent.replication.protocol.pull_events import (
     Append,
     Appended,
@@ -25,7 +26,7 @@ from agent.replication.protocol.pull_events import (
     Storing,
     Tick,
 )
-from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, Receiver
+from agent.replication.pulling.receiver import DEFINITION_PAGES_MAX, ORIGINS_KNOWN_MAX, Receiver
 
 ONE, TWO = "1" * 32, "2" * 32
 PATIENCE = ReceiverSettings(
@@ -455,6 +456,47 @@ def test_the_definitions_kept_of_a_peer_are_bounded() -> None:
     assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": 99}))) == [NoteKind.PEER_REFUSES]
 
 
+def test_the_memory_of_the_definitions_kept_is_bounded() -> None:
+    """Few pages with very many definitions, as a hostile peer makes them, reach the limit too; the refusal names it."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    large = DEFINITIONS_WAITING_BYTES_MAX // 4
+    for number in range(4):
+        assert kinds(driver.answer(page(0, 0, more=True, definitions={"a": number + 1}, definition_bytes=large))) == [
+            Fetch
+        ]
+    (refused,) = driver.answer(page(0, 0, more=True, definitions={"a": 5}, definition_bytes=1))
+    assert isinstance(refused, Note)
+    assert "24 MiB of tag definitions without a fact" in refused.reason
+
+
+def test_definitions_do_not_wait_twice() -> None:
+    """While a page with the definitions before it is on its way to disk, nothing more is asked for: a peer could fill
+    the limit once more for each page that is read ahead."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    driver.answer(page(0, 0, more=True, definitions={"a": 5}))
+    assert kinds(driver.answer(page(1, 10, more=True))) == [Append]
+    assert driver.core.asking is Asking.HOLDING
+    assert kinds(driver(AppendFailed("full", is_retryable=True))) == [NoteKind.STORE_REFUSES]
+    assert kinds(driver(Tick(), 5_000)) == [Append]
+    assert kinds(driver(Appended())) == [NoteKind.STORE_ACCEPTS, Fetch]
+
+
+def test_the_origins_known_of_a_peer_are_bounded() -> None:
+    """A peer that names other epochs in each page fills neither memory nor requests. The newest stay known, and what is
+    named again counts as new."""
+    driver = Driver(ONE, 0)
+    driver(LinkUp())
+    for number in range(1, 4):
+        names = {f"plant/{number * 400 + at}": 1 for at in range(400)}
+        driver.answer(page(number, number, more=True, definitions={"honest": number, **names}))
+        known = driver.fetches[-1].definitions_known
+        assert (len(known), known["honest"]) == (401 if number == 1 else ORIGINS_KNOWN_MAX, number)
+        driver(Appended())
+        assert len(driver.core._definitions_stored) <= ORIGINS_KNOWN_MAX
+
+
 @given(st.integers(0, 100), st.floats(0, 1))
 def test_the_back_off_is_between_half_and_all_of_what_is_due(tries: int, chance: float) -> None:
     """Never above the limit, never below half of what is due."""
@@ -688,3 +730,21 @@ def test_a_refused_page_drops_the_pages_read_ahead() -> None:
     asked = driver.fetches[-1]
     assert (asked.after_offset, asked.confirm_offset) == (20, 20)
     assert asked.definitions_known == {}
+
+
+def test_a_peer_with_a_new_epoch_in_each_answer_is_asked_once_a_second() -> None:
+    """A new epoch is read from its beginning at once. Where the answer to that names another one, and the next yet
+    another, the node asks at a steady pace and not as fast as it is answered."""
+    driver = Driver(ONE, 10)
+    driver(LinkUp())
+    for number in range(50):
+        event = FetchFailed(driver.fetches[-1].fetch_id, "epoch_changed", "it is new", True, f"{number:032x}")
+        notes = kinds(driver(event, 1))
+        assert NoteKind.PEER_EPOCH_CHANGED in notes
+        if number:
+            assert driver.core.asking is Asking.BACKOFF
+            driver(Tick(), driver.core.deadline_ms - driver.now_ms)  # type: ignore[operator]
+        else:
+            assert driver.core.asking is Asking.WAITING, "the first one is read at once"
+    assert driver.now_ms >= 48_000
+    assert len(driver.fetches) == 51

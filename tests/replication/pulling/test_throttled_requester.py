@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import BrokerSettings, IdentitySettings, NodeSettings, PeerSettings
 from agent.fact_store.store import FactStore
 from agent.node.node import Node, compare
 from agent.replication.mqtt.requester import Reply
@@ -14,6 +13,8 @@ from agent.replication.protocol.messages import ListStreams, StreamsAnswer
 from agent.replication.protocol.token_bucket import REPAIR_WAITS_MS_MAX, Priority, TokenBucket
 from agent.replication.pulling import throttled_requester
 from agent.replication.pulling.throttled_requester import ThrottledRequester
+from agent.settings.node import IdentitySettings, NodeSettings
+from agent.settings.peers import BrokerSettings, PeerSettings
 
 RATE = 100_000
 ANSWER_BYTES = 50_000
@@ -82,20 +83,16 @@ def test_a_repair_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peer.asked_ms == [REPAIR_WAITS_MS_MAX] * 2
 
 
-def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
+async def test_all_requests_to_a_peer_share_one_token_bucket(tmp_path: Path) -> None:
     """Both pulls and the comparison of a limited peer share one token bucket, the comparison with the priority of a
     repair; without a limit there is none."""
-
-    async def scenario() -> None:
-        brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
-        settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
-        with FactStore.open(tmp_path / "facts.db", "idmz") as store:
-            exchange = Node(settings, store, {})._exchanges["site"]
-            shared = exchange.bandwidths["plant-a"]
-            assert [puller._bandwidth for puller in exchange.pullers] == [shared, shared, None]
-            compared = exchange.comparers["plant-a"]._requester
-            assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
-            assert exchange.comparers["plant-b"]._requester._bandwidth is None
-        assert compare.bandwidths(PEERS)["plant-a"].bytes_per_second_max == RATE
-
-    asyncio.run(scenario())
+    brokers = (BrokerSettings("site", "127.0.0.1", 8883, tmp_path, tmp_path, tmp_path),)
+    settings = NodeSettings(IdentitySettings("idmz", tmp_path), broker=brokers, peer=PEERS)
+    with FactStore.open(tmp_path / "facts.db", "idmz") as store:
+        runtime = Node(settings, store, {})._runtimes["site"]
+        shared = runtime.bandwidths["plant-a"]
+        assert [puller._bandwidth for puller in runtime.pullers] == [shared, shared, None]
+        compared = runtime.comparers["plant-a"]._requester
+        assert (compared._bandwidth, compared._priority) == (shared, Priority.REPAIR)
+        assert runtime.comparers["plant-b"]._requester._bandwidth is None
+    assert compare.bandwidths(PEERS)["plant-a"].bytes_per_second_max == RATE

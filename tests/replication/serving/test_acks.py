@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from agent.append_contract import AppendOutcome
-from agent.fact_store import StreamSettings
 from agent.fact_store.append.acks import is_in_sync
 from agent.fact_store.log.lifecycle import Lifecycle
 from agent.message import Envelope, Fact, Message
 from agent.replication.protocol.errors import PeerRefused
 from agent.replication.protocol.messages import FetchFacts
+from agent.settings.store import StreamSettings
 from tests.replication.nodes import STREAM, Node, define
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -22,29 +22,25 @@ pytestmark = pytest.mark.system
 LAG_NS = 15_000_000_000
 
 
-def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_acks_all_through_the_broker(broker: Mosquitto, tmp_path: Path) -> None:
     """With a puller that waits at the end, acks all means that the fact lies in its store, durable, when the answer
     comes."""
-
-    async def scenario() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.serve({"idmz": [STREAM]})
-        idmz.pull("plant-a")
-        await define(plant.store, "line1/temperature")
-        async with plant.running(), idmz.running():
-            await wait_until_async(lambda: keeps_up(plant), "a fetch at the end of an empty log")
-            for n in range(5):
-                message = Message(Envelope(f"m{n}", "plant-a", "*", 0), Fact("order:line1/77", "step_completed", b"1"))
-                appended = await asyncio.wrap_future(plant.store.appends.append_message(STREAM, message, acks="all"))
-                assert appended == AppendOutcome(n + 1, "applied")
-                assert idmz.store.end_offset(STREAM) == n + 1
-            consumer = plant.store.consumers.get(f"idmz.{STREAM}")
-            assert consumer is not None
-            assert consumer.lifecycle is Lifecycle.ONLINE
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(scenario())
+    plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+    plant.serve({"idmz": [STREAM]})
+    idmz.pull("plant-a")
+    await define(plant.store, "line1/temperature")
+    async with plant.running(), idmz.running():
+        await wait_until_async(lambda: keeps_up(plant), "a fetch at the end of an empty log")
+        for n in range(5):
+            message = Message(Envelope(f"m{n}", "plant-a", "*", 0), Fact("order:line1/77", "step_completed", b"1"))
+            appended = await asyncio.wrap_future(plant.store.appends.append_message(STREAM, message, acks="all"))
+            assert appended == AppendOutcome(n + 1, "applied")
+            assert idmz.store.end_offset(STREAM) == n + 1
+        consumer = plant.store.consumers.get(f"idmz.{STREAM}")
+        assert consumer is not None
+        assert consumer.lifecycle is Lifecycle.ONLINE
+    plant.store.close()
+    idmz.store.close()
 
 
 def keeps_up(plant: Node) -> bool:
@@ -53,22 +49,18 @@ def keeps_up(plant: Node) -> bool:
     return [is_in_sync(one, LAG_NS, time.monotonic_ns()) for one in followers] == [True]
 
 
-def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_local_stream_exported_by_mistake(broker: Mosquitto, tmp_path: Path) -> None:
     """The configuration refuses it; should it come so far all the same, the store does, and the asker gets a code of
     the table."""
-
-    async def scenario() -> None:
-        stream = StreamSettings(STREAM, write_class="local")
-        plant = Node.open(broker, "plant-a", tmp_path, streams=[stream])
-        idmz = Node.open(broker, "idmz", tmp_path)
-        plant.serve({"idmz": [STREAM]})
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            with pytest.raises(PeerRefused) as raised:
-                await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
-        assert raised.value.code == "stream_not_exported"
-        assert plant.store.consumers.all() == []
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(scenario())
+    stream = StreamSettings(STREAM, write_class="local")
+    plant = Node.open(broker, "plant-a", tmp_path, streams=[stream])
+    idmz = Node.open(broker, "idmz", tmp_path)
+    plant.serve({"idmz": [STREAM]})
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        with pytest.raises(PeerRefused) as raised:
+            await asker.ask(FetchFacts(consumer_name="idmz.t", stream=STREAM, limit=1), 5)
+    assert raised.value.code == "stream_not_exported"
+    assert plant.store.consumers.all() == []
+    plant.store.close()
+    idmz.store.close()

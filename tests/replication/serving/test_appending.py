@@ -2,8 +2,9 @@
 than configured."""
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from agent import local_socket
 from agent.batch import open_messages, parse
-from agent.fact_store.log.settings import StreamSettings
+from agent.local_socket.serving import RequestHandler
 from agent.message import Envelope, Fact, Message
 from agent.replication.mqtt.requester import Requester, ask_once
 from agent.replication.protocol.errors import PeerRefused
@@ -28,6 +29,7 @@ from agent.replication.protocol.messages import (
     NewMessage,
 )
 from agent.replication.serving.outcomes import Reply
+from agent.settings.store import StreamSettings
 from tests.replication.nodes import STREAM, Node, access, sealed
 from tests.support.mosquitto import Mosquitto
 
@@ -39,7 +41,6 @@ STREAMS = (
     StreamSettings(PLANS, write_class="strong", acks="all", acks_timeout_ms=50),
     StreamSettings(PRIVATE, write_class="local"),
 )
-Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
 def message(
@@ -64,26 +65,24 @@ async def outcomes(asker: Requester, asked: AppendFact) -> list[AppendedEntry]:
     return answer.outcomes
 
 
-def serve(broker: Mosquitto, folder: Path, scenario: Scenario, streams: Sequence[StreamSettings] = STREAMS) -> None:
+@contextlib.asynccontextmanager
+async def serve(
+    broker: Mosquitto, folder: Path, streams: Sequence[StreamSettings] = STREAMS
+) -> AsyncIterator[tuple[Node, Requester]]:
     """plant-a lets idmz append to three streams and read one; the scenario asks as idmz."""
-
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
-        plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            await scenario(plant, asker)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", folder, streams=streams), Node.open(broker, "idmz", folder)
+    plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS, PLANS, PRIVATE]})
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        yield plant, asker
+    plant.store.close()
+    idmz.store.close()
 
 
-def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
     """Of one request each message has its own outcome, in order; what is stored lies in that order and names the
     appender's zone."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         first = await outcomes(
             asker, request(message("a", b"1"), message("b", b"2"), message("a", b"1"), message("a", b"3"))
         )
@@ -96,10 +95,8 @@ def test_messages_are_answered_in_order_and_stored_once(broker: Mosquitto, tmp_p
         assert [each.zone for each in plant.store.reader.origins()] == ["plant-a"]
         assert [one.outcome for one in await outcomes(asker, request(message("c"), stream=PRIVATE))] == ["applied"]
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_message_ids_are_unique_per_zone_only(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_message_ids_are_unique_per_zone_only(broker: Mosquitto, tmp_path: Path) -> None:
     """The zone itself and another append different messages under the same ids, in either order: both are stored, each
     is recognised as its own appender's when it comes again, also after a restart, and under its own zone's name a
     changed one is still a conflict."""
@@ -127,10 +124,11 @@ def test_message_ids_are_unique_per_zone_only(broker: Mosquitto, tmp_path: Path)
         assert await at_home(plant, own("a", b"1"), own("b", b"1")) == [(conflict, 2), (conflict, 3)]
 
     for scenario in (take, again):
-        serve(broker, tmp_path, scenario)
+        async with serve(broker, tmp_path) as (plant, asker):
+            await scenario(plant, asker)
 
 
-def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_path: Path) -> None:
     """The same messages through the local socket of another store give the same offsets, outcomes and warnings."""
 
     def door_request(asked: NewMessage, stream: str) -> local_socket.AppendFact:
@@ -144,11 +142,10 @@ def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_p
         (ORDERS, message("b", producer="idmz.mes", lease_epoch=5)), (ORDERS, message("c", producer="idmz.mes", lease_epoch=4)),
         (PLANS, message("a", base_offset=0)), (PLANS, message("b", b"2", base_offset=0)),
     ]  # fmt: skip
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         there = [(await outcomes(asker, request(one, stream=stream)))[0] for stream, one in asked]
         here = Node.open(broker, "plant-a", tmp_path / "other", streams=STREAMS)
-        door = local_socket.RequestHandler(here.store)
+        door = RequestHandler(here.store)
         for (stream, one), answer in zip(asked, there, strict=True):
             at_home = await door.answer(door_request(one, stream))
             assert isinstance(at_home, local_socket.Appended)
@@ -161,14 +158,11 @@ def test_remote_appends_have_the_outcomes_of_local_ones(broker: Mosquitto, tmp_p
         assert there[5].warning
         assert plant.store.end_offset(PLANS) == 1
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto, tmp_path: Path) -> None:
     """Epochs rise; a producer of another name than the zone's is refused, for leases and for appends. One who asks
     after an epoch that is in force no more gets none, and fences no producer."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         epochs = []
         for _ in range(2):
             answer = (await asker.ask(AcquireLease(stream=ORDERS, producer="idmz.mes"), 5)).answer
@@ -191,8 +185,6 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
             assert isinstance(answer, LeaseAnswer)
             assert (answer.lease_epoch, answer.lease_in_force) == expected
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     "wrong, code, why",
@@ -210,12 +202,11 @@ def test_a_lease_of_another_zone_fences_its_own_producers_only(broker: Mosquitto
         (request(), "bad_request", "messages"),
     ],
 )
-def test_an_invalid_message_refuses_its_whole_request(
+async def test_an_invalid_message_refuses_its_whole_request(
     broker: Mosquitto, tmp_path: Path, wrong: AppendFact, code: str, why: str
 ) -> None:
     """The refusal names the message and nothing is stored; the next request is carried out."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         with pytest.raises(PeerRefused) as refused:
             await asker.ask(wrong, 5)
         assert (refused.value.code, refused.value.retryable) == (code, False)
@@ -223,61 +214,51 @@ def test_an_invalid_message_refuses_its_whole_request(
         assert plant.store.streams() == []
         assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_zone_that_only_appends_reads_nothing(broker: Mosquitto, tmp_path: Path) -> None:
     """A peer that may append and read nothing is answered, and every stream, also the one it writes, is closed to
     it."""
-
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
-        plant.serve({}, {"idmz": [ORDERS]})
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
-            for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):
-                with pytest.raises(PeerRefused) as refused:
-                    await asker.ask(asked, 5)
-                assert refused.value.code == "stream_not_exported"
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", tmp_path, streams=STREAMS), Node.open(broker, "idmz", tmp_path)
+    plant.serve({}, {"idmz": [ORDERS]})
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        assert [one.outcome for one in await outcomes(asker, request(message("a")))] == ["applied"]
+        for asked in (GetBounds(stream=ORDERS), FetchFacts(consumer_name="idmz.x", stream=ORDERS, limit=1)):
+            with pytest.raises(PeerRefused) as refused:
+                await asker.ask(asked, 5)
+            assert refused.value.code == "stream_not_exported"
+    plant.store.close()
+    idmz.store.close()
 
 
-def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_lost_answer_is_asked_for_again_and_stored_once(broker: Mosquitto, tmp_path: Path) -> None:
     """The first answer is dropped on its way; the same request again is answered with where the message lies, and the
     log has it once."""
+    plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
+    server = plant.serve({}, {"idmz": [ORDERS]})
+    append, lost = server._handlers[AppendFact], list[Reply]()
 
-    async def run() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path, streams=STREAMS)
-        server = plant.serve({}, {"idmz": [ORDERS]})
-        append, lost = server._handlers[AppendFact], list[Reply]()
+    async def lose_the_first(caller: Any, asked: AppendFact) -> Any:
+        outcome = await append(caller, asked)
+        if not lost:
+            assert isinstance(outcome, Reply)
+            lost.append(outcome)
+            await asyncio.Event().wait()  # the answer never goes out
+        return outcome
 
-        async def lose_the_first(caller: Any, asked: AppendFact) -> Any:
-            outcome = await append(caller, asked)
-            if not lost:
-                assert isinstance(outcome, Reply)
-                lost.append(outcome)
-                await asyncio.Event().wait()  # the answer never goes out
-            return outcome
-
-        server._handlers[AppendFact] = lose_the_first
-        async with plant.running():
-            answer = (await ask_once(access(broker, "idmz"), "plant-a", request(message("a")), 0.5)).answer
-        assert isinstance(answer, AppendAnswer)
-        (before,) = lost
-        assert isinstance(before.answer, AppendAnswer)
-        assert [(one.outcome, one.offset) for one in before.answer.outcomes] == [("applied", 1)]
-        assert [(one.outcome, one.offset) for one in answer.outcomes] == [("noop_already_applied", 1)]
-        assert plant.store.end_offset(ORDERS) == 1
-        plant.store.close()
-
-    asyncio.run(run())
+    server._handlers[AppendFact] = lose_the_first
+    async with plant.running():
+        answer = (await ask_once(access(broker, "idmz"), "plant-a", request(message("a")), 0.5)).answer
+    assert isinstance(answer, AppendAnswer)
+    (before,) = lost
+    assert isinstance(before.answer, AppendAnswer)
+    assert [(one.outcome, one.offset) for one in before.answer.outcomes] == [("applied", 1)]
+    assert [(one.outcome, one.offset) for one in answer.outcomes] == [("noop_already_applied", 1)]
+    assert plant.store.end_offset(ORDERS) == 1
+    plant.store.close()
 
 
-def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) -> None:
     """At its limit a stream refuses with `store_full`, which is retryable; what was stored before stays."""
     full = StreamSettings(ORDERS, bytes_max=1024 * 1024, on_full="refuse")
 
@@ -286,10 +267,8 @@ def test_a_full_store_is_a_retryable_refusal(broker: Mosquitto, tmp_path: Path) 
             noise = f'"{os.urandom(28_000).hex()}"'.encode()
             await outcomes(asker, request(message(f"m{number}", noise)))
 
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path, [full]) as (plant, asker):
         with pytest.raises(PeerRefused) as refused:
             await fill(asker, 100)
         assert (refused.value.code, refused.value.retryable) == ("store_full", True)
         assert 10 < plant.store.end_offset(ORDERS) < 100
-
-    serve(broker, tmp_path, scenario, [full])

@@ -175,7 +175,7 @@ def test_an_unknown_consumer_is_registered_and_leased_before_it_is_served() -> N
     lease = Lease(1, "one")
     assert shell.acts[:4] == [
         RegisterConsumer(NAME, "idmz", STREAM, "oldest"),
-        HoldLease(NAME, LeaseClaim("one", 0)),
+        HoldLease(NAME, "idmz", LeaseClaim("one", 0)),
         AnnounceLease(NAME, "idmz", NO_LEASE, lease),
         BeginTimeline(STREAM),
     ]
@@ -335,7 +335,10 @@ def test_a_confirmation_answers_with_a_durable_frontier() -> None:
     shell = Shell()
     request = ConfirmReceipt(consumer_name=NAME, offset=10, first_offset=4, epoch=EPOCH, lease=3)
     outcome = shell.run(CORE.confirm(request))
-    assert shell.acts == [StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH), AwaitConfirm(CONFIRMING)]
+    assert shell.acts == [
+        StartConfirm(NAME, "idmz", CONFIRM, LeaseClaim("one", 3), EPOCH),
+        AwaitConfirm(CONFIRMING, "idmz"),
+    ]
     assert isinstance(outcome, Reply)
     assert outcome.answer == ConfirmAnswer(store_zone="plant-a", epoch=EPOCH, cursor_advanced_to=20, lease=3)
 
@@ -363,7 +366,7 @@ def test_a_confirmation_asks_the_store_about_its_lease_first() -> None:
     """Where the caller does not hold the lease in force, the store decides before anything is confirmed."""
     shell = Shell(Registered("idmz", STREAM, 10, Lease(3, "two")), answers={HoldLease: lambda _: Lease(4, "one")})
     shell.run(CORE.confirm(ConfirmReceipt(consumer_name=NAME, offset=10, lease=4)))
-    assert shell.acts[0] == HoldLease(NAME, LeaseClaim("one", 4))
+    assert shell.acts[0] == HoldLease(NAME, "idmz", LeaseClaim("one", 4))
     assert shell.kinds == [HoldLease, AnnounceLease, StartConfirm, AwaitConfirm]
 
 

@@ -5,8 +5,9 @@ yet.
 """
 
 import asyncio
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from agent.batch import Origin
 from agent.lease import Lease, LeaseClaim
 from agent.pages import Page, StoredBatch
-from agent.replication.protocol.limits import CONSUMERS_BESIDE_STREAMS
+from agent.replication.protocol.limits import CONFIRM_COMMITS_PER_SECOND
 from agent.replication.protocol.messages import (
     Confirm,
     ConfirmAnswer,
@@ -25,11 +26,14 @@ from agent.replication.protocol.messages import (
     FetchFacts,
     OriginHead,
 )
+from agent.replication.protocol.token_bucket import SAVED_MS_MAX
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations.consumers import Consumers
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Drop, DropReason, Outcome, Refuse, Reply
+from agent.settings.peers import CONSUMERS_BESIDE_STREAMS
 from tests.replication.consumers import Registered
+from tests.waiting import wait_until_async
 
 STREAM, NAME = "facts.telemetry", "idmz.facts.telemetry"
 ONE, TWO = Caller("idmz", "one", b"12345678"), Caller("idmz", "two", b"87654321")
@@ -152,27 +156,20 @@ def page_of(outcome: Outcome) -> FetchAnswer:
     return outcome.answer
 
 
-Scenario = Callable[[Store, Consumers], Coroutine[Any, Any, None]]
-
-
-def play(scenario: Scenario) -> None:
+@contextlib.asynccontextmanager
+async def play() -> AsyncIterator[tuple[Store, Consumers]]:
     """Run a scenario with a store and the shell above it."""
-
-    async def run() -> None:
-        store = Store()
-        link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
-        context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
-        async with asyncio.timeout(10):
-            await scenario(store, Consumers(context))
-
-    asyncio.run(run())
+    store = Store()
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(packet_bytes_max=1_000_000))
+    context = Context(link, store, {"idmz": frozenset({STREAM})})  # type: ignore[arg-type]
+    async with asyncio.timeout(10):
+        yield store, Consumers(context)
 
 
-def test_a_confirmation_is_answered_when_it_is_durable() -> None:
+async def test_a_confirmation_is_answered_when_it_is_durable() -> None:
     """ConfirmReceipt hands the whole range and the lease to the store, and answers after the commit with the frontier
     it says."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
         assert await stands(task)
         assert store.asked == [("confirm", NAME, 10, 4, LeaseClaim("one", 3)), ("hasten",)]
@@ -182,39 +179,30 @@ def test_a_confirmation_is_answered_when_it_is_durable() -> None:
         assert isinstance(outcome.answer, ConfirmAnswer)
         assert (outcome.answer.cursor_advanced_to, outcome.answer.lease) == (12, 3)
 
-    play(scenario)
 
-
-def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
+async def test_a_confirmation_that_the_store_refuses_is_refused() -> None:
     """The store compares the lease once more when it commits."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.confirm(ONE, receipt()))
         assert await stands(task)
         store.futures["confirm"].set_exception(FencedError())
         with pytest.raises(FencedError):
             await task
 
-    play(scenario)
 
-
-def test_a_confirmation_of_another_epoch_never_reaches_the_store() -> None:
+async def test_a_confirmation_of_another_epoch_never_reaches_the_store() -> None:
     """It would release facts that were never read."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         for request in (receipt(epoch="11" * 16), receipt(offset=21)):
             outcome = await consumers.confirm(ONE, request)
             assert isinstance(outcome, Refuse)
         assert "confirm" not in store.names()
 
-    play(scenario)
-
 
 @pytest.mark.parametrize("operation", ["fetch", "confirm"])
-def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
+async def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
     """The lease is decided, durably, before a confirmation is handed over or a page is read."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         store.held = Registered("idmz", STREAM, 10, Lease(4, "two"))
         request = fetch(confirm=CONFIRM) if operation == "fetch" else receipt()
         call: Any = getattr(consumers, operation)
@@ -226,13 +214,10 @@ def test_a_fenced_instance_confirms_nothing(operation: str) -> None:
             await task
         assert {"confirm", "read"}.isdisjoint(store.names())
 
-    play(scenario)
 
-
-def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
+async def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> None:
     """Each step waits for the one before to be durable: registration, lease, begin of serving, page."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         store.held, store.has_timeline = None, False
         asks = fetch(stream=STREAM, lease=0, epoch=None, after_offset=None)
         task = asyncio.create_task(consumers.fetch(ONE, asks))
@@ -251,26 +236,20 @@ def test_a_new_consumer_is_registered_and_leased_before_anything_is_read() -> No
         assert store.names()[3:] == ["read", "seen"]
         assert (answer.lease, answer.runs(), answer.timeline) == (1, [(1, 20)], store.timeline.hex())
 
-    play(scenario)
 
-
-def test_another_epoch_is_reported_to_the_store() -> None:
+async def test_another_epoch_is_reported_to_the_store() -> None:
     """A peer that has read another epoch of this zone is refused, and the store hears which: it may have lost its state
     folder."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         outcome = await consumers.fetch(ONE, fetch(epoch="11" * 16))
         assert isinstance(outcome, Refuse)
         assert outcome.code == "epoch_changed"
         assert store.asked == [("peer_names_epoch", "idmz", "11" * 16)]
 
-    play(scenario)
 
-
-def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> None:
+async def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> None:
     """What the peer shows of this store is compared first; the store is told that a peer is ahead of it."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         store.contradicts = "offset 9 holds another batch"
         held = OriginHead(last_sequence=7, digest="bb" * 16)
         outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, origin_head=held))
@@ -283,13 +262,10 @@ def test_a_contradiction_ends_a_fetch_before_anything_is_written_or_read() -> No
             "each report is a commit, and the claim comes with each request"
         )
 
-    play(scenario)
 
-
-def test_a_position_on_another_timeline_ends_a_fetch() -> None:
+async def test_a_position_on_another_timeline_ends_a_fetch() -> None:
     """The answer names the timeline of the store, and an incident what the peer has read."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         store.other_timeline = "read on a timeline that this store never had"
         outcome = await consumers.fetch(ONE, fetch(confirm=CONFIRM, timeline="bb" * 16))
         assert outcome == Refuse("timeline_differs", store.other_timeline, store.timeline.hex())
@@ -297,28 +273,22 @@ def test_a_position_on_another_timeline_ends_a_fetch() -> None:
         assert store.names() == ["why_other_timeline", "peer_is_ahead"]
         assert store.other_timeline in store.asked[1][2]
 
-    play(scenario)
 
-
-def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
+async def test_a_page_read_ahead_goes_out_while_its_confirmation_is_written() -> None:
     """With `after_offset`, and whatever the confirmation comes to later; it went to the store whole, under its
     lease."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         answer = page_of(await consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert (answer.runs(), answer.frontier) == ([(11, 20)], 10)
         assert ("confirm", NAME, 10, 4, LeaseClaim("one", 3)) in store.asked
         store.futures["confirm"].set_exception(FencedError())  # no task waits for it any more
         await asyncio.sleep(0)
 
-    play(scenario)
 
-
-def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
+async def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
     """The confirmation fails while the page is served: the requester gets the error at once, not with its next
     request."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         store.has_timeline = False
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM)))
         assert await stands(task)
@@ -329,38 +299,29 @@ def test_a_page_read_ahead_reports_a_failed_confirmation() -> None:
             await task
         assert "seen" not in store.names()
 
-    play(scenario)
 
-
-def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
+async def test_a_page_from_the_frontier_waits_for_its_confirmation() -> None:
     """Without `after_offset` nothing is read before the frontier is durable, and the page begins there."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=None)))
         assert await stands(task)
         assert store.names() == ["confirm", "hasten"]
         store.futures["confirm"].set_result(15)
         assert page_of(await task).runs() == [(16, 20)]
 
-    play(scenario)
 
-
-def test_an_empty_page_waits_for_its_confirmation() -> None:
+async def test_an_empty_page_waits_for_its_confirmation() -> None:
     """It is what the asker waits for at the end of the log."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(confirm=CONFIRM, after_offset=20)))
         assert await stands(task)
         store.futures["confirm"].set_result(10)
         assert page_of(await task).runs() == []
 
-    play(scenario)
 
-
-def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None:
+async def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None:
     """Another instance has taken the lease while it was parked: the store fences it, and it gets no page."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
         assert await stands(task)
         assert consumers.parked() == 1
@@ -374,13 +335,31 @@ def test_a_parked_fetch_is_woken_by_a_commit_and_shows_its_lease_again() -> None
         with pytest.raises(FencedError):
             await task
 
-    play(scenario)
+
+async def test_confirmations_that_wait_together_share_a_commit() -> None:
+    """Of a zone that waits for one confirmation after the other so many have a commit of their own in a second. Those
+    beyond wait for the next one, and share it; another zone's are not delayed."""
+    async with play() as (store, consumers):
+        context, now_ms = consumers._context, 0
+        context.now_ns = lambda: now_ms * 1_000_000  # type: ignore[method-assign]
+        saved = CONFIRM_COMMITS_PER_SECOND * SAVED_MS_MAX // 1000 + 1
+        tasks = [asyncio.create_task(consumers.confirm(ONE, receipt())) for _ in range(2 * saved)]
+        await wait_until_async(lambda: store.names().count("confirm") == 2 * saved, "the confirmations")
+        assert await stands(tasks[-1])
+        assert store.names().count("hasten") == saved
+        consumers._hasten("cloud")
+        assert store.names().count("hasten") == saved + 1
+        now_ms = 1_000 // CONFIRM_COMMITS_PER_SECOND
+        await wait_until_async(lambda: store.names().count("hasten") == saved + 2, "the commit that they share")
+        assert await stands(tasks[-1])
+        assert store.names().count("hasten") == saved + 2
+        for task in tasks:
+            task.cancel()
 
 
-def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
+async def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
     """A commit of another stream wakes no fetch; the waited time is counted separately."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
         assert await stands(task)
         consumers.committed(asyncio.get_running_loop(), {"facts.other": 1})
@@ -392,25 +371,19 @@ def test_a_parked_fetch_is_answered_by_the_commit_that_brings_facts() -> None:
         assert isinstance(outcome, Reply)
         assert outcome.waited_ns > 0
 
-    play(scenario)
 
-
-def test_a_wait_that_ends_gives_an_empty_page() -> None:
+async def test_a_wait_that_ends_gives_an_empty_page() -> None:
     """At the end of the log, which is then recorded."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=20)))
         assert (answer.runs(), answer.more) == ([], False)
         assert store.asked[-1] == ("seen", True, False)
         assert consumers.parked() == 0
 
-    play(scenario)
 
-
-def test_a_commit_before_parking_wakes_the_fetch() -> None:
+async def test_a_commit_before_parking_wakes_the_fetch() -> None:
     """The log grows between the decision to wait and the wait, when the writer has no waiter to wake."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         seen = store.seen
 
         def grown(name: str, *, is_at_end: bool, waits_ms: int = 0) -> None:
@@ -421,13 +394,10 @@ def test_a_commit_before_parking_wakes_the_fetch() -> None:
         answer = page_of(await consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
         assert answer.runs() == [(21, 25)]
 
-    play(scenario)
 
-
-def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
+async def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
     """The earlier gets no answer; a taken lease ends its wait too, with what the store says of it."""
-
-    async def scenario(store: Store, consumers: Consumers) -> None:
+    async with play() as (store, consumers):
         waits = fetch(after_offset=20, wait_ms=60_000)
         earlier = asyncio.create_task(consumers.fetch(ONE, waits))
         assert await stands(earlier)
@@ -445,18 +415,13 @@ def test_a_newer_fetch_takes_the_place_of_the_parked_one() -> None:
             await later
         assert consumers.parked() == 0
 
-    play(scenario)
 
-
-def test_a_cancelled_fetch_leaves_no_waiter() -> None:
+async def test_a_cancelled_fetch_leaves_no_waiter() -> None:
     """The node stops while a fetch waits."""
-
-    async def scenario(_store: Store, consumers: Consumers) -> None:
+    async with play() as (_store, consumers):
         task = asyncio.create_task(consumers.fetch(ONE, fetch(after_offset=20, wait_ms=60_000)))
         assert await stands(task)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert consumers.parked() == 0
-
-    play(scenario)

@@ -4,7 +4,6 @@ with an error that names the field, and the server lives on.
 The fields are taken from the message types, so a field that is added later is tested without a line here.
 """
 
-import asyncio
 import copy
 import json
 from collections.abc import Iterator
@@ -14,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.fact_store import StreamSettings
 from agent.replication.protocol.messages import REQUESTS, Request, operation_of
+from agent.settings.store import StreamSettings
+from tests.replication.message_fields import ORIGIN, Place, integers
 from tests.replication.nodes import STREAM, Node
 from tests.replication.serving.test_server import ASK, MINE, Intruder, intruder
 from tests.support.mosquitto import Mosquitto
@@ -23,7 +23,7 @@ from tests.support.mosquitto import Mosquitto
 pytestmark = pytest.mark.system
 
 ORDERS = "orders"
-ORIGIN, DIGEST = f"plant-a/{'0' * 32}", "0" * 32
+DIGEST = "0" * 32
 CONSUMER = {"consumer_name": f"idmz.{STREAM}"}
 RANGE = {"stream": STREAM, "limit": 10}
 SEQUENCES = {"origin": ORIGIN, "first_sequence": 1, "last_sequence": 9}
@@ -66,27 +66,6 @@ OUTSIDE = (-1, -(2**63), -(2**63) - 1, 2**63, 2**64, 10**30, 1.5, 10.0, True, "1
 EXTREME = (0, 1, 2**31, 2**53 - 1, 2**53, 2**63 - 1)
 """In the range of some fields: answered, whatever the answer."""
 MAY_BE_TEXT = {"start"}
-Place = tuple[str | int, ...]
-
-
-def integers(kind: Any, place: Place = ()) -> Iterator[Place]:
-    """The places of all integers in a message type."""
-    match kind:
-        case msgspec.inspect.IntType():
-            yield place
-        case msgspec.inspect.UnionType(types=types):
-            for each in types:
-                yield from integers(each, place)
-        case msgspec.inspect.StructType(fields=fields):
-            for field in fields:
-                yield from integers(field.type, (*place, field.encode_name))
-        case msgspec.inspect.DataclassType(fields=fields):
-            for field in fields:
-                yield from integers(field.type, (*place, field.encode_name))
-        case msgspec.inspect.ListType(item_type=item):
-            yield from integers(item, (*place, 0))
-        case msgspec.inspect.DictType(value_type=value):
-            yield from integers(value, (*place, ORIGIN))
 
 
 def with_value(operation: str, place: Place, value: object) -> bytes:
@@ -112,33 +91,31 @@ async def answers(client: Intruder, payloads: list[bytes]) -> list[dict[str, Any
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=operation_of)
-def test_an_integer_out_of_range_is_answered_by_name(kind: type[Request], broker: Mosquitto, tmp_path: Path) -> None:
+async def test_an_integer_out_of_range_is_answered_by_name(
+    kind: type[Request], broker: Mosquitto, tmp_path: Path
+) -> None:
     """The answer is bad_request or limit_out_of_range and has the name of the field; extreme values in range are
     answered too; the server, the store and its epoch are as before."""
     operation = operation_of(kind)
     places = list(dict.fromkeys(integers(msgspec.inspect.type_info(kind))))
-
-    async def scenario() -> None:
-        streams = [StreamSettings(ORDERS, acks="all", write_class="strong", acks_timeout_ms=1)]
-        plant = Node.open(broker, "plant-a", tmp_path, streams=streams)
-        server = plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS]})
-        await plant.append(0, 20)
-        epoch = plant.store.epoch
-        async with plant.running(), intruder(broker, "idmz", MINE) as idmz:
-            for place in places:
-                wrong = [one for one in OUTSIDE if not (place[-1] in MAY_BE_TEXT and isinstance(one, str))]
-                payloads = [with_value(operation, place, one) for one in wrong]
-                for value, answer in zip(wrong, await answers(idmz, payloads), strict=True):
-                    assert answer["status"] == "error", (place, value, answer)
-                    assert answer["error"]["code"] in {"bad_request", "limit_out_of_range"}, (place, value, answer)
-                    named = "definitions_known" if place[-1] == ORIGIN else str(place[-1])
-                    assert named in answer["error"]["message"], (place, value, answer)
-                await answers(idmz, [with_value(operation, place, one) for one in EXTREME])
-        assert not server.statistics().drops
-        assert (plant.store.epoch, plant.store.failure) == (epoch, None)
-        plant.store.close()
-
-    asyncio.run(scenario())
+    streams = [StreamSettings(ORDERS, acks="all", write_class="strong", acks_timeout_ms=1)]
+    plant = Node.open(broker, "plant-a", tmp_path, streams=streams)
+    server = plant.serve({"idmz": [STREAM]}, {"idmz": [ORDERS]})
+    await plant.append(0, 20)
+    epoch = plant.store.epoch
+    async with plant.running(), intruder(broker, "idmz", MINE) as idmz:
+        for place in places:
+            wrong = [one for one in OUTSIDE if not (place[-1] in MAY_BE_TEXT and isinstance(one, str))]
+            payloads = [with_value(operation, place, one) for one in wrong]
+            for value, answer in zip(wrong, await answers(idmz, payloads), strict=True):
+                assert answer["status"] == "error", (place, value, answer)
+                assert answer["error"]["code"] in {"bad_request", "limit_out_of_range"}, (place, value, answer)
+                named = "definitions_known" if place[-1] == ORIGIN else str(place[-1])
+                assert named in answer["error"]["message"], (place, value, answer)
+            await answers(idmz, [with_value(operation, place, one) for one in EXTREME])
+    assert not server.statistics().drops
+    assert (plant.store.epoch, plant.store.failure) == (epoch, None)
+    plant.store.close()
 
 
 def test_every_request_is_here() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from agent.fact_store.log.settings import StoreSettings
 from agent.replication.protocol.messages import FetchRange, RangeAnswer
-from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSE_NS, SLOW_READ_NS, InlineReads
+from agent.replication.serving.reading import INLINE_FACTS_MAX, INLINE_PAUSES, SLOW_READ_NS, InlineReads
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 
@@ -24,20 +24,22 @@ def test_large_pages_are_never_read_inline() -> None:
 
 
 def test_one_slow_read_pauses_inline_reads() -> None:
-    """After the pause one is tried inline, and if it is quick, so are those after it."""
+    """After the pause, which is the longer the slower the read was, one is tried inline, and if it is quick, so are
+    those after it."""
     reads = InlineReads()
     reads.took(0, SLOW_READ_NS)
     assert reads.allows(1, SLOW_READ_NS)
-    reads.took(0, SLOW_READ_NS + 1)
-    over = SLOW_READ_NS + 1 + INLINE_PAUSE_NS
-    assert not reads.allows(1, over - 1)
-    assert reads.allows(1, over)
-    reads.took(over, over + 1)
-    assert reads.allows(1, over + 2)
+    for slow_ns in (SLOW_READ_NS + 1, 20 * SLOW_READ_NS):
+        reads.took(0, slow_ns)
+        over = slow_ns + INLINE_PAUSES * slow_ns
+        assert not reads.allows(1, over - 1)
+        assert reads.allows(1, over)
+        reads.took(over, over + 1)
+        assert reads.allows(1, over + 2)
 
 
 @pytest.mark.system
-def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
+async def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
     broker: Mosquitto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As long as reads are quick the event loop does them; once each takes 20 ms, at most the first."""
@@ -60,32 +62,30 @@ def test_a_disk_that_has_to_be_waited_for_is_waited_for_in_threads(
                 took.wait(0.02)  # never set: a slow disk
             return self._store.read(*asked, **limits)
 
-    async def run() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
-        idmz = Node.open(broker, "idmz", tmp_path)
-        store, disk = plant.store, Disk(plant.store)
-        plant.store = disk  # type: ignore[assignment]
-        plant.serve({"idmz": [STREAM]})
-        asker = idmz.requester("plant-a")
-        await plant.append(0, 300)
-        async with plant.running(), idmz.running():
+    plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
+    idmz = Node.open(broker, "idmz", tmp_path)
+    store, disk = plant.store, Disk(plant.store)
+    plant.store = disk  # type: ignore[assignment]
+    plant.serve({"idmz": [STREAM]})
+    asker = idmz.requester("plant-a")
+    await plant.append(0, 300)
+    async with plant.running(), idmz.running():
 
-            async def ask(first: int) -> None:
-                asked = FetchRange(stream=STREAM, first_offset=first, last_offset=first + 99, limit=100)
-                reply = await asker.ask(asked, 5)
-                assert isinstance(reply.answer, RangeAnswer)
-                assert reply.answer.covered() == (first, first + 99)
+        async def ask(first: int) -> None:
+            asked = FetchRange(stream=STREAM, first_offset=first, last_offset=first + 99, limit=100)
+            reply = await asker.ask(asked, 5)
+            assert isinstance(reply.answer, RangeAnswer)
+            assert reply.answer.covered() == (first, first + 99)
 
-            async with asyncio.timeout(20):
-                while not (disk.by and disk.by[-1]):  # this machine may be slow for a while, too
-                    await ask(1)
-            monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSE_NS", 3600 * 10**9)
-            slow.set()
-            disk.by.clear()
-            for first in (1, 101, 201, 1, 101):
-                await ask(first)
-            assert disk.by[1:] == 4 * [False]
-        store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSES", 0)
+        async with asyncio.timeout(20):
+            while not (disk.by and disk.by[-1]):  # this machine may be slow for a while, too
+                await ask(1)
+        monkeypatch.setattr("agent.replication.serving.reading.INLINE_PAUSES", 10**6)
+        slow.set()
+        disk.by.clear()
+        for first in (1, 101, 201, 1, 101):
+            await ask(first)
+        assert disk.by[1:] == 4 * [False]
+    store.close()
+    idmz.store.close()

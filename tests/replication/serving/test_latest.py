@@ -2,28 +2,32 @@
 others."""
 
 import asyncio
+import contextlib
 import json
 import math
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from agent.message import Json, Sample, TagDefinition
+from agent.node.latest import facts_at_peers
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.query.latest.latest_query import find_latest
 from agent.query.latest.latest_rows import latest_record
 from agent.query.scan.scanner import Scanner
 from agent.replication.mqtt.requester import Requester
+from agent.replication.protocol.codec import decode_answer, encode_answer
 from agent.replication.protocol.errors import MalformedMessage, PeerRefused
 from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
-from agent.replication.protocol.messages import GetLatest, LatestAnswer, LatestEntry, TagKey
+from agent.replication.protocol.messages import CLAIM_MAX, GetLatest, LatestAnswer, LatestEntry, TagKey
 from agent.replication.serving.latest_page import (
-    KEPT_MAX,
     KEPT_MS,
+    KEPT_OF_ZONE_MAX,
     LatestQuery,
     LatestValues,
     Search,
@@ -37,34 +41,30 @@ from tests.waiting import wait_until_async
 
 BASE_NS = 1_700_000_000_000_000_000
 VALUES = (1.5, math.nan, -math.inf, 2**53 + 1, 2**64 - 1, True, "gr\u00fcn\n", b"\x00\xff", Json(b'{"a":[1,2]}'), None)
-Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
-def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
+@contextlib.asynccontextmanager
+async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Requester]]:
     """plant-a with a tag for each kind of value in one stream, and others in a stream that idmz may not read."""
-
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
-        plant.serve({"idmz": [STREAM]})
-        store = plant.store
-        names = [*(f"tag:line1/t{number}" for number in range(len(VALUES))), "tag:line2/silent", "tag:line2/secret"]
-        tags = [TagDefinition(name, unit="degC", source="press") for name in names]
-        await asyncio.wrap_future(store.appends.define(tags))
-        for age in (2, 1):
-            rows = [
-                Sample(number, BASE_NS - age * 1_000_000_000 + number, value, 0 if value is not None else 0x80AB0000)
-                for number, value in enumerate(VALUES, 1)
-            ]
-            await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
-        secret = Sample(len(names), BASE_NS, 1.0)
-        await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            await scenario(plant, asker)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", folder), Node.open(broker, "idmz", folder)
+    plant.serve({"idmz": [STREAM]})
+    store = plant.store
+    names = [*(f"tag:line1/t{number}" for number in range(len(VALUES))), "tag:line2/silent", "tag:line2/secret"]
+    tags = [TagDefinition(name, unit="degC", source="press") for name in names]
+    await asyncio.wrap_future(store.appends.define(tags))
+    for age in (2, 1):
+        rows = [
+            Sample(number, BASE_NS - age * 1_000_000_000 + number, value, 0 if value is not None else 0x80AB0000)
+            for number, value in enumerate(VALUES, 1)
+        ]
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, rows))
+    secret = Sample(len(names), BASE_NS, 1.0)
+    await asyncio.wrap_future(store.appends.append_samples("facts.secret", [secret]))
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        yield plant, asker
+    plant.store.close()
+    idmz.store.close()
 
 
 async def ask(asker: Requester, **asked: Any) -> LatestAnswer:
@@ -82,11 +82,10 @@ def plain(values: list[LatestEntry]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.system
-def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) -> None:
     """Every type of value with its quality, times and staleness; tags without a value and tags of other streams are
     left out."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         answer = await ask(asker)
         found = find_latest(Scanner(plant.store.reader), BASE_NS, streams=frozenset([STREAM]))
         rows = [dict(latest_record(row)) for row in found if row.latest]
@@ -98,16 +97,13 @@ def test_remote_latest_equals_local_latest(broker: Mosquitto, tmp_path: Path) ->
         fresh = await ask(asker, fresh_ms=30 * 86_400_000, limit=1)
         assert [each.mode for each in fresh.values] == ["degraded"]  # years ago
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.system
 @pytest.mark.parametrize("limits", [{"limit": 1}, {"limit": 3}, {"bytes_max": 1024}])
-def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
+async def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits: dict[str, int]) -> None:
     """Asked on after the last of each page, in small pages by number or by bytes, the values are those of one large
     page, once."""
-
-    async def scenario(_plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (_plant, asker):
         whole = await ask(asker)
         values, pages, after = list[LatestEntry](), 0, None
         while True:
@@ -120,15 +116,12 @@ def test_pages_together_are_the_whole(broker: Mosquitto, tmp_path: Path, limits:
         assert plain(values) == plain(whole.values)
         assert pages > 2
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.system
-def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto, tmp_path: Path) -> None:
     """A value appended between two pages is not in the second, which names the end of the log as it was; the next first
     page has it. One that asks for another page of a question never asked is searched for."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         first = await ask(asker, limit=3)
         newer = Sample(5, BASE_NS + 1_000_000_000, 5.0)
         await asyncio.wrap_future(plant.store.appends.append_samples(STREAM, [newer]))
@@ -139,14 +132,11 @@ def test_later_pages_are_of_the_search_that_answered_the_first(broker: Mosquitto
         assert unheard_of.end_offset == 21
         assert [each.offset for each in (await ask(asker)).values if each.subject == "tag:line1/t4"] == [21]
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.system
-def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path) -> None:
     """Other tags are left out; a stream that is not exported and limits out of range are refused by name."""
-
-    async def scenario(_plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (_plant, asker):
         named = await ask(asker, subjects=["tag:line1/t3", "tag:line1/t0", "tag:line2/secret"])
         assert [each.subject for each in named.values] == ["tag:line1/t0", "tag:line1/t3"]
         assert (await ask(asker, prefix="tag:line2/")).values == []
@@ -161,11 +151,9 @@ def test_subjects_and_prefix_narrow_the_answer(broker: Mosquitto, tmp_path: Path
                 await asker.ask(wrong, 5)
             assert refused.value.code == code
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.system
-def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> None:
     """One search at a time; a few wait, one more is told to ask later, and those that waited are answered."""
     may_go_on, begun = threading.Event(), list[str]()
 
@@ -174,42 +162,35 @@ def test_searches_wait_in_a_short_line(broker: Mosquitto, tmp_path: Path) -> Non
         assert may_go_on.wait(20)
         return LatestValues([], value, 0, 7)
 
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        exports = {"idmz": frozenset([STREAM])}
-        plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ask(asker)) for _ in range(SEARCHES_WAITING_MAX + 1)]
-            await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
-            with pytest.raises(PeerRefused) as refused:
-                await ask(asker)
-            assert (refused.value.code, refused.value.retryable) == ("busy", True)
-            assert len(begun) == 1
-            may_go_on.set()
-        assert [task.result().queue_depth for task in tasks] == [7] * len(tasks)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+    exports = {"idmz": frozenset([STREAM])}
+    plant.server = Server(plant.link, plant.store, exports, STORE_ERRORS, REFUSAL_CODES, look_up=slow)
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running(), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(asker)) for _ in range(SEARCHES_WAITING_MAX + 1)]
+        await wait_until_async(lambda: plant.server.statistics().requests.get("GetLatest") == len(tasks), "all")
+        with pytest.raises(PeerRefused) as refused:
+            await ask(asker)
+        assert (refused.value.code, refused.value.retryable) == ("busy", True)
+        assert len(begun) == 1
+        may_go_on.set()
+    assert [task.result().queue_depth for task in tasks] == [7] * len(tasks)
+    plant.store.close()
+    idmz.store.close()
 
 
 @pytest.mark.system
-def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_node_without_latest_search_refuses_the_operation(broker: Mosquitto, tmp_path: Path) -> None:
     """Where the server has no look-up of latest values, GetLatest is refused as an unknown operation."""
-
-    async def run() -> None:
-        plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
-        plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
-        asker = idmz.requester("plant-a")
-        async with plant.running(), idmz.running():
-            with pytest.raises(PeerRefused) as refused:
-                await ask(asker)
-        assert (refused.value.code, refused.value.retryable) == ("unknown_operation", False)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant, idmz = Node.open(broker, "plant-a", tmp_path), Node.open(broker, "idmz", tmp_path)
+    plant.server = Server(plant.link, plant.store, {"idmz": frozenset([STREAM])}, STORE_ERRORS, REFUSAL_CODES)
+    asker = idmz.requester("plant-a")
+    async with plant.running(), idmz.running():
+        with pytest.raises(PeerRefused) as refused:
+            await ask(asker)
+    assert (refused.value.code, refused.value.retryable) == ("unknown_operation", False)
+    plant.store.close()
+    idmz.store.close()
 
 
 def value(number: int, size: int = 10) -> LatestEntry:
@@ -254,18 +235,30 @@ def test_only_values_of_the_page_are_formatted() -> None:
 
 
 def test_few_searches_are_kept_and_not_for_long() -> None:
-    """For the same question only, at most two, the oldest gives way, and after ten seconds there is none."""
+    """Of a zone, for the same question only, at most two; the oldest gives way, and after ten seconds there is none."""
     kept, questions = SearchCache(), [LatestQuery("s", frozenset(), prefix, 0, 1) for prefix in "abc"]
     for at_ms, question in enumerate(questions):
-        assert kept.get(question, at_ms) is None
-        kept.put(question, Search(found([]), 7, at_ms))
-    assert [kept.get(question, 10) is not None for question in questions] == [False, True, True]
-    assert KEPT_MAX == 2
-    kept.put(questions[1], Search(found([]), 8, 10))
-    assert [one.end_offset for question in questions if (one := kept.get(question, 10))] == [8, 7]
-    assert [kept.get(question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
+        assert kept.get("idmz", question, at_ms) is None
+        kept.put("idmz", question, Search(found([]), 7, at_ms))
+    assert [kept.get("idmz", question, 10) is not None for question in questions] == [False, True, True]
+    assert KEPT_OF_ZONE_MAX == 2
+    kept.put("idmz", questions[1], Search(found([]), 8, 10))
+    assert [one.end_offset for question in questions if (one := kept.get("idmz", question, 10))] == [8, 7]
+    assert [kept.get("idmz", question, KEPT_MS + 5) is not None for question in questions] == [False, True, False]
     kept.forget(KEPT_MS + 10)
     assert kept._searches == {}
+
+
+def test_searches_of_one_zone_displace_none_of_another() -> None:
+    """However many questions another zone asks between two pages, the second comes from the search of the first."""
+    kept, question = SearchCache(), LatestQuery("s", frozenset(), "", 0, 1)
+    kept.put("idmz", question, Search(found([]), 7, 0))
+    for number in range(50):
+        kept.put("evil", LatestQuery("s", frozenset(), f"{number}", 0, 1), Search(found([]), 8, number))
+    searched = kept.get("idmz", question, 50)
+    assert searched is not None
+    assert searched.end_offset == 7
+    assert len(kept._searches["evil"]) == KEPT_OF_ZONE_MAX
 
 
 def test_a_peer_cannot_cause_an_endless_loop() -> None:
@@ -285,3 +278,17 @@ def test_values_are_selected_by_subject_and_prefix() -> None:
     assert LatestQuery.of(first) == LatestQuery.of(later)
     tags = [("a", "tag:az", "p"), ("b", "tag:ab", "q"), ("c", "tag:b", "p")]
     assert [LatestQuery.of(first).is_about(tag) for tag in tags] == [False, True, False]
+
+
+def test_what_peers_claim_fits_into_our_answer() -> None:
+    """Facts at peers are a sum of what peers claim; with two peers that claim the most, the answer to an honest zone is
+    still one that it can read."""
+    pulls: list[Any] = [
+        SimpleNamespace(stream=STREAM, peer_end_offset=CLAIM_MAX, offset=at) for at in (0, 5, CLAIM_MAX)
+    ]
+    own: dict[str, Any] = {"store_zone": "plant-a", "epoch": "0" * 32, "stream": STREAM, "end_offset": 1}
+    for told, total in ((pulls, CLAIM_MAX), (pulls[1:], CLAIM_MAX - 5), (pulls[2:], 0)):
+        answer = LatestAnswer(**own, queue_depth=facts_at_peers(told, STREAM), depth_facts=0)
+        assert decode_answer(encode_answer(answer, [])) == (answer, [])
+        assert answer.queue_depth == total
+    assert facts_at_peers(pulls, "facts.other") == 0

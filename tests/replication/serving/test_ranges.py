@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.batch import Origin, open_samples, parse
-from agent.fact_store.log.settings import StoreSettings
 from agent.pages import Hole, Page, StoredBatch
 from agent.replication.mqtt.requester import Requester
 from agent.replication.protocol.codec import decode_request, encode_request
@@ -18,6 +17,7 @@ from agent.replication.protocol.messages import FetchRange, RangeAnswer
 from agent.replication.serving.admission import LogView, admit_range
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan, select_page
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node
 from tests.support.mosquitto import Mosquitto
 
@@ -112,7 +112,7 @@ def test_pages_of_a_range_cover_it_exactly(parts: list[tuple[int, str]], data: s
 
 
 @pytest.mark.system
-def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Path) -> None:
     """Three tasks read a third each, over the real broker, cutting batches of 100 where their ranges end; no consumer
     is registered. Beyond the log they are refused, and at its end there is nothing yet."""
 
@@ -131,22 +131,17 @@ def test_tasks_side_by_side_read_every_fact_once(broker: Mosquitto, tmp_path: Pa
             first = covered[1] + 1
         return values
 
-    async def run() -> None:
-        plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
-        idmz = Node.open(broker, "idmz", tmp_path)
-        plant.serve({"idmz": [STREAM]})
-        asker = idmz.requester("plant-a")
-        await plant.append(0, 300)
-        async with plant.running(), idmz.running():
-            parts = await asyncio.gather(
-                *(read(asker, first, last) for first, last in ((1, 99), (100, 233), (234, 900)))
-            )
-            assert [value for part in parts for value in part] == [float(number) for number in range(300)]
-            assert plant.store.consumers.all() == []
-            with pytest.raises(PeerRefused, match="offset_beyond_log"):
-                await read(asker, 302, 400)
-            assert await read(asker, 301, 400) == []
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    plant = Node.open(broker, "plant-a", tmp_path, StoreSettings(batch_facts_target=100))
+    idmz = Node.open(broker, "idmz", tmp_path)
+    plant.serve({"idmz": [STREAM]})
+    asker = idmz.requester("plant-a")
+    await plant.append(0, 300)
+    async with plant.running(), idmz.running():
+        parts = await asyncio.gather(*(read(asker, first, last) for first, last in ((1, 99), (100, 233), (234, 900))))
+        assert [value for part in parts for value in part] == [float(number) for number in range(300)]
+        assert plant.store.consumers.all() == []
+        with pytest.raises(PeerRefused, match="offset_beyond_log"):
+            await read(asker, 302, 400)
+        assert await read(asker, 301, 400) == []
+    plant.store.close()
+    idmz.store.close()

@@ -4,7 +4,7 @@ from agent.batch import Definitions, Link, Origin, seal_samples
 from agent.pages import Page, StoredBatch
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import ReadPlan
-from agent.replication.serving.reading import PageQuery, PageRead, read_page
+from agent.replication.serving.reading import PageQuery, PageRead, read_page, read_whole_runs
 
 ORIGIN = Origin("plant-a", bytes(16))
 
@@ -40,3 +40,25 @@ def test_damage_is_named_when_a_batch_must_be_opened() -> None:
 def test_damage_in_a_whole_batch_is_the_receivers_to_find() -> None:
     """A whole batch is sent as it is stored; the receiver checks its digest."""
     assert isinstance(read_page(Rotten(), asked(10)), PageRead)  # type: ignore[arg-type]
+
+
+class Measured(Rotten):
+    """A store that keeps how many bytes were asked of it."""
+
+    def __init__(self) -> None:
+        self.bytes_max = list[int]()
+
+    def read(self, *limits: object, **until: object) -> Page:
+        """As above; the last limit is in bytes."""
+        self.bytes_max.append(int(str(limits[-1])))
+        return super().read(*limits, **until)
+
+
+def test_no_more_is_read_than_a_packet_takes() -> None:
+    """A request that names eight megabytes has one packet's worth read and digested; a smaller limit is kept."""
+    store = Measured()
+    for bytes_max in (8_000_000, 10_000):
+        query = PageQuery(ReadPlan("facts", 0, 10, bytes_max), "idmz", {}, 1_000_000)
+        for read in (read_page, read_whole_runs):
+            read(store, query)  # type: ignore[arg-type]
+    assert store.bytes_max == [1_000_000, 1_000_000, 10_000, 10_000]

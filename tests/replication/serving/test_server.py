@@ -1,10 +1,11 @@
 """A server on the real broker under bad input and false identities: a clear error or silence, and it lives on."""
 
 import asyncio
+import contextlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import pytest
 
 from agent.batch import open_samples, parse
-from agent.fact_store.log.settings import StoreSettings
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.mqtt.requester import Requester
 from agent.replication.mqtt.transport import Connection
@@ -36,6 +36,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
+from agent.settings.store import StoreSettings
 from tests.replication.nodes import STREAM, Node, access
 from tests.support.mosquitto import Mosquitto
 from tests.waiting import wait_until_async
@@ -43,32 +44,28 @@ from tests.waiting import wait_until_async
 pytestmark = pytest.mark.system
 
 NAME = f"idmz.{STREAM}"
-Scenario = Callable[[Node, Requester], Awaitable[None]]
 
 
-def serve(broker: Mosquitto, folder: Path, scenario: Scenario) -> None:
+@contextlib.asynccontextmanager
+async def serve(broker: Mosquitto, folder: Path) -> AsyncIterator[tuple[Node, Requester]]:
     """plant-a with 300 facts in batches of 100 serves idmz; the scenario asks as idmz."""
-
-    async def run() -> None:
-        settings = StoreSettings(batch_facts_target=100)
-        plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
-        plant.serve({"idmz": [STREAM, "facts.empty"]})
-        asker = idmz.requester("plant-a")
-        await plant.append(0, 300)
-        async with plant.running(), idmz.running():
-            await scenario(plant, asker)
-            reply = await asker.ask(ListStreams(), 5)  # whatever happened, the server lives on
-            assert isinstance(reply.answer, StreamsAnswer)
-        plant.store.close()
-        idmz.store.close()
-
-    asyncio.run(run())
+    settings = StoreSettings(batch_facts_target=100)
+    plant, idmz = Node.open(broker, "plant-a", folder, settings), Node.open(broker, "idmz", folder)
+    plant.serve({"idmz": [STREAM, "facts.empty"]})
+    asker = idmz.requester("plant-a")
+    await plant.append(0, 300)
+    async with plant.running(), idmz.running():
+        yield plant, asker
+        reply = await asker.ask(ListStreams(), 5)  # whatever happened, the server lives on
+        assert isinstance(reply.answer, StreamsAnswer)
+    plant.store.close()
+    idmz.store.close()
 
 
-def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tmp_path: Path) -> None:
     """Each operation answers what the store holds; a consumer is registered by its first fetch."""
+    async with serve(broker, tmp_path) as (plant, asker):
 
-    async def scenario(plant: Node, asker: Requester) -> None:
         async def ask(request: Request) -> object:
             return (await asker.ask(request, 5)).answer
 
@@ -98,14 +95,11 @@ def test_each_operation_answers_what_the_store_holds(broker: Mosquitto, tmp_path
         assert isinstance(cursor, CursorAnswer)
         assert (cursor.stream, cursor.frontier, cursor.end_offset) == (STREAM, 300, 300)
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, tmp_path: Path) -> None:
     """With `after_offset` the page comes while its confirmation is on the way to disk, and tells of none that is not
     there."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         await asker.ask(FetchFacts(consumer_name=NAME, stream=STREAM, limit=100), 5)
         confirm, on_its_way = plant.store.consumers.confirm, Future[int]()
         plant.store.consumers.confirm = lambda *_, **__: on_its_way  # type: ignore[method-assign]
@@ -119,13 +113,10 @@ def test_a_page_read_ahead_does_not_wait_for_a_confirmation(broker: Mosquitto, t
         assert isinstance(page, FetchAnswer)
         assert page.frontier == 100
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
     """A small limit gets a slice that can be read: the facts asked for, and no others."""
-
-    async def scenario(_plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (_plant, asker):
         found = []
         for after in range(0, 300, 7):
             request = FetchFacts(consumer_name=NAME, stream=STREAM, limit=7, after_offset=after)
@@ -134,8 +125,6 @@ def test_small_limits_slice(broker: Mosquitto, tmp_path: Path) -> None:
         expected = [float(number) for after in range(0, 300, 7) for number in slice_of(after, 7)]
         assert found == expected
 
-    serve(broker, tmp_path, scenario)
-
 
 def slice_of(after: int, limit: int) -> range:
     """What one page holds: it ends with the batch in which the limit falls inside the first."""
@@ -143,10 +132,10 @@ def slice_of(after: int, limit: int) -> range:
     return range(after, min(after + limit, batch_end, 300))
 
 
-def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> None:
     """A parked fetch is answered by the next commit, or empty when its patience ends; a newer one takes its place."""
+    async with serve(broker, tmp_path) as (plant, asker):
 
-    async def scenario(plant: Node, asker: Requester) -> None:
         def request(wait_ms: int) -> FetchFacts:
             return FetchFacts(consumer_name=NAME, stream=STREAM, limit=10_000, after_offset=300, wait_ms=wait_ms)
 
@@ -165,8 +154,6 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
         assert page.covered() == (301, 305)
         older.cancel()
 
-    serve(broker, tmp_path, scenario)
-
 
 @pytest.mark.parametrize(
     "claim, code",
@@ -178,13 +165,12 @@ def test_wait_ends_with_a_fact_or_without(broker: Mosquitto, tmp_path: Path) -> 
         ({"origin_head": OriginHead(last_sequence=999, digest="0" * 32)}, "history_differs"),
     ],
 )
-def test_a_peers_word_moves_nothing_but_an_incident(
+async def test_a_peers_word_moves_nothing_but_an_incident(
     broker: Mosquitto, tmp_path: Path, claim: dict[str, Any], code: str
 ) -> None:
     """A zone that never registered a consumer claims facts of this epoch that are not here: it is refused, however
     often it repeats it, no consumer is registered, the epoch stays, the server goes on, and one incident names it."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         epoch = plant.store.epoch
         for _ in range(5):
             with pytest.raises(PeerRefused) as refused:
@@ -195,8 +181,6 @@ def test_a_peers_word_moves_nothing_but_an_incident(
         assert (incident.kind, incident.subject, incident.count) == ("ahead", "peer idmz", 1)
         assert (plant.store.epoch, plant.store.failure, plant.store.consumers.all()) == (epoch, None, [])
         await asker.ask(FetchFacts(consumer_name=NAME, limit=1, stream=STREAM), 5)
-
-    serve(broker, tmp_path, scenario)
 
 
 @pytest.mark.parametrize(
@@ -220,20 +204,17 @@ def test_a_peers_word_moves_nothing_but_an_incident(
         (GetBounds(stream="facts.audit"), "stream_not_exported"),
     ],
 )
-def test_each_refusal_has_its_code_and_registers_nothing(
+async def test_each_refusal_has_its_code_and_registers_nothing(
     broker: Mosquitto, tmp_path: Path, request_: Request, code: str
 ) -> None:
     """What may not be had is refused with the code of the table, and nothing is registered on the way."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         await asyncio.wrap_future(plant.store.consumers.register("plant-a.own", "plant-a", STREAM))
         with pytest.raises(PeerRefused) as raised:
             await asker.ask(request_, 5)
         assert raised.value.code == code
         assert raised.value.hint
         assert [each.name for each in plant.store.consumers.all()] == ["plant-a.own"]
-
-    serve(broker, tmp_path, scenario)
 
 
 # --- a client that breaks the rules
@@ -287,23 +268,18 @@ LIST = b'{"protocol":"bsfg.replication","version":"1.0","operation":"ListStreams
         (json.dumps({**json.loads(LIST), "operation": "FetchFacts"}).encode(), "bad_request", "consumer_name"),
     ],
 )
-def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, code: str, said: str) -> None:
+async def test_malformed_requests(broker: Mosquitto, tmp_path: Path, payload: bytes, code: str, said: str) -> None:
     """Malformed, of another version or too large: answered with a code, and served on."""
-
-    async def scenario(_plant: Node, _asker: Requester) -> None:
-        async with intruder(broker, "idmz", MINE) as idmz:
-            answer = await idmz.answer(await idmz.publish(ASK, payload, MINE))
-            assert isinstance(answer, ErrorAnswer)
-            assert answer.error.code == code
-            assert re.search(said, answer.error.message)
-
-    serve(broker, tmp_path, scenario)
+    async with serve(broker, tmp_path), intruder(broker, "idmz", MINE) as idmz:
+        answer = await idmz.answer(await idmz.publish(ASK, payload, MINE))
+        assert isinstance(answer, ErrorAnswer)
+        assert answer.error.code == code
+        assert re.search(said, answer.error.message)
 
 
-def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosquitto, tmp_path: Path) -> None:
     """A request whose answer should go elsewhere is dropped and counted: no answer there, none to the asker."""
-
-    async def scenario(plant: Node, _asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, _asker):
         server = plant.server
         assert server is not None
         async with intruder(broker, "idmz", MINE) as idmz, intruder(broker, "enterprise", "bsfg/#") as victim:
@@ -323,14 +299,11 @@ def test_a_request_with_a_foreign_response_topic_is_dropped(broker: Mosquitto, t
             assert victim.arrived == []
             assert len(idmz.arrived) == 1
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
     """No zone can ask as another, read another's answers, or serve as another: the broker says no, or delivers
     nothing."""
-
-    async def scenario(plant: Node, asker: Requester) -> None:
+    async with serve(broker, tmp_path) as (plant, asker):
         async with (
             intruder(broker, "enterprise", "#", "bsfg/1/plant-a/+/rsp/+", "bsfg/1/+/+/req") as enterprise,
             intruder(broker, "plant-b", "#", "bsfg/1/plant-a/+/req") as plant_b,
@@ -352,30 +325,20 @@ def test_four_identities(broker: Mosquitto, tmp_path: Path) -> None:
         assert plant.server is not None
         assert plant.server.statistics().requests["FetchFacts"] == 5
 
-    serve(broker, tmp_path, scenario)
 
-
-def test_answers_without_a_request_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
+async def test_answers_without_a_request_are_dropped(broker: Mosquitto, tmp_path: Path) -> None:
     """An answer without a request is dropped: its correlation is unknown."""
-
-    async def scenario(_plant: Node, asker: Requester) -> None:
-        async with intruder(broker, "plant-a") as plant:
-            for correlation in (b"", b"x" * 16):
-                plant.connection.publish_answer(asker._response_topic, b"\x00" * 8, correlation)
-            await wait_until_async(lambda: asker.link.statistics().unsolicited == 2, "both to be counted")
-
-    serve(broker, tmp_path, scenario)
+    async with serve(broker, tmp_path) as (_plant, asker), intruder(broker, "plant-a") as plant:
+        for correlation in (b"", b"x" * 16):
+            plant.connection.publish_answer(asker._response_topic, b"\x00" * 8, correlation)
+        await wait_until_async(lambda: asker.link.statistics().unsolicited == 2, "both to be counted")
 
 
-def test_absent_peer_and_oversize_are_known_at_once(broker: Mosquitto) -> None:
+async def test_absent_peer_and_oversize_are_known_at_once(broker: Mosquitto) -> None:
     """Without a server the broker refuses the request; an oversized one is not sent: it would end the connection."""
-
-    async def scenario() -> None:
-        async with intruder(broker, "idmz") as idmz:
-            with pytest.raises(PeerAbsent):
-                await idmz.publish(request_topic("plant-b", "idmz"), LIST, MINE)
-            with pytest.raises(MessageTooLarge, match="1048576"):
-                await idmz.publish(ASK, b"x" * 1_048_576, MINE)
-            assert not idmz.connection.closed.done()
-
-    asyncio.run(scenario())
+    async with intruder(broker, "idmz") as idmz:
+        with pytest.raises(PeerAbsent):
+            await idmz.publish(request_topic("plant-b", "idmz"), LIST, MINE)
+        with pytest.raises(MessageTooLarge, match="1048576"):
+            await idmz.publish(ASK, b"x" * 1_048_576, MINE)
+        assert not idmz.connection.closed.done()

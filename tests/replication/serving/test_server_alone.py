@@ -1,7 +1,9 @@
 """The server over a link that the test plays: what gets an answer, which, and how many requests are in hand."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,28 +11,36 @@ from typing import Any
 import msgspec
 import pytest
 
-from agent.fact_store import FactStore, StreamSettings
+from agent.batch import Origin
+from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreBusy, UnknownConsumer
 from agent.message import Envelope
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Access, Incoming
 from agent.replication.mqtt.link import Link
 from agent.replication.protocol.codec import decode_answer, encode_request
+from agent.replication.protocol.limits import CHANGES_PER_SECOND_MAX, READS_OF_ZONE_MAX
 from agent.replication.protocol.messages import (
     AppendFact,
     ErrorAnswer,
     FetchFacts,
+    FetchRange,
     GetBounds,
+    GetDigests,
+    GetHeads,
     ListStreams,
     NewFact,
     NewMessage,
     PutObject,
     Request,
     StreamsAnswer,
+    UnregisterConsumer,
 )
 from agent.replication.protocol.topics import request_topic, response_topic
 from agent.replication.serving import server as server_module
+from agent.replication.serving.operations import context as context_module
 from agent.replication.serving.server import Server
+from agent.settings.store import StreamSettings
 from agent.signing.keys import SigningKey, ZoneSigner
 from agent.signing.messages import MessagePlace, MessageProof, answer_bytes, split_answer
 from tests.replication.nodes import STREAM, define, samples
@@ -194,6 +204,50 @@ def test_requests_in_hand_are_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
     serving(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("unread", ["UNREAD_BYTES_MAX", "UNREAD_OF_LINK_BYTES_MAX"])
+def test_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unread: str) -> None:
+    """While the broker takes no answer, those that wait are bounded in bytes, of one zone and of all. Requests beyond
+    are dropped and counted, and taken again once the broker has read."""
+    monkeypatch.setattr(context_module, unread, 20_000)
+    count = 500
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        unsent = server._context._unsent_bytes
+        published.outgoing_bytes = context_module.OUTGOING_BYTES_ENOUGH
+        sizes = list[int]()
+        for number in range(count):
+            before = unsent["idmz"]
+            link._dispatch(asked(ListStreams()))
+            await wait_until_async(
+                lambda number=number: server._requests["ListStreams"] + server._drops.total() > number, "its end"
+            )
+            await wait_until_async(lambda: not server._open_requests["idmz"], "its answer")
+            sizes.append(unsent["idmz"] - before)
+        assert 20_000 <= unsent["idmz"] < 20_000 + max(sizes)
+        dropped = server.statistics().drops
+        assert dropped == {"answers_not_read": count - server.statistics().requests["ListStreams"]}
+        published.outgoing_bytes = 0
+        await wait_until_async(lambda: not unsent.total(), "the answers are sent")
+        await answer_to(link, published, asked(ListStreams()))
+        assert server.statistics().drops == dropped
+
+    serving(tmp_path, scenario)
+
+
+def test_unread_answers_of_others_shut_no_zone_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zone of which no answer waits is served, and its page is read, however many answers of others wait."""
+    for limit in ("UNREAD_OF_LINK_BYTES_MAX", "UNSENT_OF_LINK_BYTES_MAX"):
+        monkeypatch.setattr(context_module, limit, 1_000)
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        server._context._unsent_bytes["plant-b"] = 5_000
+        fetch = FetchFacts(consumer_name=f"idmz.{STREAM}", stream=STREAM, limit=100)
+        for request in (ListStreams(), fetch):
+            assert not isinstance(await answer_to(link, published, asked(request)), ErrorAnswer)
+
+    serving(tmp_path, scenario)
+
+
 def test_a_reader_may_not_put_artifacts(tmp_path: Path) -> None:
     """Only a zone that may append facts may put artifacts, because they take space from all others."""
 
@@ -224,3 +278,78 @@ def test_an_append_waits_for_the_acks_that_it_asks_for(tmp_path: Path) -> None:
 
     orders = StreamSettings(ORDERS, acks="local", acks_timeout_ms=50)
     serving(tmp_path, scenario, {"idmz": frozenset({ORDERS})}, [orders])
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        lambda _: GetHeads(stream=STREAM),
+        lambda _: GetDigests(stream=STREAM),
+        lambda origin: GetDigests(stream=STREAM, origin=str(origin), first_sequence=1, last_sequence=5),
+        lambda _: FetchRange(stream=STREAM, first_offset=1, last_offset=5, limit=5),
+    ],
+    ids=["heads", "ranges", "digests", "page"],
+)
+def test_what_takes_time_takes_its_turn(tmp_path: Path, request_of: Callable[[Origin], Request]) -> None:
+    """Signed ends and digests wait for a place as pages do, so that a flood of them delays no other zone; what they
+    take is paid for."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        store, context = server._store, server._context
+        await define(store, "line1/temperature")
+        await asyncio.wrap_future(store.appends.append_samples(STREAM, samples(0, 5)))
+        request = request_of(Origin("plant-a", store.epoch))
+        await answer_to(link, published, asked(request))  # the timeline of the stream is durable
+        count = len(published.answers)
+        ended = list[str]()
+        end = context.turns.end
+        context.turns.end = lambda zone, *given: (ended.append(zone), end(zone, *given))[1]  # type: ignore[method-assign]
+        async with AsyncExitStack() as places:
+            for _ in range(READS_OF_ZONE_MAX):
+                await places.enter_async_context(context.reading("idmz"))
+            link._dispatch(asked(request))
+            await wait_until_async(lambda: context.turns._queue.waiting("idmz") == 1, "its turn")
+            assert len(published.answers) == count
+        await wait_until_async(lambda: len(published.answers) > count, "its answer")
+        assert not isinstance(published.answers[-1], ErrorAnswer)
+        assert ended == ["idmz"] * (READS_OF_ZONE_MAX + 1)
+
+    serving(tmp_path, scenario)
+
+
+def test_a_zone_that_changes_without_end_is_slowed_down(tmp_path: Path) -> None:
+    """Consumers that are registered and removed, and leases that are taken, are commits that bring no fact: of a zone
+    that does nothing else so many a second begin, and its next requests wait."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        now_ms = 0
+        server._context.now_ns = lambda: now_ms * 1_000_000  # type: ignore[method-assign]
+        waited, count = 0, 100
+        for number in range(count):
+            fetch = FetchFacts(consumer_name=f"idmz.{number % 3}", limit=1, stream=STREAM, lease=0, epoch=None)
+            while server._context.pacer.request_ready_ms("idmz", now_ms) > now_ms:
+                now_ms, waited = now_ms + 10, waited + 10
+            answer = await answer_to(link, published, asked(fetch))
+            assert not isinstance(answer, ErrorAnswer), answer
+            asked_to = UnregisterConsumer(consumer_name=f"idmz.{number % 3}", lease=answer.lease)
+            while server._context.pacer.request_ready_ms("idmz", now_ms) > now_ms:
+                now_ms, waited = now_ms + 10, waited + 10
+            assert not isinstance(await answer_to(link, published, asked(asked_to)), ErrorAnswer)
+        assert waited > 1000 * 2 * count / CHANGES_PER_SECOND_MAX
+
+    serving(tmp_path, scenario)
+
+
+def test_no_request_is_left_waiting_while_time_passes(tmp_path: Path) -> None:
+    """A zone has used up its requests, may send the next one in a millisecond, and no other zone asks. That millisecond
+    passes while the server looks: it is answered all the same."""
+
+    async def scenario(server: Server, link: Link, published: Published) -> None:
+        start_ms = server._context.now_ms()
+        for _ in range(251):  # a quarter of a second's are saved
+            server._context.pacer.request_begins("idmz", start_ms)
+        looks = itertools.chain([start_ms], itertools.repeat(start_ms + 1))
+        server._context.now_ns = lambda: next(looks) * 1_000_000  # type: ignore[method-assign]
+        await answer_to(link, published, asked(GetBounds(stream=STREAM)))
+
+    serving(tmp_path, scenario)

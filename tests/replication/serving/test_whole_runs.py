@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.batch import Origin
-from agent.pages import CERTIFICATES_OF_KEY_MAX, Page, StoredBatch
+from agent.pages import BATCHES_MAX, CERTIFICATES_OF_KEY_MAX, Page, StoredBatch
 from agent.replication.protocol.codec import HEADER_BYTES_MAX
-from agent.replication.protocol.messages import BATCHES_MAX, SIGNERS_MAX
+from agent.replication.protocol.messages import SIGNERS_MAX
 from agent.replication.serving.outcomes import Refuse
 from agent.replication.serving.page import (
     ANSWER_OVERHEAD_BYTES,

@@ -542,7 +542,8 @@ class Checkers:
             if node.is_sink and not any(pull.is_fenced for pull in node.pulls):
                 missing = {key for key in self.acknowledged if key.origin.zone != node.zone} - self.gone
                 missing -= self.logs[node.name].keys
-                if missing := {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}:
+                missing = {key for key in missing if not any(self._has_reported(one, key) for one in self.logs)}
+                if missing := {key for key in missing if not any(_is_held_otherwise(node, one, key) for one in nodes)}:
                     raise self.failed(
                         f"acknowledged: {len(missing)} batches are not at {node.name}: {min(missing, key=str)}"
                     )

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from agent.fact_store import FactStore
 from agent.fact_store.log.errors import StoreError
 from agent.fact_store.log.records import Appended
-from agent.fact_store.log.settings import StreamSettings
 from agent.message import Sample
+from agent.settings.store import StreamSettings
 from tests.replication.simulation import stepped
 from tests.replication.simulation.checkers import STREAM, Key, Violation
 from tests.replication.simulation.serving import Serving

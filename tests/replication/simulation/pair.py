@@ -349,7 +349,7 @@ class World:
                 return effects.StreamState(log.epoch, log.end_offset, int(self.parked is not None), self.now_ms)
             case effects.BeginTimeline():
                 return log.epoch  # a log of this pair has one life
-            case effects.HoldLease(_, shown):
+            case effects.HoldLease(_, _, shown):
                 lease = decide_lease(log.lease, shown)
                 if isinstance(lease, Denied):
                     raise Refused(lease)

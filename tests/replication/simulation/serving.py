@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pytest
 
 from agent.lease import Lease, LeaseClaim
-from agent.node.own_proof import OwnProof
+from agent.node.restore_proof import RestoreProof
 from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
 from agent.replication.mqtt.carrier import Incoming
 from agent.replication.protocol.codec import decode_answer, decode_request
@@ -57,6 +57,9 @@ class SteppedContext(Context):
 
     def now_ns(self) -> int:
         return self.node.world.now_ms * 1_000_000
+
+    def cpu_ns(self) -> int:
+        return 0  # else two runs of a seed would differ
 
     def wrap(self, future: Future[T]) -> Any:
         pending = Pending[T]()
@@ -112,7 +115,7 @@ class Serving:
         store: Any = WatchedStore(self)
         self.server = server.Server(
             *(carrier, store, exports, STORE_ERRORS, REFUSAL_CODES),
-            is_proven=OwnProof(node.running, node.judge),
+            is_proven=RestoreProof(node.running, node.judge),
         )
         self.server._group = self  # type: ignore[assignment]
         node.running.on_commit(partial(self.server._consumers.committed, self))  # type: ignore[arg-type]

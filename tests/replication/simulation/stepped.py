@@ -22,12 +22,12 @@ import pytest
 
 from agent.fact_store import FactStore, appends, consumer_registry
 from agent.fact_store import store as store_module
-from agent.fact_store.log.settings import StoreSettings, StreamSettings
 from agent.fact_store.retention import housekeeping
 from agent.fact_store.sqlite import recovery
 from agent.fact_store.writer import writer
 from agent.fact_store.writer.writer import Writer
 from agent.message import TagDefinition
+from agent.settings.store import StoreSettings, StreamSettings
 from tests.replication.simulation.trust import signer_of
 from tests.support.memory import memory_folder
 
@@ -202,6 +202,8 @@ def abandon(store: FactStore) -> None:
     store.reader.close()
     writer_of(store).abandon()
     os.close(store._lock_descriptor)
+    if store._witness is not None and store._witness._descriptor is not None:
+        os.close(store._witness._descriptor)
 
 
 def image_of(folder: Path) -> Image:

@@ -11,7 +11,7 @@ import pytest
 from tests.replication.simulation.checkers import Violation
 from tests.replication.simulation.faults import COMBINED, NAMED, table
 from tests.replication.simulation.network import TOPOLOGIES, World
-from tests.sim import IS_LONG, first_seed, patient, scaled
+from tests.sim import first_seed, patient, scaled
 
 PAIRS = [(topology, fault) for topology in TOPOLOGIES for fault in NAMED]
 FOUND = [
@@ -35,6 +35,16 @@ FOUND = [
         "restored_grown_full",
         882002706,
     ),  # a batch of a second history falls on released facts: reported with the first sign of that history
+    (
+        "two_readers",
+        "restored_whole",
+        920000248,
+    ),  # a sink that is itself restored has facts under the name that they had before a reseal: the checker missed them
+    (
+        "diamond",
+        "restored_grown_restarted",
+        930003739,
+    ),  # the head that proves the lost history was displaced by one of the other history, behind a gap: a standstill
 ]
 """Schedules that once broke a promise, with what broke it. A change of the product may make another schedule of the
 seed, so each also has a test where it was mended."""
@@ -59,7 +69,7 @@ def world_of(seed: int, folder: Path) -> tuple[str, str, World]:
 def test_networks_keep_their_promises(memory: Path) -> None:
     """Whatever the network and whatever befalls it: nothing acknowledged is lost, nothing stored twice or out of order,
     frontiers and chains are whole, gaps are told, and everything converges once the faults stop."""
-    first = first_seed(None if IS_LONG else 0)
+    first = first_seed()
     started_by_hand = 0
     injected, schedules, seconds = Counter[str](), Counter[str](), Counter[str]()
     for seed in range(first, first + SCHEDULES * SEED_STEP, SEED_STEP):

@@ -74,7 +74,7 @@ FAULTS: dict[str, Faults] = {
 def test_cores_keep_their_promises_under(name: str) -> None:
     """Whatever the fault: nothing lost without a word, nothing doubled or reordered, no confirmation ahead of the disk,
     and it converges."""
-    first = first_seed(default=0)
+    first = first_seed()
     worlds_with_holes = 0
     for seed in range(first, first + SEEDS):
         world = World(seed, replace(FAULTS[name], injected={}))

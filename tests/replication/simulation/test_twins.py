@@ -160,7 +160,7 @@ class World:
                     result = Registered("idmz", STREAM, 10, self.lease)
                 case effects.GetStreamState():
                     result = effects.StreamState(EPOCH, 10, 0, self.now_ms)
-                case effects.HoldLease(_, shown):
+                case effects.HoldLease(_, _, shown):
                     self._writing.append((shown, partial(self._decided, one)))
                     self.at(self.chance.choice((1, 20, 200)), self.commit)
                     return

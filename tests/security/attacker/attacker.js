@@ -10,6 +10,7 @@ const floods = require('./floods.js');
 const options = JSON.parse(process.argv[2]);
 const peers = new Map();
 const running = new Map();
+const taken = [];
 
 // The session of a zone, opened at its first use and again when it was lost.
 async function peerOf(zone) {
@@ -21,7 +22,7 @@ async function peerOf(zone) {
     return peer;
 }
 
-const told = (answer) => (answer === null ? { silent: true } : { header: answer.header, text: answer.text, attached: answer.attached, signed_by: answer.signedBy });
+const told = (answer) => (answer === null ? { silent: true } : { header: answer.header, text: answer.text, attached: answer.attachment.length, signed_by: answer.signedBy });
 
 const COMMANDS = {
     // A request built from its fields, or `raw`, its text as given.
@@ -53,6 +54,24 @@ const COMMANDS = {
     async append({ zone, stream, batch }) {
         const peer = await peerOf(zone);
         return peer.log(stream).append(stream, { zone, epoch: peer.epoch, ...batch });
+    },
+    // Take a page and the signed ends that another zone serves at another port, and serve both as they are; the page's
+    // last offset there. `replay` serves again what was taken so before.
+    async relay({ zone, from, port, stream, after }) {
+        const source = await new Peer(options, zone, port).connect();
+        await source.listen(from);
+        const ask = (fields) => source.ask(from, JSON.stringify({ ...COMMON, stream, ...fields }), 10000);
+        const range = { first_offset: (after || 0) + 1, last_offset: 2 ** 48, limit: 1000000, whole_runs: true };
+        const page = await ask({ operation: 'FetchRange', ...range });
+        const ends = await ask({ operation: 'GetHeads' });
+        source.end();
+        if (page.header.status !== 'ok' || ends.header.status !== 'ok') throw new Error(page.text + ends.text);
+        taken.push({ page, ends });
+        return (await peerOf(zone)).log(stream).relay(page, ends);
+    },
+    async replay({ zone, stream, number }) {
+        const { page, ends } = taken[number];
+        return (await peerOf(zone)).log(stream).relay(page, ends);
     },
     // The next `times` answers to an operation get these fields, this attachment, or are these bytes.
     async patch({ zone, ...patch }) {

@@ -8,6 +8,7 @@ const { ZEROS, definitionsDigest, sealMessages, sealSample } = require('./batch.
 
 const CONNECT_MS = 10000;
 const EXPIRY_S = 30;
+const HEAD_BYTES = 82;
 const COMMON = { protocol: 'bsfg.replication', version: '1.0' };
 
 // A log that a peer serves: batches end to end, each continuing the chain of its origin unless told otherwise.
@@ -18,6 +19,28 @@ class Log {
         this.end = 0;
         this.chains = new Map();
         this.waiting = new Set();
+        this.signers = [];
+        this.ends = { header: { ends: [], signers: [] }, attachment: Buffer.alloc(0) };
+    }
+
+    // Add the batches of a page of another log as they are, each with its head, and serve its signed ends. Returns the
+    // last offset there.
+    relay({ header, attachment }, ends) {
+        this.ends = ends;
+        let at = 0;
+        const heads = header.heads || [];
+        const headsAt = attachment.length - HEAD_BYTES * heads.length;
+        header.batches.forEach(([first, last, length], place) => {
+            const sealed = attachment.subarray(at, at + length);
+            const nth = heads.indexOf(place);
+            const head = nth < 0 ? null : attachment.subarray(headsAt + HEAD_BYTES * nth, headsAt + HEAD_BYTES * (nth + 1));
+            this.batches.push({ first: this.end + 1, last: this.end + 1 + last - first, sealed, head });
+            this.end += 1 + last - first;
+            at += length;
+        });
+        this.signers = [...new Set([...this.signers, ...(header.signers || [])])];
+        this.waiting.forEach((wake) => wake());
+        return header.batches.length ? header.batches[header.batches.length - 1][1] : 0;
     }
 
     // A batch of messages or of one sample; `forged` replaces fields of the chain. Returns its offsets.
@@ -145,7 +168,7 @@ class Peer {
         const [answer, signedBy] = unsigned(payload, [parts[2], parts[3], parts[5], properties.correlationData]);
         const length = answer.readUInt32LE(0);
         const text = answer.subarray(4, 4 + length).toString('utf8');
-        resolve({ header: JSON.parse(text), text, attached: answer.length - 4 - length, signedBy });
+        resolve({ header: JSON.parse(text), text, attachment: answer.subarray(4 + length), signedBy });
     }
 
     // ----------------------------------------------------------------------------------------------------- serving
@@ -209,6 +232,10 @@ class Peer {
         }
         case 'ListStreams': return [{ ...header, streams: [], unix_ms: Date.now() }, nothing];
         case 'GetDigests': return [{ ...header, stream: request.stream, end_offset: log.end, ranges: [] }, nothing];
+        case 'GetHeads': {
+            const { ends, signers } = log.ends.header;
+            return [{ ...header, stream: request.stream, ends, signers }, log.ends.attachment];
+        }
         case 'GetObject': {
             const size = this.artifacts.get(request.digest);
             if (size !== undefined) {
@@ -234,12 +261,14 @@ class Peer {
         const page = log.page(after, request.bytes_max || 262144);
         const known = request.definitions_known || {};
         const last = page.length ? page[page.length - 1].last : after;
+        const heads = page.map((one, place) => [place, one.head]).filter(([, head]) => head);
         return [{
             ...header, stream: request.stream, frontier, end_offset: log.end, more: last < log.end,
             batches: page.map((one) => [one.first, one.last, one.sealed.length]),
             definitions: log.definitions.filter((one) => one.number > (known[one.origin] || 0)),
+            heads: heads.map(([place]) => place), signers: heads.length ? log.signers : [],
             ...(request.lease === undefined || request.lease === null ? {} : { lease: Math.max(1, request.lease) }),
-        }, Buffer.concat(page.map((one) => one.sealed))];
+        }, Buffer.concat([...page.map((one) => one.sealed), ...heads.map(([, head]) => head)])];
     }
 }
 

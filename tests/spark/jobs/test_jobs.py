@@ -21,7 +21,7 @@ from pyspark_bsfg.jobs import rollup
 from pyspark_bsfg.jobs.derived import derived
 from pyspark_bsfg.jobs.settings import Settings
 from pyspark_bsfg.landing.tables import table_files
-from tests.sim import IS_LONG
+from tests.sim import IS_LONG, first_seed
 from tests.spark import making
 from tests.spark.jobs import oracle
 from tests.spark.jobs.oracle import EPOCH, Told
@@ -123,8 +123,7 @@ def rolled(folder: Path) -> dict[Any, dict[str, Any]]:
 def test_the_jobs_equal_plain_python(spark: SparkSession, tmp_path: Path) -> None:
     """Clean and all rollups equal a reference that looks at one fact at a time; again after a late fact, which makes
     its date and zone, and the next date, be computed again and nothing else; a third run computes nothing."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = first_seed()
     told = filled(tmp_path / "facts.db", random.Random(seed))
     found = jobs(spark, tmp_path, *TABLES)
     assert found["land"]["facts_landed"] == found["clean"]["facts"] == found["rollup 1m"]["facts"] == len(told)

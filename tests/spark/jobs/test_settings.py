@@ -41,9 +41,11 @@ def test_defaults_and_options() -> None:
     assert (found.land.format, found.land.every_s, found.clean, found.export) == ("delta", 10.0, None, None)
     assert stream_options(found.source, found.land.checkpoint)["checkpointLocation"] == "/data/checkpoint"
     more = Settings.of(
-        LEAST + '[clean]\ntable = "c"\n[[clean.rule]]\ntag = "tag:a"\nname = "r"\nmin = 1\n'
+        LEAST.replace('"/data/c', '"file:///data/c')
+        + '[clean]\ntable = "c"\n[[clean.rule]]\ntag = "tag:a"\nname = "r"\nmin = 1\n'
         '[rollup]\ntable = "/r"\n[[rollup.counter]]\ntag = "tag:n"\nmodulus = 65536\n'
     )
+    assert more.land.checkpoint == Path("/data/checkpoint")
     assert more.clean is not None
     assert more.rollup is not None
     assert (more.clean.table, more.clean.rule) == (Path("c").absolute(), (Rule("tag:a", "r", min=1.0),))
@@ -94,6 +96,7 @@ def test_the_page_names_every_setting() -> None:
         ('[clean]\ntable = "/c"\n[clean.rule]\ntag = "t"', "write [[clean.rule]]"),
         ('[clean]\ntable = "/c"\nrule = [1]', "clean.rule[1] = 1: write [clean.rule[1]]"),
         ('[clean]\ntable = "/c"\n[export]\ntable = "facts"', "export.table = 'facts': it is namespace.name"),
+        ('[clean]\ntable = "s3://lake/clean"', "clean.table = 's3://lake/clean': it is a folder on storage that all"),
         ("=", "not TOML"),
     ],
 )
@@ -125,3 +128,16 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     assert program.main([str(file), "clean"]) == 2
     assert "add [clean] to the TOML" in capsys.readouterr().err
     assert program.main([str(tmp_path / "none.toml")]) == 2
+
+
+def test_a_tag_that_never_had_a_fact_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    """It has no zone and no time; a gap that has both is named with them. The last line is the JSON."""
+    never = {"zone": None, "tag": "tag:boiler/level", "kind": "silent", "begin": None}
+    since = {"zone": "plant-a", "tag": "tag:press/count", "kind": "silent", "begin": "2026-01-01T12:00:00Z"}
+    assert program._report({"jobs": {"gaps": {"longest": [never, since]}}}) == 0
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "bsfg jobs: undeclared: tag:boiler/level never had a fact",
+        "bsfg jobs: undeclared: tag:press/count of plant-a silent since 2026-01-01T12:00:00Z",
+    ]
+    assert said.out.startswith('{"jobs"')

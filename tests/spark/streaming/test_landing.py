@@ -20,7 +20,7 @@ from pyspark_bsfg.landing import tables
 from pyspark_bsfg.landing.files import FileWriter
 from pyspark_bsfg.landing.identities import Identities
 from pyspark_bsfg.landing.lander import FACTS_SCHEMA
-from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, Manifest, missing, runs, unread
+from pyspark_bsfg.landing.manifest import DECLARING, UNREAD, File, Incident, Manifest, missing, runs, unread
 from pyspark_bsfg.landing.tables import Format, Table, table
 from pyspark_bsfg.ranges import OffsetRange
 from pyspark_bsfg.schema import LANDED, TABLE
@@ -219,6 +219,19 @@ def test_missing_and_seen_are_the_whole(first: int, count: int, seen: list[int])
     assert [n for hole in found for n in range(hole.first, hole.last + 1)] == [
         n for n in range(whole.first, whole.last + 1) if n not in seen
     ]
+    assert all(hole.facts for hole in found)  # each is a row of the incidents
+
+
+def test_what_a_task_reports_arrives() -> None:
+    """Files, runs, declared losses and the count of facts that were there already, as the texts that Spark collects of
+    several tasks."""
+    file = File("zone=a/x.parquet", "2026-01-31", "a", 5, 700, (1, 9), (3, 7), (10, 20))
+    loss = Incident("samples_lost", "s", 4, 4, 15, "tag:a/b", "a", "e", 5, '{"count": 2}')
+    ours = Manifest([file], [OffsetRange(1, 4), OffsetRange(6, 9)], [loss], 3)
+    theirs = Manifest(seen=[OffsetRange(5, 5)], known=2)
+    assert Manifest.of([*ours.lines(), *Manifest().lines(), *theirs.lines()]) == Manifest(
+        [file], [*ours.seen, *theirs.seen], [loss], 5
+    )
 
 
 def test_a_missing_range_has_its_reason() -> None:

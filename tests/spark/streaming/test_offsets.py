@@ -84,6 +84,17 @@ def test_a_batch_never_goes_back_or_beyond(at: int, first: int, more: int, limit
         assert step.lost == OffsetRange(at + 1, first - 1)
 
 
+@pytest.mark.parametrize(
+    "partitions_min, facts_max, tasks", [(None, 1000, 1), (7, 1000, 7), (3, 10, 10), (200, 10, 100)]
+)
+def test_how_many_tasks_share_a_batch(partitions_min: int | None, facts_max: int, tasks: int) -> None:
+    """One for a small batch; more where minPartitions asks for more, or one would get more than its limit; never more
+    than there are facts."""
+    shares = parts(StreamOffset(A, 50), StreamOffset(A, 150), 2, partitions_min, facts_max)
+    assert len(shares) == tasks
+    assert [shares[0].first, shares[-1].last] == [51, 150]
+
+
 def test_another_epoch_is_refused_unless_asked_for() -> None:
     """By default a restored store ends the query, with what to do; nothing is read twice unasked."""
     with pytest.raises(FactsGone, match="onNewEpoch=reread"):
@@ -103,6 +114,7 @@ def test_an_offset_has_one_text() -> None:
     """Spark compares offsets as text, so keys have a fixed order, and what was logged is read back."""
     assert json.dumps(StreamOffset(A, 5).to_json()) == f'{{"epoch": "{A}", "offset": 5}}'
     assert StreamOffset.of({"offset": 5, "epoch": A}) == StreamOffset(A, 5)
+    assert StreamOffset.of({"epoch": A, "offset": 0}) == StreamOffset(A, 0)  # a query that began on an empty stream
     for wrong in (
         {},
         {"epoch": A},

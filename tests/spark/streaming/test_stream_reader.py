@@ -13,8 +13,10 @@ from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from agent import local_socket
-from agent.fact_store import FactStore, StoreReader, StreamSettings
+from agent.fact_store import FactStore, StoreReader
+from agent.local_socket.serving import RequestHandler, serve
 from agent.message import Sample
+from agent.settings.store import StreamSettings
 from pyspark_bsfg.errors import ConsumerRefused, FactsGone, JobRefused, StoreUnreadable
 from pyspark_bsfg.schema import FACTS, projection
 from pyspark_bsfg.source import BsfgDataSource
@@ -40,13 +42,13 @@ def node(folder: Path) -> Iterator[FactStore]:
     streams = [StreamSettings(TELEMETRY, keep_hours=0)]
     with FactStore.open(folder / "facts.db", "enterprise", settings=AT_ONCE, streams=streams) as store:
         loop = asyncio.new_event_loop()
-        serving = loop.create_task(local_socket.serve(local_socket.RequestHandler(store), folder))
+        serving = loop.create_task(serve(RequestHandler(store), folder))
 
-        def serve() -> None:
+        def run() -> None:
             with closing(loop):
                 loop.run_until_complete(asyncio.gather(serving, return_exceptions=True))
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=run)
         thread.start()
         wait_until((folder / local_socket.SOCKET).exists, "the socket")
         try:

@@ -205,14 +205,15 @@ CREATE TABLE held (
     PRIMARY KEY (stream, origin, first_sequence)
 ) STRICT, WITHOUT ROWID;
 
--- The last head of each origin among the released batches: it proves to a peer that was restored that it had more.
+-- The last head of each held range of an origin among the released batches: it proves to a peer that was restored that
+-- it had more. Ranges before the last one may be all that is left of a history that the restore has undone.
 CREATE TABLE released_head (
     stream INTEGER NOT NULL REFERENCES stream (id),
     origin INTEGER NOT NULL REFERENCES origin (id),
     last_sequence INTEGER NOT NULL CHECK (last_sequence > 0),
     digest BLOB NOT NULL CHECK (length(digest) = 16),
     head BLOB NOT NULL,
-    PRIMARY KEY (stream, origin)
+    PRIMARY KEY (stream, origin, last_sequence)
 ) STRICT, WITHOUT ROWID;
 
 -- Origins of which a peer has sent facts again that were released here and could not be compared. If their zone begins

@@ -1,5 +1,4 @@
-"""Looking at a device over an open line: the words around a register, the units behind it, the registers of a table,
-the values of registers.
+"""Explores a device over an open line: reads the words around a register, finds units and registers, reads values.
 
 A read that is refused is halved down to single values, each with its reason. Nothing is written.
 """
@@ -22,8 +21,8 @@ from agent.ingest.modbus.explore.register_scan import RegisterScan
 from agent.ingest.modbus.line import Line, ReadRefused, UnitSilent, quiet_library
 from agent.ingest.modbus.plan import Limits, Read, plan_reads
 from agent.ingest.modbus.refusal import SILENT, quality_of, reason
-from agent.ingest.settings import ModbusSourceSettings
 from agent.message import Value
+from agent.settings.sources import ModbusSourceSettings
 
 UNITS_ASKED = (Table.HOLDING, 0)  # what a unit is asked for; a refusal is an answer, too
 PAUSE_MS = 10  # between two reads, by default: a device has a plant to run beside us
@@ -48,7 +47,8 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAnswer:
-    """What became of one register: its words and its value, or why there is none and the status that a sample gets."""
+    """The result for one register: its words and its value, or the reason why there is none and the status that a
+    sample gets."""
 
     register: Register
     words: tuple[int, ...] = ()
@@ -67,7 +67,7 @@ class FoundUnit:
 
 @asynccontextmanager
 async def open_device(settings: ModbusSourceSettings) -> AsyncIterator[Line]:
-    """Connect as a source with these settings would, for looking only. Raises SourceLost and SourceRefused. They, and
+    """Connect as a source with these settings would, for reading only. Raises SourceLost and SourceRefused. They, and
     UnitSilent from the block, leave with a hint."""
     quiet_library()
     async with AsyncExitStack() as stack:

@@ -1,8 +1,10 @@
-"""Everything that registers can mean, and which of it equals a value that a person has read off the device's panel.
+"""Interprets registers in every type and byte order, and finds the interpretations that match a value read from the
+device's panel.
 
-Plausible is not right. A float whose high word is that of the neighbour, read with the wrong word order, lies within
-half a percent of it (influxdata/telegraf#8151). So the registers around the given one are searched as well, and every
-reading that meets the value is reported, the most exact first. Core: takes words, returns readings.
+A plausible value may be wrong. A float whose high word belongs to the neighbouring register, read with the wrong word
+order, differs from the true value by less than half a percent (influxdata/telegraf#8151). So the neighbouring registers
+are searched too, and every interpretation that matches is reported, the most exact first. Core: takes words, returns
+interpretations.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; of two that read the s
 WIDEST = 4  # registers of the longest number
 POWERS = (-1, -2, -3, 1, 2, 3, -4, -5, -6)  # of ten: tenths to millionths, and units that are a thousand times smaller
 TOLERANCE = "1%"
-# What few devices use, and what therefore meets a value by chance more often than in truth.
+# Rarely used types: a match is more often a coincidence.
 _RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}
 _RARITY |= {"EFGHABCD": 1, "CDABGHEF": 1}
 _NUMBER_LIKE = re.compile(r"[+-]?[\d.,' ]+")
@@ -171,7 +173,7 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
 
 
 def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
-    """Why the first of the ranked candidates may be wrong all the same."""
+    """Reasons why the first of the ranked candidates may still be wrong."""
     remarks = []
     if wanted.number == 0:
         remarks.append("many readings are 0; try again when the device shows another value")

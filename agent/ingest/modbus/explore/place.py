@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from agent.ingest.modbus.address import Register, Table, dialect
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.tag_map import CellError, Cells
+from agent.settings.sources import ModbusSourceSettings
 
 WITH_TABLE = 40_001  # the base in which the first digit names the table
 VALUES_MAX = 2_000  # of one argument: what a terminal can show and a slow device can give in a minute

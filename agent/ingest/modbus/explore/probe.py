@@ -1,6 +1,7 @@
-"""The way to a Modbus device, step by step: host name, connection, units, tags. A step that fails ends the way.
+"""Tests the connection to a Modbus device step by step: host name, connection, units, tags. A step that fails ends the
+test.
 
-The steps use what a source uses, so what works here works there.
+The steps use the code of a source, so settings that pass the test work for a source.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from agent.ingest.modbus.explore.device import open_device
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.probe_result import Outcome, ProbeStep, TagReading, failed, tags_step
 from agent.ingest.quality import BAD_TIMEOUT
-from agent.ingest.settings import ModbusSourceSettings, toml
 from agent.ingest.tags.tag_map import Tag
+from agent.settings.sources import ModbusSourceSettings, toml
 
 
 async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total: int) -> AsyncIterator[ProbeStep]:
@@ -46,7 +47,7 @@ async def steps(settings: ModbusSourceSettings, tags: Sequence[Tag], tags_total:
 def judged(
     settings: ModbusSourceSettings, tags: Sequence[Tag], readings: Sequence[TagReading], tags_total: int
 ) -> list[ProbeStep]:
-    """What the values of tags say about the units and the tag file."""
+    """The steps that follow from the values of tags: the units, and the tag file."""
     units: dict[int, bool] = {}
     for tag, reading in zip(tags, readings, strict=True):
         unit_id = tag.point.unit_id

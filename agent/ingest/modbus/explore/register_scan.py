@@ -1,10 +1,10 @@
 """Which registers of a table exist, found with few reads: a range that is answered exists as a whole, one that is
 refused is cut into quarters, down to pairs and single registers.
 
-A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads has a limit; what is
-left then is said to be unknown, never to be missing. Parts begin at even distances from the first register, because
-some devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length:
-from then on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
+A missing register costs up to 1.7 reads and an existing one almost none, so the number of reads is limited; registers
+left over are reported as unknown, not as missing. Parts begin at even distances from the first register, because some
+devices refuse to read half of a 32-bit value. A range whose parts are all answered was refused for its length: from
+then on no read is longer than the longest that was answered. Core: gives the next range, takes what became of it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RegisterScan:
 
     def next_range(self) -> Span | None:
         """The next range to read; None when all is known or the limit of reads is reached."""
-        assert self._now is None, "tell what became of the last one first"
+        assert self._now is None, "report the result of the last range first"
         if not self._pending or self.reads_total >= self._reads_max:
             return None
         wanted = self._pending.popleft()

@@ -1,4 +1,4 @@
-"""The requests of a tag file, and why each ends where it does. Core."""
+"""The read requests of a poll for the tags of a tag file, and the reason for the end of each. Core."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from itertools import zip_longest
 
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.lessons import read_lessons
 from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads
 from agent.ingest.modbus.refusal import reason
-from agent.ingest.settings import ModbusSourceSettings
+from agent.ingest.modbus.refused_spans import parse_refused
 from agent.ingest.tags.tag_map import Tag
+from agent.settings.sources import ModbusSourceSettings
 
 
 class Cut(Enum):
@@ -66,7 +66,7 @@ class RequestPlan:
 def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: bytes | None = None) -> RequestPlan:
     """The requests for these tags. `learned`: what the source has learned of its device, as it keeps it; raises
     ValueError when that is no such document."""
-    refused = {} if learned is None else read_lessons(learned)
+    refused = {} if learned is None else parse_refused(learned)
     limits = Limits(settings.registers_per_read_max, settings.hole_max)
     parked: list[Parked] = []
     registers: dict[int, list[Register]] = {}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from agent.ingest.modbus.explore.device import RegisterAnswer, open_device, read_registers
 from agent.ingest.modbus.line import Line
 from agent.ingest.probe_result import TagReading
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.tag_map import Tag
+from agent.settings.sources import ModbusSourceSettings
 
 
 async def read_tags(settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:

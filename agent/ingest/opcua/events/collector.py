@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import AGENT_STOPPED, Gap, TagGap
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap, TagGap
+from agent.ingest.lifecycle import Ahead
 from agent.ingest.opcua.events import event_loss
 from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
 from agent.ingest.opcua.events.event_fields import (
@@ -42,11 +42,13 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.plan import Created, ItemPlan
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.rescue import Old, Rescue
+from agent.ingest.opcua.rescue import Rescue, next_rescue
+from agent.ingest.opcua.server_clock import ServerClock, sent_ns
 from agent.ingest.opcua.session import Session
 from agent.ingest.recorder import Recorder
-from agent.ingest.settings import SERVER_OBJECT, OpcuaSourceSettings
 from agent.message import Message
+from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.sources import SERVER_OBJECT, OpcuaSourceSettings
 from agent.status_codes import status_name
 
 log = logging.getLogger(__name__)
@@ -67,10 +69,10 @@ class _Subscription:
     def __init__(self, number: int, silence_max_s: float) -> None:
         self.id, self.silence_max_s = number, silence_max_s
         self.ended = ""  # why the server ended it
-        self.opened_s = time.monotonic()
+        self.opened_s, self.opened_ns = time.monotonic(), 0  # the latter is of the server's clock
         self.liveness = Liveness(self.opened_s)
         self.liveness.has_clock = False  # any answer is a proof
-        self.since_ns = 0  # the server's time of the first publication with its items; 0: none yet
+        self.since_ns = 0  # a time of the server when all its items were created; 0: they are not
         self.has_items = False
         self.fields: dict[int, Sequence[Field]] = {}
         self.queue_sizes: dict[int, int] = {}
@@ -78,10 +80,14 @@ class _Subscription:
 
 
 class _Arrived(NamedTuple):
-    """A publication with events, and the server's time of it. `is_old`: of a subscription that was taken over."""
+    """A publication with events, and a time of the server at its arrival. Everything that the server had up to
+    `since_ns` was delivered before it, and by then its clock had been set back by `set_back_ns` in all. `is_old`: of a
+    subscription that was taken over."""
 
     content: EventPublication
-    publish_ns: int
+    arrived_ns: int
+    since_ns: int
+    set_back_ns: int
     is_old: bool
 
 
@@ -109,6 +115,11 @@ class EventCollector:
         self._last_event_ns = 0
         self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
         self._missing_why = event_loss.SUBSCRIPTION_LOST
+        self._ahead: Ahead | None = None  # that time began by this clock, too
+        self.clock = ServerClock()  # until its source sets its own, and how that is read
+        self.read_clock: Callable[[Session], Awaitable[int]]
+        self._alive_set_back_ns = 0  # by how much it was set back in all, as of `_alive_ns`
+        self._set_back_ns = 0  # the same, as of `_missing_since_ns`
         self._publisher: Publisher | None = None
         self._server_start: object = None  # of the server of the present subscription, in its own words
         self._rescue: Rescue[_Subscription] | None = None
@@ -117,15 +128,16 @@ class EventCollector:
 
     def _begin_subscription(self, number: int, slower: float = 1.0) -> None:
         """Nothing of the subscription before this one stays, but the time since which events are missing. `slower`: how
-        many times as long as asked for the server's publishing interval is."""
-        self._missing_since_ns = self._missing_since_ns or self._alive_ns
+        many times as long as asked for the time between keep-alives is."""
+        if not self._missing_since_ns:
+            self._missing_since_ns, self._set_back_ns = self._alive_ns, self._alive_set_back_ns
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
         self._book.abandon()
 
-    def note_stop(self, first_ns: int) -> None:
-        """No process of this node ran since then."""
-        self._missing_since_ns, self._missing_why = first_ns, AGENT_STOPPED
+    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
+        """No process of this node ran since then, also by a clock that was ahead."""
+        self._missing_since_ns, self._missing_why, self._ahead = first_ns, AGENT_STOPPED, ahead
 
     def note_gap(self, gap: TagGap) -> None:
         """Gaps of values do not concern events."""
@@ -135,15 +147,16 @@ class EventCollector:
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._book.retained)
 
-    async def run(self, session: Session, publisher: Publisher) -> None:
-        """One life, in a session whose values are subscribed."""
+    async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
+        """Take over what the lost session holds, and record it beside the building of the values' subscriptions."""
         self._rescue = self._rescue_of_session_before(session)
-        self._publisher, self._server_start = publisher, None
+        self._publisher, self._server_start = publisher, await session.server_start()
         self._begin_subscription(0)
-        service = EventService(session.ask)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._drain(session, service), name=f"{self._settings.name} events drain")
-            group.create_task(self._tend(session, service, publisher), name=f"{self._settings.name} events tend")
+        draining = self._drain(session, EventService(session.ask))
+        group.create_task(draining, name=f"{self._settings.name} events drain")
+        if self._rescue is not None:
+            self._book.begin_rescue()
+            await self._rescue.begin(session, publisher, lambda _: None)
 
     async def finish(self) -> None:
         """Record what had arrived before the session ended, and see it committed."""
@@ -156,6 +169,12 @@ class EventCollector:
             await self._record(late)
         await self._recorder.drain()
 
+    async def end(self) -> None:
+        """This process ends, after `finish`. What was missed before the present subscription is declared, also if a
+        rescue may have brought it: the next process dates what is missing by this one's newest value."""
+        self._declare_missed(self._subscription.since_ns or self._now_ns())
+        await self._recorder.drain()
+
     # --- receiving ----------------------------------------------------------------------------------------------------
 
     def _route(self, subscription: _Subscription, session: Session) -> Route:
@@ -164,19 +183,23 @@ class EventCollector:
         async def decode(body: bytes) -> EventPublication:
             return decode_events(body, subscription.fields, session.reader)
 
-        return Route(decode, partial(self._take, subscription), self._note_missing)
+        return Route(decode, partial(self._take, subscription), partial(self._note_missing, session))
+
+    def _now_ns(self) -> int:
+        return self.clock.now_ns(time.monotonic_ns(), time.time_ns())
 
     async def _take(self, subscription: _Subscription, header: Header, content: EventPublication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
-        is_old, publish_ns = subscription is not self._subscription, header.publish_time_ns or time.time_ns()
+        is_old = subscription is not self._subscription
         if is_old and (self._rescue is None or subscription.id not in self._rescue.subscriptions):
             return
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
+        since_ns = subscription.liveness.complete_ns or subscription.opened_ns
+        arrived = _Arrived(content, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
         if not is_old:
-            self._see_life(subscription, header, publish_ns)
+            self._see_life(subscription, header)
         if content.events or content.unreadable:
-            arrived = _Arrived(content, publish_ns, is_old)
             try:
                 await self._buffer.put(arrived)
             except asyncio.CancelledError:
@@ -185,33 +208,41 @@ class EventCollector:
         if is_old and self._rescue and self._publisher:  # behind its events, which count before its end
             if subscription.watch.take(content.events, more=content.more):
                 self._rescue.spoil(subscription.id)
-            self._rescue.see(header, self._publisher.positions().get(subscription.id, 0))
+            self._rescue.see(header, self._publisher.positions(routed=True).get(subscription.id, 0))
 
-    def _see_life(self, subscription: _Subscription, header: Header, publish_ns: int) -> None:
-        numbers = {} if self._publisher is None else self._publisher.positions()
+    def _see_life(self, subscription: _Subscription, header: Header) -> None:
+        numbers = {} if self._publisher is None else self._publisher.positions(routed=True)
+        before_ns = subscription.liveness.complete_ns
         subscription.liveness.see(
             time.monotonic(),
-            publish_ns,
+            sent_ns(header.publish_time_ns, self._now_ns(), self.clock),
             None,
             is_proof=True,
             more=header.more or header.is_early(numbers.get(subscription.id)),
         )
-        self._alive_ns = subscription.liveness.complete_ns or self._alive_ns
-        if subscription.has_items and not subscription.since_ns:
-            subscription.since_ns = publish_ns
-        self._declare_missing()
+        if subscription.liveness.complete_ns != before_ns:
+            self._alive_ns, self._alive_set_back_ns = subscription.liveness.complete_ns, self.clock.set_back_ns
 
     def _declare_missing(self) -> None:
         """Events were missed before this subscription, once it is known that nothing brings them any more."""
-        last_ns = self._subscription.since_ns
-        if self._missing_since_ns and last_ns and not self._is_rescuing:
-            self._add_gap(self._missing_why, self._missing_since_ns, last_ns, 0)
-            self._missing_since_ns, self._missing_why = 0, event_loss.SUBSCRIPTION_LOST
+        if self._subscription.since_ns and not self._is_rescuing:
+            self._declare_missed(self._subscription.since_ns)
 
-    async def _note_missing(self, missing: Missing) -> None:
+    def _declare_missed(self, last_ns: int) -> None:
+        """Events were missed until then, if any were."""
+        if not self._missing_since_ns:
+            return
+        self._declare(self._missing_why, self._missing_since_ns, self._set_back_ns, last_ns, 0)
+        self._missing_since_ns, self._missing_why = 0, event_loss.SUBSCRIPTION_LOST
+        if self._ahead is not None:
+            self._add_gap(CLOCK_SET_BACK, self._ahead.first_ns, self._ahead.last_ns(time.time_ns()), 0)
+            self._ahead = None
+
+    async def _note_missing(self, session: Session, missing: Missing) -> None:
         """A publication was sent and never came, and the server does not hold it any more."""
         if missing.subscription_id == self._subscription.id:
-            self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, time.time_ns(), 1)
+            now_ns = await self.read_clock(session)
+            self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, self._alive_set_back_ns, now_ns, 1)
         elif self._rescue is not None:
             self._rescue.spoil(missing.subscription_id)
 
@@ -230,14 +261,14 @@ class EventCollector:
 
     async def _record(self, arrived: _Arrived) -> None:
         self._unrecorded = None  # nothing is awaited before all of it is handed in
-        content, publish_ns, is_old = arrived
-        self._note_losses(content, publish_ns, is_old=is_old)
+        content, arrived_ns, is_old = arrived.content, arrived.arrived_ns, arrived.is_old
+        self._note_losses(arrived)
         brackets = [one for one in content.events if one.is_of(*BRACKETS)]
         others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
         # One after the other: whether an event is wanted depends on what the book has taken in before it.
         events = (one for one in others if self._is_wanted(one))
         taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=content.more)
-        for message, time_ns in self._messages(taken, publish_ns):
+        for message, time_ns in self._messages(taken, arrived_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
         self._events_total += len(taken.events)
         self._last_event_ns = max([self._last_event_ns, *(one.time_ns for one in others)])
@@ -263,17 +294,17 @@ class EventCollector:
         severity = event.fields.get("severity", 1_000)
         return severity >= self._settings.events_severity_min or self._book.knows(event)
 
-    def _messages(self, taken: Taken, publish_ns: int) -> list[tuple[Message, int]]:
+    def _messages(self, taken: Taken, now_ns: int) -> list[tuple[Message, int]]:
         source, zone, names = self._settings.name, self._recorder.zone, self._type_names
         found = [
-            (event_message(one, source, zone, names, publish_ns, is_refreshed=index in taken.refreshed), one.time_ns)
+            (event_message(one, source, zone, names, now_ns, is_refreshed=index in taken.refreshed), one.time_ns)
             for index, one in enumerate(taken.events)
         ]
-        found += [(absent_message(one, source, zone, names, publish_ns), publish_ns) for one in taken.absent]
+        found += [(absent_message(one, source, zone, names, now_ns), now_ns) for one in taken.absent]
         if taken.is_complete and (retained := condition_names(self._book.retained)) != self._told_retained:
             self._told_retained = retained
-            found.append((refresh_message(retained, source, zone, publish_ns), publish_ns))
-        return [(message, time_ns or publish_ns) for message, time_ns in found]
+            found.append((refresh_message(retained, source, zone, now_ns), now_ns))
+        return [(message, time_ns or now_ns) for message, time_ns in found]
 
     async def _learn_types(self, events: Sequence[Event], session: Session, service: EventService) -> None:
         """Ask for the names of event types that are met the first time."""
@@ -296,24 +327,34 @@ class EventCollector:
             names = await service.type_names([(node, index) for _, node, index in asked])
             self._type_names.update(zip((text for text, _, _ in asked), names, strict=True))
 
-    def _note_losses(self, content: EventPublication, publish_ns: int, *, is_old: bool) -> None:
-        reason = "" if is_old else self._subscription.watch.take(content.events, more=content.more)
+    def _note_losses(self, arrived: _Arrived) -> None:
+        content = arrived.content
+        last_ns = max(arrived.arrived_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
+        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=content.more)
         if reason:
             self._lose(
-                reason, self._last_event_ns or publish_ns, publish_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
+                reason, arrived.since_ns, arrived.set_back_ns, last_ns, int(reason == event_loss.QUEUE_OVERFLOWED)
             )
         if content.unreadable:
-            self._lose(event_loss.UNREADABLE, publish_ns, publish_ns, content.unreadable)
+            self._lose(event_loss.UNREADABLE, arrived.since_ns, arrived.set_back_ns, last_ns, content.unreadable)
 
-    def _lose(self, reason: str, first_ns: int, last_ns: int, count: int) -> None:
+    def _lose(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
         """Note lost events, at least so many, and ask for the state of the conditions again: their changes may be among
         them."""
-        self._add_gap(reason, first_ns, last_ns, count)
+        self._declare(reason, first_ns, set_back_ns, last_ns, count)
         if self._book.is_refreshing:
             self._book.spoil()
             self._refresh.spoil(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
+
+    def _declare(self, reason: str, first_ns: int, set_back_ns: int, last_ns: int, count: int) -> None:
+        """A gap between two times of the server's clock, which had been set back by so much in all at the first. If it
+        was set back since then, the gap is declared in the times of the clock as it was and as it is."""
+        since_ns = self.clock.set_back_ns - set_back_ns
+        self._add_gap(reason, first_ns, last_ns + since_ns, count)
+        if since_ns:
+            self._add_gap(CLOCK_SET_BACK, first_ns - since_ns, last_ns, 0)
 
     def _add_gap(self, reason: str, first_ns: int, last_ns: int, count: int) -> None:
         is_exact = reason == event_loss.UNREADABLE
@@ -329,16 +370,14 @@ class EventCollector:
 
     def _rescue_of_session_before(self, session: Session) -> Rescue[_Subscription] | None:
         """The rescue of the events that the session before did not receive."""
-        lost, before = self._subscription, self._publisher
-        if before is None or self._server_start is None:
+        lost = self._subscription
+        if self._publisher is None:
             return None
-        numbers = before.positions()
-        olds = {}
-        if lost.id in numbers and lost.has_items and not lost.ended:
-            olds[lost.id] = Old(lost, numbers[lost.id], self._route(lost, session))
-        self._bridges = not self._missing_since_ns  # else what was missing before this subscription stays so
-        others = [number for number in before.routed if number not in olds]
-        return Rescue(olds, others, self._server_start, time.monotonic())
+        if lost.has_items:
+            self._bridges = not self._missing_since_ns  # else what was missing before this subscription stays so
+        built, numbers = [lost] if lost.has_items else None, self._publisher.positions(routed=True)
+        route = partial(self._route, session=session)
+        return next_rescue(self._rescue, built, numbers, self._server_start, route)
 
     async def _rescue_due(self, session: Session, publisher: Publisher) -> None:
         """End a rescue whose old subscription has given everything."""
@@ -346,7 +385,7 @@ class EventCollector:
         if rescue is None:
             return
         if not rescue.is_built:  # or refused, where the server has no room beside the old one
-            rescue.built()
+            rescue.built(time.monotonic())
         if rescue.is_over(time.monotonic()):
             ended = rescue.end(time.monotonic())
             for old in ended.all:
@@ -361,11 +400,9 @@ class EventCollector:
             await rescue.delete_useless(session)
             self._rescue = None
 
-    async def _tend(self, session: Session, service: EventService, publisher: Publisher) -> None:
-        """Keep a subscription with its items, and ask for refreshes."""
-        if self._rescue is not None:
-            self._book.begin_rescue()
-            await self._rescue.begin(session, publisher, lambda _: None)
+    async def run(self, session: Session, publisher: Publisher) -> None:
+        """Keep a subscription with its items, and ask for refreshes, in a session whose values are subscribed."""
+        service = EventService(session.ask)
         pause_s = 0.0
         while True:
             subscription = self._subscription
@@ -379,6 +416,9 @@ class EventCollector:
             elif time.monotonic() - subscription.opened_s > STABLE_S:
                 pause_s = 0.0
             await self._create_due(session, service)
+            if self._subscription.has_items and not self._subscription.since_ns:
+                self._subscription.since_ns = await self.read_clock(session)
+            self._declare_missing()
             await self._rescue_due(session, publisher)
             await self._refresh_due(service)
             await asyncio.sleep(TICK_S)
@@ -396,15 +436,16 @@ class EventCollector:
             self._say("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
             publisher.forget(lost.id)
             self._begin_subscription(0)
+        opened_ns = self._now_ns()
         try:
-            number, interval_ms = await session.create_subscription()
+            opened = await session.create_subscription()
         except SourceLost as error:  # if the session is at its end, its other tasks say so
             self._say("subscription", "events_refused", str(error))
             return False
-        # Keep-alives are counted in publishing intervals: a server that revises these sends keep-alives as rarely.
-        self._begin_subscription(number, max(1.0, interval_ms / self._settings.publishing_interval_ms))
-        publisher.begin(number, self._route(self._subscription, session))
-        self._server_start = await session.server_start()
+        self._begin_subscription(opened.id, opened.slower)
+        self._subscription.opened_ns = opened_ns
+        self._subscription.liveness.open(opened_ns)
+        publisher.begin(opened.id, self._route(self._subscription, session))
         await session.namespaces()
         return True
 

@@ -1,4 +1,4 @@
-"""Event notification bytes to events: which fields an event is asked for, and how they are read.
+"""Selects the fields of an event and decodes event notification bytes into events.
 
 An event arrives as a list of Variants in the order of the filter's select clauses (OPC 10000-4, 7.22.3). A field that
 an event does not have comes as null, or as a status in its place. Values are read by the session's ValueReader; times
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import DecodeError, Reader, extension_object, filetime_ns
+from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, extension_object, filetime_ns
 from agent.message import Json, parse_json
 
-EVENTS, STATUS_CHANGE = 916, 820  # node ids of the binary encodings, namespace 0
 EVENTS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
 DATE_TIME, STATUS_CODE, NODE_IDS = 13, 19, frozenset({17, 18})  # variant types
 NULL_NODE = "i=0"

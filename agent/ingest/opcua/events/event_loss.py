@@ -1,8 +1,8 @@
-"""Signs that events were lost: what a server says of its queue, and what it does not say.
+"""Detects lost events: overflows that a server reports, and overflows that it does not report.
 
 A server whose queue for a monitored item runs over sends an event of type EventQueueOverflowEventType (OPC 10000-4,
-7.22.3). Some (node-opcua) discard without a word. Then the burst that empties the queue holds as many events as the
-queue has places: that many may be all there were, or those that were left. It is taken as a loss of unknown size.
+7.22.3). Some servers (node-opcua) discard events silently. Then the burst that empties the queue holds as many events
+as the queue has places, and it is not known whether there were more. It is recorded as a loss of unknown size.
 
 Core.
 """

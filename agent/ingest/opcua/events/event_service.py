@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from asyncua import ua
 from asyncua.client.ua_session import UaSession
@@ -20,10 +20,8 @@ from asyncua.ua.object_ids import ObjectIdNames, ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 
 from agent.ingest import quality
-from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_EVENT, BASE_FIELDS, Field
-
-AnswerT = TypeVar("AnswerT")
+from agent.opcua_address import NodeAddress
 
 QUEUE_SIZE = 10_000  # events that a server is asked to keep for each node; about a minute of a bad alarm flood
 TYPES_PER_READ = 100  # far below what any server refuses

@@ -1,4 +1,4 @@
-"""What a person asks of a server: its variables as rows of a tag file, and the values of single nodes."""
+"""Reads a server for commands: its variables as rows of a tag file, and the values of single nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from asyncua import ua
 from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIdNames
 
-from agent.foreign_text import csv_cell
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.escaping import csv_cell
 from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.message import Json, Value, time_text
+from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name as symbolic_status
 
 _BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)

@@ -1,7 +1,9 @@
-"""The way to a server, step by step: name, port, protocol, endpoints, both certificates, session, user, state, limits.
+"""Tests the connection to a server step by step: name, port, protocol, endpoints, both certificates, session, user,
+state, limits.
 
-Each step says what it found or exactly what is wrong and what to do; a step that fails ends the way. The steps use what
-a source uses, so what works here works there. At the end stand the settings that worked, to be pasted into node.toml.
+Each step reports its result, or the exact problem and its remedy; a step that fails ends the test. The steps use the
+code of a source, so settings that pass the test work for a source. At the end the working settings are printed, to be
+pasted into node.toml.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 
 from agent.ingest.errors import SourceError, SourceRefused
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 from agent.ingest.opcua.explore.services import Services, open_services
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
@@ -33,7 +34,8 @@ from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity,
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
 from agent.ingest.probe_result import Outcome, ProbeStep, failed
-from agent.ingest.settings import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
+from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
 
 PORT = 4840
 CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to put together, and certificates may be refused
@@ -98,7 +100,8 @@ class Probe:
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
-            return failed("endpoints", f"{self.settings.url} offers no endpoint", "configure one at the server")
+            todo = "write the host name by which the server knows itself into the URL, or configure an endpoint there"
+            return failed("endpoints", f"{self.settings.url} offers no endpoint at this address", todo)
         name = server.ApplicationName.Text if server.ApplicationName is not None else ""
         what = f"{name or 'a server'} ({server.ApplicationUri}), product {server.ProductUri or 'unnamed'}"
         return ProbeStep("endpoints", Outcome.OK, what, details=tuple(lines))

@@ -6,7 +6,6 @@ followed to their end. What fails for one node is that node's result and not the
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,20 +18,21 @@ from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, Reading
+from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.walk import Reference
+from agent.ingest.opcua.groups import told_limit
 from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
-from agent.ingest.opcua.session import CallTooLarge, Session, new_client
+from agent.ingest.opcua.session import CallTooLarge, Session, disconnect, new_client
 from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.ingest.quality import BAD_DECODING_ERROR
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
 
 NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
-REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself for ever is left at that
+REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself forever is left at that
 WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
-GOODBYE_S = 2.0
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
@@ -71,9 +71,7 @@ class Services:
             [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
         )
         values = [answer.Value.Value if answer.Value is not None else None for answer in answers]
-        self.limits = {
-            name: value for name, value in zip(names, values, strict=True) if isinstance(value, int) and value > 0
-        }
+        self.limits = {name: limit for name, value in zip(names, values, strict=True) if (limit := told_limit(value))}
         self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
         self._per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
 
@@ -236,17 +234,13 @@ async def open_services(settings: OpcuaSourceSettings, password: str = "") -> As
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
     client = new_client(settings, WATCHDOG_S)
-    await connect(client, settings, SteppedClient(settings), password)
     try:
+        await connect(client, settings, SteppedClient(settings), password)
         services = Services(client, settings)
         await services.prepare()
         yield services
     finally:
-        try:
-            async with asyncio.timeout(GOODBYE_S):
-                await client.disconnect()
-        except (UaError, OSError, TimeoutError):
-            client.disconnect_socket()
+        await disconnect(client)
 
 
 def status_name(status: ua.StatusCode | None) -> str:

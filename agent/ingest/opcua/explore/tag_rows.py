@@ -1,8 +1,8 @@
 """Variables as rows of a tag file: an address with the namespace by URI, a name made from the path, what is known.
 
-Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Two that become equal
-are told apart by a piece of the address's digest, so that the same variable has the same name next time. Core: takes
-variables and what was read of them, returns text.
+Names are plain: letters, digits, `_`, `-` and `.`, the first part of the path before the slash. Equal names are made
+unique with a part of the address's digest, so the same variable always gets the same name. Core: takes variables and
+what was read of them, returns text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from agent.ingest.errors import IngestError
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.ingest.tags.csv_rows import write_csv
 from agent.ingest.tags.sheet import ROWS_MAX
+from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 
 ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle of the path
 TEXT_BYTES_MAX = 1_000  # unit and description; a definition holds 1,024

@@ -11,8 +11,8 @@ from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.session import CallTooLarge, Session, open_session, quiet_library
 from agent.ingest.probe_result import TagReading
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.ingest.tags.tag_map import Tag
+from agent.settings.sources import OpcuaSourceSettings
 
 
 async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:

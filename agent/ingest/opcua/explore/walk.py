@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
+from agent.opcua_address import STANDARD_URI, NodeAddress
 
 OBJECTS = NodeAddress(STANDARD_URI, 85)  # the Objects folder, below which a server shows its plant
 SERVER = NodeAddress(STANDARD_URI, 2253)  # its own diagnostics, the same at every server

@@ -27,7 +27,9 @@ from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import (
+    CLOCK_SET_BACK,
     FILL_PREDICATE,
+    ITEM_RENEWED,
     NOTIFICATIONS_MISSING,
     OUTAGE_REASONS,
     SERVER_QUEUE_OVERFLOW,
@@ -43,7 +45,7 @@ from agent.ingest.opcua.history.gap_fill import (
     Outcome,
     Window,
 )
-from agent.ingest.opcua.liveness import CLOCK_JUMP_NS
+from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, drift_ns
 from agent.ingest.ports import StoredFacts
 from agent.ingest.recorder import Recorder
 from agent.ingest.sampling import Return, Sampler
@@ -57,6 +59,8 @@ TICK_S = 0.5  # how often returns are looked for, when there is nothing to fill
 SETTLE_TICKS = 4  # tags return call by call; those of one outage are read together
 NODES_PER_READ_MAX = 20  # a server's own limit shows in its refusal; the call is halved then
 VALUES_PER_READ_MAX = 1_000  # of one node: with 20 nodes a page of some 500 kB
+COMMITTED_S = 10.0  # what comes live with times of a hole is stored by then
+HOLES_MAX = 10  # that wait for what is on its way; beyond, the others become one
 JOBS_MAX = 100  # gaps that wait; beyond, the newest two become one
 SLICE_TAGS = 100  # a slice's times in the store are held in memory: 100 tags at 1 Hz for an hour are 360,000
 SLICE_NS = 3_600 * 1_000_000_000
@@ -64,9 +68,10 @@ STORED_TIMES_MAX = 2_000_000  # some 150 MB; a slice with more is halved
 RETRY_S, RETRY_MAX_S = 1.0, 60.0  # after a call that failed as a whole
 CALLS_FAILED_MAX = 8  # some four minutes of failing calls
 
-BAD_USER_ACCESS_DENIED = 0x801F_0000
-MAY_NOT_EXIST = quality.GONE | {BAD_USER_ACCESS_DENIED}  # open62541 denies access to the history of an unknown node
-_WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING})  # values are missing between others
+# open62541 denies access to the history of an unknown node.
+MAY_NOT_EXIST = quality.GONE | {quality.BAD_USER_ACCESS_DENIED}
+# Values are missing between others, or where the return of a tag does not show it.
+_WITHOUT_RETURN = frozenset({SERVER_QUEUE_OVERFLOW, NOTIFICATIONS_MISSING, ITEM_RENEWED, CLOCK_SET_BACK})
 
 
 class HistorySession(Protocol):
@@ -75,10 +80,32 @@ class HistorySession(Protocol):
     async def namespaces(self) -> list[str]:
         """The server's namespace URIs, by index."""
 
+    async def clock_ns(self) -> int | None:
+        """What the server's clock shows; None: it does not say."""
+
     async def read_history(
         self, ranges: Sequence[HistoryRange], nodes: Sequence[tuple[Reading, int]], values_max: int
     ) -> list[HistoryPage]:
         """Raw values of nodes. Raises HistoryRefused if the call as a whole is refused."""
+
+
+@dataclass(slots=True)
+class _Hole:
+    """Values of these tags were lost between two times. `noted_s`: our monotonic clock at the last such loss."""
+
+    first_ns: int
+    last_ns: int
+    tags: set[int]
+    noted_s: float
+
+    def touches(self, later: _Hole) -> bool:
+        """Whether both are read at once: their times overlap or lie close together."""
+        return self.first_ns - SEAM_NS <= later.last_ns and later.first_ns - SEAM_NS <= self.last_ns
+
+    def with_all_of(self, earlier: _Hole) -> _Hole:
+        """Both as one."""
+        first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
+        return _Hole(first_ns, last_ns, self.tags | earlier.tags, self.noted_s)
 
 
 @dataclass(slots=True)
@@ -110,6 +137,7 @@ class _Job:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     not_filled: list[int] = field(default_factory=list)
     values: int = 0
+    noted_s: float = field(default_factory=time.monotonic)  # the server's clock showed its end by then
     rescued: int = 0  # tags whose values the subscriptions of the lost session still held
     values_rescued: int = 0
 
@@ -132,10 +160,11 @@ class HistoryBackfill:
         self._turns: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
-        self._sampler = Sampler(())
+        self._renumbered: Mapping[int, int] = {}  # of the tag map whose numbers are in what stands above
+        self._sampler = Sampler()
         self._ruled: Mapping[int, Tag] | None = None  # the tag map whose rules the sampler has
-        self._numbers: dict[int, int] = {}
-        self._hole: tuple[int, int, set[int]] | None = None  # first and last time and tags of values lost in between
+        self._numbers: dict[int, int] = {}  # of tags, those under which their values from history are recorded
+        self._holes: list[_Hole] = []  # bounded by HOLES_MAX
         self._asked_s = 0.0  # when the store was asked for the times of the present slice
         self._unfilled: tuple[int, ...] | None = None  # outages of earlier processes; None: not looked up yet
         self.now_ns: Callable[[], int] = time.time_ns  # until its source sets the server's clock
@@ -145,7 +174,7 @@ class HistoryBackfill:
     def gaps_open(self) -> int:
         """Gaps that are known and not filled."""
         returned = bool(self._returns) or self._delivery.sampler.has_returns
-        return len(self._jobs) + returned + bool(self._gone) + (self._hole is not None)
+        return len(self._jobs) + returned + bool(self._gone) + len(self._holes)
 
     @property
     def values_total(self) -> int:
@@ -180,6 +209,9 @@ class HistoryBackfill:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
         self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
 
+    async def begin(self, *_: object) -> None:
+        """A lost session holds no history."""
+
     async def run(self, session: HistorySession, _: object) -> None:
         """Fill gaps for the length of a session."""
         for job in self._jobs:
@@ -192,10 +224,9 @@ class HistoryBackfill:
             self._take_returns()
             if self._unfilled and self._is_settled:
                 self._add_unfilled()
-            if self._hole is not None and self.now_ns() > self._hole[1] + SEAM_NS:  # what came after it is committed
-                first_ns, last_ns, tags = self._hole
-                self._hole = None
-                self._add(self._sliced("gap", first_ns, last_ns + 1, tags))
+            while self._holes and time.monotonic() > self._holes[0].noted_s + COMMITTED_S:
+                hole = self._holes.pop(0)
+                self._add(self._sliced("gap", hole.first_ns, hole.last_ns + 1, hole.tags))
             if not self._jobs:
                 await asyncio.sleep(TICK_S)
                 continue
@@ -232,9 +263,10 @@ class HistoryBackfill:
 
     def _take_returns(self) -> None:
         """Make a job of the tags that have returned, once no more of them come."""
+        self._follow_map()
         returned = self._delivery.sampler.take_returns()
         if returned:
-            for tag, one in returned:
+            for tag, one in ((self._delivery.number(tag), one) for tag, one in returned):
                 if tag in self._returns:  # came, went and came again: two gaps, not one
                     self._close_returns()
                 self._returns[tag] = one
@@ -244,13 +276,28 @@ class HistoryBackfill:
             if self._returns_ticks <= 0:
                 self._close_returns()
 
+    def _follow_map(self) -> None:
+        """Go on with the tags that have another number in a new tag map. Jobs keep the numbers that they were made
+        with: what is asked for now may be of any map."""
+        if self._renumbered is self._delivery.renumbered:
+            return
+        self._renumbered = self._delivery.renumbered
+        self._returns = {self._delivery.number(tag): one for tag, one in self._returns.items()}
+        self._rescued = {self._delivery.number(tag) for tag in self._rescued}
+        self._stopped = {self._delivery.number(tag): first_ns for tag, first_ns in self._stopped.items()}
+        gone, self._gone = self._gone, {}
+        for tag, missing in gone.items():
+            self._note_gone(tag, missing)
+
     def _close_returns(self) -> None:
         """A job for what is missing of these tags. One that is new in the tag map has no past to fill."""
         windows = {}
         for tag, one in self._returns.items():
             began_ns = self._stopped.pop(tag, 0)
             if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
-                windows[tag] = Window(one.after_ns, lost_ns, one.before_ns)
+                # A clock that was set back puts what follows before the last value: the store says what of it is known.
+                is_after = one.after_ns < one.before_ns
+                windows[tag] = Window(one.after_ns if is_after else lost_ns - SEAM_NS - 1, lost_ns, one.before_ns)
         again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
         rescued, self._rescued = self._rescued, set()
@@ -282,7 +329,8 @@ class HistoryBackfill:
 
     def _sliced(self, cause: str, first_ns: int, last_ns: int, wanted: Collection[int] | None = None) -> _Job:
         """A job for these tags, by default all, cut into pieces whose times in the store fit into memory."""
-        tags = [tag for tag in self._delivery.tags if wanted is None or tag in wanted]
+        numbers = None if wanted is None else {self._delivery.number(tag) for tag in wanted}
+        tags = [tag for tag in self._delivery.tags if numbers is None or tag in numbers]
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], start_ns, min(start_ns + SLICE_NS, last_ns))
             for start_ns in range(first_ns, max(last_ns, first_ns + 1), SLICE_NS)
@@ -325,20 +373,29 @@ class HistoryBackfill:
             self._count(job, job.fill)
             job.fill = None
             return 0
-        await self._history_numbers([asked.tag for asked in call if asked.tag in self._delivery.tags])
         pages = await self._read(session, call, job.fill.values_max)
-        missing = self._without_what_comes_live(job.fill, job.fill.answered(call, pages))
-        self._hand_in(missing)  # nothing is awaited since the answer: a session that ends now loses no value
+        elapsed_ns = int((time.monotonic() - job.noted_s) * 1e9)
+        now_ns = await session.clock_ns() or self.now_ns()
+        while new := self._without_history_number(call):  # the map may change meanwhile
+            await self._history_numbers(new)
+        missing = job.fill.answered(call, pages)
+        if now_ns < job.fill.ends_ns + elapsed_ns - drift_ns(elapsed_ns):
+            missing = self._without_what_comes_live(missing, now_ns)
+        self._hand_in(missing)  # nothing is awaited since it was taken in: a session that ends now loses no value
         job.values += len(missing)
         await self._recorder.drain()
         return sum(len(page.values) for page in pages)
 
-    def _without_what_comes_live(self, fill: GapFill, missing: list[Sample]) -> list[Sample]:
-        """A server whose clock was set back into a gap records new values in the time of the gap. What it has had since
-        the store was asked comes live, too: that time is read once more when it is over."""
-        now_ns = self.now_ns()
-        if now_ns - CLOCK_JUMP_NS > max((one.before_ns for one in fill.windows.values()), default=0):
-            return missing
+    def _without_history_number(self, call: Iterable[HistoryRange]) -> dict[int, Tag]:
+        """The tags of a call of which no value from history was recorded yet."""
+        tags = self._delivery.tags
+        asked = [self._delivery.number(one.tag) for one in call]
+        return {tag: tags[tag] for tag in asked if tag in tags and tag not in self._numbers}
+
+    def _without_what_comes_live(self, missing: list[Sample], now_ns: int) -> list[Sample]:
+        """A server whose clock was set back since the gap ended may record new values in the time of the gap. What it
+        has had since the store was asked comes live, too: that time is read once more when it is over. `now_ns` is its
+        clock, read behind the history: what has come of it live may be older than the set-back."""
         last_ns = now_ns + CLOCK_JUMP_NS
         first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - SEAM_NS
         later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
@@ -347,8 +404,12 @@ class HistoryBackfill:
         return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
 
     def _add_hole(self, first_ns: int, last_ns: int, tags: Collection[int]) -> None:
-        known_first_ns, known_last_ns, known_tags = self._hole or (first_ns, last_ns, set[int]())
-        self._hole = min(first_ns, known_first_ns), max(last_ns, known_last_ns), known_tags.union(tags)
+        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic())
+        for known in reversed(list(self._holes)):
+            if known.touches(hole) or len(self._holes) >= HOLES_MAX:
+                self._holes.remove(known)
+                hole = hole.with_all_of(known)
+        self._holes.append(hole)
 
     async def _read(self, session: HistorySession, call: list[HistoryRange], values_max: int) -> list[HistoryPage]:
         """What the server's history has. A tag that the server or the tag map lacks has none. Where an address may mean
@@ -365,7 +426,8 @@ class HistoryBackfill:
 
     def _node(self, tag: int, namespaces: Sequence[str]) -> tuple[Reading, int] | None:
         """The reading of a tag whose turn it is, with its namespace index."""
-        readings: Sequence[Reading] = self._delivery.points[tag].readings if tag in self._delivery.points else ()
+        point = self._delivery.points.get(self._delivery.number(tag))
+        readings: Sequence[Reading] = () if point is None else point.readings
         for reading in readings[self._turns.get(tag, 0) :]:
             index = reading.address.index(namespaces)
             if index is not None:
@@ -374,8 +436,8 @@ class HistoryBackfill:
 
     def _turn(self, tag: int) -> bool:
         """The node of a tag does not exist: whether there is another to be read. If not, it begins with the first."""
-        turn = self._turns.pop(tag, 0) + 1
-        if tag not in self._delivery.points or turn >= len(self._delivery.points[tag].readings):
+        turn, point = self._turns.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
+        if point is None or turn >= len(point.readings):
             return False
         self._turns[tag] = turn
         return True
@@ -384,9 +446,13 @@ class HistoryBackfill:
         """A slice, with what the store has of it; None if that is too much at once."""
         await self._delivery.recorder.committed()  # live values in the time of a gap, after a clock was set back
         self._asked_s = time.monotonic()
-        live = [tag for tag in piece.tags if tag in self._delivery.tags]
+        known = self._delivery.tags
+        live = {now: tag for tag in piece.tags if (now := self._delivery.number(tag)) in known}
+        by_stream: dict[str, dict[int, Tag]] = {}
+        for tag in live:
+            by_stream.setdefault(known[tag].stream, {})[tag] = known[tag]
         windows, stored = {}, dict[int, set[int]]()
-        for stream, tags in self._by_stream(live).items():
+        for stream, tags in by_stream.items():
             numbers = dict(zip(await self._history_numbers(tags), tags, strict=True)) | {tag: tag for tag in tags}
             found = await asyncio.to_thread(
                 self._stored.sample_times, stream, list(numbers), piece.first_ns, piece.last_ns, STORED_TIMES_MAX
@@ -395,7 +461,7 @@ class HistoryBackfill:
                 return None
             for number, times in found.items():
                 stored.setdefault(numbers[number], set()).update(times)
-            windows.update({tag: piece.window(tag) for tag in tags})
+            windows.update({tag: piece.window(live[tag]) for tag in tags})
         return GapFill(windows, NODES_PER_READ_MAX, VALUES_PER_READ_MAX, stored)
 
     def _refused(self, job: _Job, error: HistoryRefused, failures: int) -> None:
@@ -432,14 +498,18 @@ class HistoryBackfill:
         job.outcomes.update(fill.outcomes.values())
         for tag, outcome in fill.outcomes.items():
             if outcome is Outcome.NODE_GONE:
-                known, missing = self._gone.get(tag), fill.windows[tag]
-                self._gone[tag] = missing if known is None else known._replace(before_ns=missing.before_ns)
+                self._note_gone(tag, fill.windows[tag])
         self._name_unfilled(job, (tag for tag, outcome in fill.outcomes.items() if outcome is not Outcome.FILLED))
+
+    def _note_gone(self, tag: int, missing: Window) -> None:
+        tag = self._delivery.number(tag)
+        known = self._gone.get(tag)
+        self._gone[tag] = missing if known is None else missing.joined(known)
 
     def _hand_in(self, samples: Sequence[Sample]) -> None:
         """Hand what the rules of the tags let through to the recorder. The numbers of the tags are known."""
         tags = self._delivery.tags
-        wanted = [sample for sample in samples if sample.tag in tags and sample.tag in self._numbers]
+        wanted = [one._replace(tag=now) for one in samples if (now := self._delivery.number(one.tag)) in tags]
         if tags is not self._ruled:
             self._ruled = tags
             self._sampler.adopt({tag: one.rule for tag, one in tags.items()})
@@ -450,19 +520,13 @@ class HistoryBackfill:
         for stream, rows in by_stream.items():
             self._recorder.hand_in(stream, SampleColumns.of(rows))
 
-    async def _history_numbers(self, tags: Sequence[int]) -> list[int]:
+    async def _history_numbers(self, tags: Mapping[int, Tag]) -> list[int]:
         """The numbers under which values from history are recorded, in the order of these tags."""
         new = [tag for tag in tags if tag not in self._numbers]
         if new:
-            marked = [replace(self._delivery.tags[tag].definition, acquisition=ACQUISITION) for tag in new]
+            marked = [replace(tags[tag].definition, acquisition=ACQUISITION) for tag in new]
             self._numbers.update(zip(new, await self._recorder.define(marked), strict=True))
         return [self._numbers[tag] for tag in tags]
-
-    def _by_stream(self, tags: Sequence[int] | Mapping[int, object]) -> dict[str, list[int]]:
-        streams: dict[str, list[int]] = {}
-        for tag in tags:
-            streams.setdefault(self._delivery.tags[tag].stream, []).append(tag)
-        return streams
 
     async def _conclude(self, job: _Job) -> None:
         """Say what became of a gap, as a fact and in the log."""
@@ -498,7 +562,7 @@ class HistoryBackfill:
         return Message(envelope, Fact(f"source:{source}", FILL_PREDICATE, content))
 
     def _named(self, job: _Job) -> Iterator[int]:
-        return (tag for tag in job.not_filled if tag in self._delivery.tags)
+        return (now for tag in job.not_filled if (now := self._delivery.number(tag)) in self._delivery.tags)
 
 
 def _halved(piece: _Slice) -> list[_Slice]:

@@ -1,4 +1,5 @@
-"""The work of filling one gap: which values of which tags to read next, and which of the values read are missing here.
+"""Plans the filling of one gap: which values of which tags to read next, and which of the values read are missing in
+the store.
 
 Each tag has a window: everything up to `after_ns` was delivered before the gap, everything from `before_ns` on is
 delivered live. Values strictly between them are missing. They are read forward, many tags in one call, each tag page
@@ -8,11 +9,16 @@ A value is accepted once. A page that begins again at the last value read repeat
 recognised by time, value and status. After a restart of the process the lower end of a window is only known to within
 some seconds; `stored` then names the times that are in the store already.
 
+The pages of one reading need not be in the order of time: a server whose clock was set back may give its values as it
+recorded them (node-opcua). So what a page brings is new by where its reading began, not by what has been read since,
+and only the server says that there is no more.
+
 Core: takes answers, returns samples; no IO and no clock.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,6 +33,7 @@ SEAM_NS = 10_000_000_000
 publication. Sampling and publishing intervals beyond this are refused by no server but are no way to watch a plant."""
 TICK_NS = 100  # resolution of a DateTime
 READS_PER_TAG_FAILED_MAX = 3  # a node that fails as often is given up; a server that is busy answers sooner
+TIMES_TAKEN_MAX = 100_000  # of one tag, should its reading begin again: of 20 tags in one call 16 MB
 
 
 class Window(NamedTuple):
@@ -39,6 +46,11 @@ class Window(NamedTuple):
     after_ns: int
     lost_ns: int
     before_ns: int
+
+    def joined(self, other: Window) -> Window:
+        """Both, with what lies between them; the store says what of that it has."""
+        after_ns, lost_ns = min(self.after_ns, other.after_ns), min(self.lost_ns, other.lost_ns)
+        return Window(after_ns, lost_ns, max(self.before_ns, other.before_ns))
 
 
 class HistoryRange(NamedTuple):
@@ -87,6 +99,7 @@ _NO_HISTORY = frozenset(
         quality.BAD_NOT_SUPPORTED,
     }
 )
+_NO_CONTINUATION_POINTS = 0x804B_0000  # BadNoContinuationPoints: the server holds as many as it can
 _NO_DATA = frozenset({0x809B_0000, 0x80D7_0000})  # BadNoData, BadBoundNotFound: the answer is complete and empty
 
 
@@ -99,9 +112,40 @@ class _Cursor:
     continuation_point: bytes | None = None
     call: tuple[int, int] | None = None  # start and end of the call that gave the continuation point
     last: set[tuple[str, int]] = field(default_factory=set)  # value and status of what was read at `start_ns`
+    begun_ns: int = 0  # `start_ns` at the call that was made without a continuation point, and `last`
+    begun: frozenset[tuple[str, int]] = frozenset()
+    taken: array[int] = field(default_factory=lambda: array("q"))  # times that were read since then
+    known: set[int] = field(default_factory=set)  # times that were read before the reading began again
     has_moved: bool = True  # since it was last read without a continuation point
     is_alone: bool = False  # to be read from its own start only
     failures: int = 0
+
+    def begin(self) -> None:
+        """A reading from `start_ns` on is answered."""
+        self.begun_ns, self.begun = self.start_ns, frozenset(self.last)
+        self.taken = array("q")
+
+    def begin_again(self) -> None:
+        """That reading ended early, and what it did not bring may lie anywhere behind its start. One that brought
+        more than is kept goes on from its newest value."""
+        if len(self.known) + len(self.taken) < TIMES_TAKEN_MAX:
+            self.known.update(self.taken)
+            self.start_ns, self.last = self.begun_ns, set(self.begun)
+
+    def takes(self, time_ns: int, known: tuple[str, int]) -> bool:
+        """Whether this value is read for the first time."""
+        if time_ns < self.begun_ns or (time_ns == self.begun_ns and known in self.begun) or time_ns in self.known:
+            return False
+        if time_ns == self.start_ns and known in self.last:
+            return False
+        if time_ns > self.start_ns:
+            self.start_ns = time_ns
+            self.last.clear()
+        if time_ns == self.start_ns:
+            self.last.add(known)
+        if len(self.taken) < TIMES_TAKEN_MAX:
+            self.taken.append(time_ns)
+        return True
 
 
 class GapFill:
@@ -121,9 +165,11 @@ class GapFill:
             if window.before_ns - window.after_ns > 1
         }
         self.windows = windows
+        self.ends_ns = max((one.before_ns for one in windows.values()), default=0)
         self.outcomes = dict.fromkeys((tag for tag in windows if tag not in self._open), Outcome.FILLED)
         self._nodes_max, self.values_max = nodes_max, values_max
         self._stored = stored or {}
+        self._is_ordered = True  # the server has given everything in the order of time
         self.values_total = 0
 
     @property
@@ -132,12 +178,12 @@ class GapFill:
 
     def next_call(self) -> list[HistoryRange]:
         """What to read now, in one call. The same tags are read to their end before others begin, so that a server
-        holds few continuation points. A call has one start for all its nodes, so these lie close together in it; one
-        with continuation points has the times of the call that gave them, for some servers (open62541) count from
-        there."""
+        holds few continuation points; those that have one come first, whatever the server refused beside them. A call
+        has one start for all its nodes, so these lie close together in it; one with continuation points has the times
+        of the call that gave them, for some servers (open62541) count from there."""
         if not self._open:
             return []
-        first = next(iter(self._open.values()))
+        first = next((one for one in self._open.values() if one.call is not None), next(iter(self._open.values())))
         alike = (
             HistoryRange(tag, *(cursor.call or (cursor.start_ns, cursor.window.before_ns)), cursor.continuation_point)
             for tag, cursor in self._open.items()
@@ -156,14 +202,20 @@ class GapFill:
         return True
 
     def forget_continuation_points(self) -> None:
-        """The session that gave them has ended; reading goes on from the last value.
+        """The session that gave them has ended; reading goes on from the last value, or begins again at a server that
+        gives values in another order.
 
         A tag whose pages held only what lies before its own start would get the same pages again, as often as
         sessions end: it is read from its own start from now on.
         """
         for cursor in self._open.values():
             cursor.is_alone |= cursor.continuation_point is not None and not cursor.has_moved
-            cursor.continuation_point = cursor.call = None
+            self._break_off(cursor)
+
+    def _break_off(self, cursor: _Cursor) -> None:
+        if cursor.continuation_point is not None and not self._is_ordered:
+            cursor.begin_again()
+        cursor.continuation_point = cursor.call = None
 
     def give_up(self, outcome: Outcome) -> None:
         """End all that is open with this outcome."""
@@ -175,24 +227,29 @@ class GapFill:
         assert len(ranges) == len(pages), "one page for each node"
         missing: list[Sample] = []
         call = min(asked.start_ns for asked in ranges), max(asked.end_ns for asked in ranges)
+        self._read_fewer(pages)
         for asked, page in zip(ranges, pages, strict=True):
             cursor = self._open.get(asked.tag)
             if cursor is None:
                 continue  # given up meanwhile
             if quality.is_bad(page.status) and page.status & quality.CODE_BITS not in _NO_DATA:
-                self._refused(asked.tag, cursor, page.status)
+                self._refused(asked.tag, cursor, page.status, is_alone=len(ranges) == 1)
                 continue
-            cursor.failures = 0
-            read_before = cursor.start_ns, len(cursor.last)
-            missing += self._missing(asked.tag, cursor, page)
-            has_moved = (cursor.start_ns, len(cursor.last)) != read_before
+            if asked.continuation_point is None:
+                cursor.begin()
+            taken = self._taken(cursor, page)
+            stored = self._stored.get(asked.tag, ())
+            missing += [Sample(asked.tag, *one) for one in taken if one.source_time_ns not in stored]
+            has_moved = bool(taken)
+            if has_moved:  # else the pages of a reading that begins again and again would count as success
+                cursor.failures = 0
             cursor.has_moved = has_moved or (asked.continuation_point is not None and cursor.has_moved)
             cursor.continuation_point = page.continuation_point or None
             cursor.call = call if page.continuation_point else None
+            if cursor.continuation_point is not None:
+                continue
             # One call has one end for all its nodes: values behind the window fill pages too.
             is_behind = any(value.source_time_ns >= cursor.window.before_ns for value in page.values)
-            if cursor.continuation_point is not None and not is_behind:
-                continue
             if is_behind or len(page.values) < self.values_max:
                 self._end(asked.tag, Outcome.FILLED)
             elif not has_moved:
@@ -201,26 +258,31 @@ class GapFill:
         self.values_total += len(missing)
         return missing
 
-    def _missing(self, tag: int, cursor: _Cursor, page: HistoryPage) -> list[Sample]:
-        """The values of a page that were not recorded; the cursor moves behind them."""
-        stored = self._stored.get(tag, ())
-        found: list[Sample] = []
-        for time_ns, value, status in sorted(page.values, key=_time):
-            if not cursor.window.after_ns < time_ns < cursor.window.before_ns or time_ns < cursor.start_ns:
-                continue
-            known = (repr(value), status)  # as text: NaN equals nothing, and 1 is not True
-            if time_ns > cursor.start_ns:
-                cursor.start_ns = time_ns
-                cursor.last.clear()
-            elif known in cursor.last:
-                continue
-            cursor.last.add(known)
-            if time_ns not in stored:
-                found.append(Sample(tag, time_ns, value, status))
+    def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:
+        """The values of a page that are in the window and were not read before, in the order of time; the cursor moves
+        behind them."""
+        after_ns, _, before_ns = cursor.window
+        values, read_ns = sorted(page.values, key=_time), cursor.start_ns
+        found = [
+            one
+            for one in values
+            if after_ns < one.source_time_ns < before_ns
+            and cursor.takes(one.source_time_ns, (repr(one.value), one.quality))
+        ]
+        is_late = bool(found) and found[0].source_time_ns < read_ns
+        self._is_ordered &= not is_late and [*map(_time, values)] == [*map(_time, page.values)]
         return found
 
-    def _refused(self, tag: int, cursor: _Cursor, status: int) -> None:
-        cursor.continuation_point = cursor.call = None  # lost or refused with the rest: read on from the last value
+    def _read_fewer(self, pages: Sequence[HistoryPage]) -> None:
+        """From now on, if the server had no continuation point for some nodes of a call: as many as it had one for."""
+        refused = sum(page.status & quality.CODE_BITS == _NO_CONTINUATION_POINTS for page in pages)
+        if refused:
+            self._nodes_max = max(1, min(self._nodes_max, len(pages) - refused or len(pages) // 2))
+
+    def _refused(self, tag: int, cursor: _Cursor, status: int, *, is_alone: bool) -> None:
+        self._break_off(cursor)  # lost or refused with the rest
+        if status & quality.CODE_BITS == _NO_CONTINUATION_POINTS and not is_alone:
+            return  # read again in a smaller call
         cursor.failures += 1
         if status & quality.CODE_BITS in quality.GONE:
             self._end(tag, Outcome.NODE_GONE)

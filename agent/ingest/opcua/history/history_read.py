@@ -30,12 +30,9 @@ _U32, _I32 = struct.Struct("<I"), struct.Struct("<i")
 
 
 def history_request(
-    ranges: Sequence[HistoryRange], nodes: Sequence[ua.NodeId], values_max: int, *, is_release: bool = False
+    ranges: Sequence[HistoryRange], nodes: Sequence[ua.NodeId], values_max: int
 ) -> ua.HistoryReadRequest:
-    """The request for these ranges, one node each. All must have the same start and end, or continuation points.
-
-    `is_release` gives the continuation points back without reading.
-    """
+    """The request for these ranges, one node each. All must have the same start and end, or continuation points."""
     details = ua.ReadRawModifiedDetails(
         IsReadModified=False,
         StartTime=_datetime(min(asked.start_ns for asked in ranges), up=False),
@@ -47,7 +44,7 @@ def history_request(
         Parameters=ua.HistoryReadParameters(
             HistoryReadDetails=details,
             TimestampsToReturn=ua.TimestampsToReturn.Source,
-            ReleaseContinuationPoints=is_release,
+            ReleaseContinuationPoints=False,
             NodesToRead=[
                 ua.HistoryReadValueId(NodeId=node, ContinuationPoint=asked.continuation_point)
                 for asked, node in zip(ranges, nodes, strict=True)

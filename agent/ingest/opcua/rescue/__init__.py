@@ -1,7 +1,8 @@
-"""Rescues what the subscriptions of a lost session still hold. `rescue` takes them over into the new session; `seam`, a
-core, decides which values of theirs are recorded beside those of the new subscriptions."""
+"""Recovers the values that the subscriptions of a lost session still hold. `rescue` takes them over into the new
+session; `seam`, a core, decides which values of theirs are recorded beside those of the new subscriptions. `earlier`
+closes the lost sessions, with every subscription that was not taken over."""
 
-from agent.ingest.opcua.rescue.rescue import Old, Rescue
-from agent.ingest.opcua.rescue.seam import Seam
+from agent.ingest.opcua.rescue.earlier import EarlierSessions
+from agent.ingest.opcua.rescue.rescue import Rescue, next_rescue
 
-__all__ = ["Old", "Rescue", "Seam"]
+__all__ = ["EarlierSessions", "Rescue", "next_rescue"]

@@ -1,7 +1,7 @@
 """Takes the subscriptions of a lost session over, to receive what they still hold; then deletes them.
 
 A server goes on queueing for the subscriptions of a session whose connection broke, until their lifetime is over.
-Everything is built anew all the same. Beside that the new session takes the old subscriptions over
+Everything is rebuilt all the same. Beside that the new session takes the old subscriptions over
 (TransferSubscriptions, OPC 10000-4, 5.14.7), and their notifications go on where they ended: those that were sent and
 never came are asked for again by number (Republish), and then come those that are queued. Once all new items are
 created and an old subscription has then sent all that it had, twice, it holds nothing that is missing, and is deleted.
@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from agent.ingest import quality
@@ -68,7 +69,7 @@ class Ended(Generic[OldT]):
 
 class Rescue(Generic[OldT]):
     """The old subscriptions of one life. `started` is when their server was started, in its own words; `others` are
-    subscriptions that nothing is wanted of any more."""
+    subscriptions that nothing is wanted of any more. Made by `next_rescue`."""
 
     def __init__(
         self,
@@ -78,8 +79,8 @@ class Rescue(Generic[OldT]):
         now_s: float,
         before: Seam | None = None,
     ) -> None:
-        self._olds, self._others, self._started = olds, others, started
-        self._begun_s, self._ended_s = now_s, 0.0
+        self._olds, self._others, self.started = dict(olds), others, started
+        self._begun_s, self._built_s, self._ended_s = now_s, 0.0, 0.0
         self._answers: dict[int, int] | None = None  # of each old subscription since all is built
         self._spoiled: set[int] = set()
         self._useless: list[int] = []  # subscriptions at the server that are to be deleted
@@ -93,7 +94,8 @@ class Rescue(Generic[OldT]):
         numbers = [*self._olds, *self._others]
         try:
             async with asyncio.timeout(TRANSFER_S):
-                if self._started is None or await session.server_start() != self._started:
+                if self.started is None or await session.server_start() != self.started:
+                    self._olds.clear()
                     return
                 for number, old in self._olds.items():
                     self.subscriptions[number] = old.subscription
@@ -107,6 +109,7 @@ class Rescue(Generic[OldT]):
         for number, status in zip(numbers, statuses, strict=False):
             if quality.is_bad(status):
                 self._refused([number], publisher, status_name(status))
+                self._olds.pop(number, None)
             elif number not in self._olds:
                 self._useless.append(number)
 
@@ -114,12 +117,19 @@ class Rescue(Generic[OldT]):
         """An answer of a subscription; `next_number` is that of its next notification as far as they are known."""
         if self._answers is None or header.subscription_id not in self.subscriptions or header.more:
             return
+        if header.arrived_s < self._built_s:
+            return  # it waited for its turn meanwhile, and says nothing of what happened before the new items
         if header.has_data or header.sequence_number == next_number:  # else it says that notifications are missing
             self._answers[header.subscription_id] = self._answers.get(header.subscription_id, 0) + 1
 
-    def built(self) -> None:
+    def built(self, now_s: float) -> None:
         """All new items are created: what happens from now on comes by them."""
-        self._answers = {}
+        self._answers, self._built_s = {}, now_s
+
+    @property
+    def has_olds(self) -> bool:
+        """Whether old subscriptions may bring what is missing."""
+        return bool(self._olds)
 
     @property
     def is_built(self) -> bool:
@@ -129,6 +139,22 @@ class Rescue(Generic[OldT]):
     def spoil(self, number: int) -> None:
         """This old subscription does not bring all that is missing."""
         self._spoiled.add(number)
+
+    def unfinished(self, numbers: Mapping[int, int]) -> dict[int, Old[OldT]]:
+        """What the next session is to take over, as this one ends before it was built. `numbers` are those of the next
+        notifications, as far as this session got."""
+        if self.has_ended:
+            return {}
+        return {
+            number: replace(old, number=numbers.get(number, old.number))
+            for number, old in self._olds.items()
+            if not old.subscription.ended
+        }
+
+    @property
+    def useless(self) -> Sequence[int]:
+        """Subscriptions that are still to be deleted at the server."""
+        return self._useless
 
     @property
     def has_ended(self) -> bool:
@@ -182,3 +208,26 @@ class Rescue(Generic[OldT]):
         for number in numbers:
             publisher.forget(number)
             self.subscriptions.pop(number, None)
+
+
+def next_rescue(
+    before: Rescue[OldT] | None,
+    built: Iterable[OldT] | None,
+    numbers: Mapping[int, int],
+    started: object,
+    route: Callable[[OldT], Route | None],
+) -> Rescue[OldT] | None:
+    """The rescue of what a lost session did not receive, None if it had no subscription. `before`: its own rescue;
+    `built`: its subscriptions, None if they were not built: then they bring nothing that is missing, take the server's
+    room, and its own rescue goes on. `numbers`: of the next notification of each subscription that it published."""
+    olds: dict[int, Old[OldT]] = {}
+    if built is not None:
+        olds = {one.id: Old(one, numbers[one.id]) for one in built if one.id in numbers and not one.ended}
+    elif before is not None and (olds := before.unfinished(numbers)):
+        started = before.started
+    olds = {number: replace(old, route=route(old.subscription)) for number, old in olds.items()}
+    known = dict.fromkeys([*numbers, *(() if before is None else before.useless)])
+    others = [number for number in known if number not in olds]
+    if not olds and not others:
+        return None
+    return Rescue(olds, others, started, time.monotonic(), None if before is None else before.seam)

@@ -1,4 +1,4 @@
-"""Our own application certificate (OPC 10000-4, 6.1): made once, kept, never replaced behind the operator's back.
+"""Our own application certificate (OPC 10000-4, 6.1): created once, and replaced only by the operator.
 
 Servers identify a client by this certificate and by the application URI inside it; one that changed at every start
 would have to be trusted by hand at every start.
@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, facts_of, parse_certificate
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
 
 KEY_BITS = 2048  # the floor of Basic256Sha256 and the most that old devices take
 LIFETIME_DAYS = 3650  # a gateway's life; its end is watched like any other certificate's

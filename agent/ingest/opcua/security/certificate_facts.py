@@ -49,7 +49,7 @@ class CertificateFacts:
 
 
 def parse_certificate(data: bytes) -> x509.Certificate:
-    """A certificate as PEM or DER, told by its content. Raises ValueError."""
+    """A certificate in PEM or DER, detected by its content. Raises ValueError."""
     return x509.load_pem_x509_certificate(data) if b"-----BEGIN" in data else x509.load_der_x509_certificate(data)
 
 

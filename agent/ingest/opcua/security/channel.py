@@ -1,9 +1,9 @@
 """How a connection to an OPC UA server is secured: our key pair, and the server's certificate, known beforehand.
 
-The library takes whatever certificate a server shows when it is not told which one to expect; here it is always told.
-What the server shows unsecured is judged before anything else is sent (`trust_list`); the channel is then encrypted for
-exactly that certificate. An unknown one is refused, with its thumbprint and what to do. Nothing falls back to a weaker
-policy, and a key or password that everybody on the machine may read is not used.
+Without an expected certificate the library accepts any certificate of the server; here the expected one is always
+given. What the server shows unsecured is judged before anything else is sent (`trust_list`); the channel is then
+encrypted for exactly that certificate. An unknown one is refused, with its thumbprint and what to do. Nothing falls
+back to a weaker policy, and a key or password that everybody on the machine may read is not used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from agent.ingest.opcua.security.certificate_facts import CertificateFacts, pars
 from agent.ingest.opcua.security.refusal import Identity
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
 from agent.ingest.opcua.security.trust_list import Shown, TrustList, Verdict, judge
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.settings.sources import OpcuaSourceSettings
 
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
 
@@ -76,10 +76,11 @@ def choose_endpoint(
     """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
     mode = ua.MessageSecurityMode[settings.security_mode]
     uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
-    for endpoint in endpoints:
+    ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]  # https has other certificates
+    for endpoint in ours:
         if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
             return endpoint
-    offered = ", ".join(sorted({f"{policy_name(e)}/{mode_name(e)}" for e in endpoints})) or "nothing"
+    offered = ", ".join(sorted({f"{policy_name(e)}/{mode_name(e)}" for e in ours})) or "nothing"
     wanted = f"{settings.security_policy}/{settings.security_mode}"
     raise SourceRefused(f"{settings.url} does not offer {wanted}; it offers {offered}")
 

@@ -1,28 +1,25 @@
-"""asyncua's client, made to say at which step a connection failed, and `connect`, which explains it.
-
-Three things the library gets wrong are corrected here. A server may answer OpenSecureChannel with a ServiceFault
-(node-opcua does so for a certificate it does not trust); the library takes it for the response, and ends in an
-AssertionError. What is not OPC UA at all (a web server) leaves it waiting for the rest of a message. And it compares
-the server's clock with ours when the channel is renewed.
-"""
+"""asyncua's client, made to say at which step a connection failed, and `connect`, which explains it; and one that takes
+over a session of an earlier connection."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 import struct
-from collections.abc import Awaitable
-from datetime import UTC, datetime
+import time
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from asyncua import ua
 from asyncua.client.client import Client
-from asyncua.client.ua_client import UaClient, UASocketProtocol
-from asyncua.common.connection import SecureConnection
+from asyncua.client.ua_client import UaClientState
 from asyncua.crypto import uacrypto
-from asyncua.crypto.security_policies import SecurityPolicy
-from asyncua.ua import ua_binary, uaerrors
+from asyncua.ua import uaerrors
+from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 from asyncua.ua.uaerrors import UaError, UaStatusCodeError
 from cryptography.exceptions import InvalidSignature
@@ -42,14 +39,13 @@ from agent.ingest.opcua.security.refusal import (
     Step,
     explain,
 )
-from agent.ingest.settings import OpcuaSourceSettings
+from agent.ingest.opcua.security.transport import CHANNEL_LIFETIME_MS, NotOpcUa, Transport
+from agent.settings.sources import OpcuaSourceSettings
 
 _Answer = TypeVar("_Answer")
-_FIRST_WORDS = (b"ACK", b"ERR")  # OPC 10000-6, 7.1.2.2: what may answer a Hello
-_SHOWN_BYTES_MAX = 24  # of an answer that is not OPC UA
 
+SIGNS_IN_TIMEOUT = 3  # requests in the time-out of a session, one in each `request_timeout_ms`, if little is published
 
-_NO_TIME = datetime(9000, 1, 1, tzinfo=UTC)  # room for a lifetime to be added
 _FORGED = (InvalidSignature, uacrypto.InvalidSignature)  # type: ignore[attr-defined]
 _UNREADABLE = (AssertionError, struct.error, ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
 
@@ -63,69 +59,35 @@ TOO_LARGE = (  # the refusals of a call that is too large, not wrong
 )
 
 
+_SESSION_OVER = (  # of any request, whatever it asks for
+    uaerrors.BadSessionIdInvalid,
+    uaerrors.BadSessionClosed,
+    uaerrors.BadSessionNotActivated,
+    uaerrors.BadSecureChannelIdInvalid,
+    uaerrors.BadSecureChannelClosed,
+)
+
+
+RENEW_AFTER = 0.75  # of the lifetime of a secure channel (OPC 10000-4, 5.5.2.1)
+RENEW_PAUSE = 0.05  # of it, between two tries
+
+
+class ChannelNotRenewed(UaError):
+    """The secure channel ends."""
+
+
 class Unreadable(UaError):
     """An answer that the library does not understand."""
 
 
-class NotOpcUa(UaError):
-    """What answers at the port speaks another protocol."""
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """What takes a session over to another connection: its token, the last nonce that the server gave for it, and the
+    kinds of user that the server takes."""
 
-
-class _Connection(SecureConnection):
-    """The library's secure channel, whose old token is not judged by two clocks. It compares the time at which the
-    server issued the token with ours: a server whose clock is half an hour behind, such as one that takes local time
-    for UTC, lost its connection at each renewal of the channel. The keys of an old token expire by the monotonic
-    clock."""
-
-    def set_channel(
-        self, params: ua.OpenSecureChannelResult, request_type: ua.SecurityTokenRequestType, client_nonce: bytes
-    ) -> None:
-        params.SecurityToken.CreatedAt = _NO_TIME
-        super().set_channel(params, request_type, client_nonce)
-
-
-class _Protocol(UASocketProtocol):
-    """The library's reader of a connection, with the corrections."""
-
-    _has_answered = False
-
-    def __init__(self, timeout_s: float, security_policy: SecurityPolicy) -> None:
-        super().__init__(timeout_s, security_policy)
-        self._connection = _Connection(security_policy, self._connection._limits)  # noqa: SLF001
-
-    def data_received(self, data: bytes) -> None:
-        if not self._has_answered:
-            self._has_answered = True
-            if not any(word.startswith(data[:3]) for word in _FIRST_WORDS):
-                self._fail_all_pending(NotOpcUa(f"it says {bytes(data[:_SHOWN_BYTES_MAX])!r}"))
-                self.disconnect_socket()
-                return
-        super().data_received(data)
-
-    def _process_received_message(self, msg: ua.Message | ua.Acknowledge | ua.ErrorMessage | None) -> None:
-        if isinstance(msg, ua.Message) and isinstance(_header(msg), ua.AsymmetricAlgorithmHeader):
-            body = msg.body()  # type: ignore[no-untyped-call]
-            if ua_binary.nodeid_from_binary(body) == _SERVICE_FAULT:
-                ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
-        super()._process_received_message(msg)
-
-
-def _header(message: ua.Message) -> object:
-    return message.SecurityHeader()  # type: ignore[no-untyped-call]
-
-
-_SERVICE_FAULT = ua.FourByteNodeId(ObjectIds.ServiceFault_Encoding_DefaultBinary)  # type: ignore[arg-type]
-
-
-class _Transport(UaClient):
-    """The library's transport, with our reader."""
-
-    def _make_protocol(self) -> UASocketProtocol:
-        self.protocol = _Protocol(self._timeout, security_policy=self.security_policy)
-        self.protocol.pre_request_hook = self._pre_request_hook
-        self.protocol.on_connection_lost = self._on_transport_lost
-        self.protocol.is_session_closing = self._is_session_closing
-        return self.protocol
+    token: ua.NodeId
+    nonce: bytes | None
+    policies: Sequence[ua.UserTokenPolicy]
 
 
 class SteppedClient(Client):
@@ -141,7 +103,8 @@ class SteppedClient(Client):
         super().__init__(settings.url, timeout=timeout_s, watchdog_intervall=watchdog_s, auto_reconnect=False)
         self.name = self.description = "bsfg"
         self.application_uri = settings.application_uri
-        self.uaclient = _Transport(timeout_s)
+        self.secure_channel_timeout = CHANNEL_LIFETIME_MS
+        self.uaclient = Transport(timeout_s)
         self.uaclient.pre_request_hook = self._wait_until_ready
 
     async def connect_socket(self) -> None:
@@ -164,6 +127,76 @@ class SteppedClient(Client):
     async def activate_session(self, *arguments: object, **more: object) -> ua.ActivateSessionResult:
         self.step = Step.USER
         return await super().activate_session(*arguments, **more)  # type: ignore[arg-type]
+
+    async def _renew_channel_loop(self) -> None:
+        """Renew the secure channel, and try again while it lasts. The library gives up at the first failure, and the
+        channel ends without a word. One that cannot be renewed ends the session here."""
+        while True:
+            lifetime_s = self.secure_channel_timeout / 1000
+            ends_s = time.monotonic() + lifetime_s
+            await asyncio.sleep(RENEW_AFTER * lifetime_s)
+            while (error := await self._renew_channel()) is not None:
+                if time.monotonic() + RENEW_PAUSE * lifetime_s >= ends_s:
+                    await self._end(ChannelNotRenewed(f"the secure channel ends, and is not renewed: {error!r}"))
+                    return
+                await asyncio.sleep(RENEW_PAUSE * lifetime_s)
+
+    async def _renew_channel(self) -> Exception | None:
+        """Why it failed; None: it is renewed."""
+        try:
+            await of_library(self.open_secure_channel(renew=True))
+        except (UaError, OSError, TimeoutError) as error:
+            return error
+        self.uaclient.revolve_security_token()
+        return None
+
+    async def _end(self, why: Exception) -> None:
+        """End the session from this side. Its requests fail."""
+        if self.connection_lost_callback is not None:
+            await self.connection_lost_callback(why)
+        self.disconnect_socket()
+
+    async def _wait_for_health_signal(self) -> None:
+        """Wait until the connection ends, or a sign of life is due and has come. The library takes the server's state
+        for it, and ends the session where this user may not read that, or the server lacks it: here any answer is one.
+        A server that keeps a silent session for a shorter time than asked gets more of them. Raises the library's
+        errors, and TimeoutError."""
+        async with self.uaclient.subscribe_state() as changes:
+            with suppress(TimeoutError):
+                await changes.next_change(min(self._watchdog_intervall, self.session_timeout / 1000 / SIGNS_IN_TIMEOUT))
+        if self.uaclient.state is not UaClientState.CONNECTED:
+            return
+        state: Any = ObjectIds.Server_ServerStatus_State
+        asked = ua.ReadValueId(NodeId=ua.NodeId(state, 0), AttributeId=AttributeIds.Value)  # type: ignore[arg-type]
+        try:
+            async with asyncio.timeout(self._watchdog_intervall):
+                await of_library(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
+        except _SESSION_OVER:
+            raise
+        except UaError:
+            pass  # of this Read
+
+    @property
+    def session_key(self) -> SessionKey:
+        """Of the session of this connection, which is activated."""
+        return SessionKey(self.uaclient.session.authentication_token, self._server_nonce, self._policy_ids)
+
+
+class ReactivatingClient(SteppedClient):
+    """Takes a session of an earlier connection over (ActivateSession, OPC 10000-4, 5.7.3) in the place of making one.
+    Its connection has no other session: some servers (asyncua) have one for each connection, whatever the token says.
+    `disconnect` closes the session with its subscriptions."""
+
+    def __init__(self, settings: OpcuaSourceSettings, key: SessionKey) -> None:
+        super().__init__(settings)
+        self._key = key
+
+    async def create_session(self) -> ua.CreateSessionResult:
+        self.step = Step.SESSION
+        self.uaclient.session.restore_authentication_token(self._key.token)
+        self._server_nonce = self._key.nonce  # type: ignore[assignment] # None at first
+        self._policy_ids = list(self._key.policies)
+        return ua.CreateSessionResult()
 
 
 async def connect(

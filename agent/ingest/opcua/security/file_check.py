@@ -1,6 +1,6 @@
-"""What can be told about the files of a source's security before it connects, and how long our certificates last.
+"""Checks the security files of a source without connecting, and returns how long our certificates are still valid.
 
-For `bsfg check` and for the health of a node. Loads no protocol library and connects to nothing.
+For `bsfg check` and for the health of a node. Loads no protocol library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate import own_certificate, read_certificate, read_key_of, read_secret
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
 
 WARN_DAYS = 30  # before a certificate of ours ends: every server has to be told of the new one
 RENEW = "`bsfg opcua certificate --renew` makes the next one"

@@ -2,7 +2,8 @@
 
 A server that does not trust a client's certificate seldom says so: OPC 10000-4, 6.1.3 lets it hide the reason, so what
 arrives is BadSecurityChecksFailed, BadTcpInternalError or a closed socket while the secure channel is opened. The step
-at which a connection failed tells more than its status; this table puts the two together. Core: values in, text out.
+at which a connection failed is more informative than its status; this table combines the two. Core: values in, text
+out.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def _not_reached(failure: Failure, we: Identity) -> Explanation:
         text = f"{we.url} closes the connection at the first OPC UA message"
         return Explanation(False, f"{text}; is it an OPC UA server with opc.tcp at this port, and not too busy?")
     what = f"{failure.status} {failure.detail}".strip()
-    return Explanation(False, f"no connection to {we.url}: {what} while {failure.step.value}")
+    text = f"no connection to {we.url}: {what} while {failure.step.value}"
+    return Explanation(False, f"{text}; check the address, the server and firewalls")
 
 
 def _untrusted(failure: Failure, we: Identity, own: CertificateFacts) -> Explanation:

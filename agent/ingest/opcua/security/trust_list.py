@@ -2,7 +2,7 @@
 
 Accepted is a certificate that is pinned at the source, one that lies in `trusted/`, or one issued by a certificate in
 `issuers/` whose revocation list does not name it. A pin ties one certificate to one source, so nothing else is asked of
-it: many devices show an ended certificate, or one without their address, and nobody can change it. The others are
+it: many devices have an expired certificate, or one without their address, that cannot be replaced. The others are
 checked for validity, use, key length, application URI and host name (OPC 10000-4, 6.1.3). Core: takes bytes, lists and
 the time, returns a verdict.
 """

@@ -1,4 +1,4 @@
-"""Data types that a server describes: structures, unions and enumerations, as far as values of a tag need them.
+"""Data types that a server describes: structures, unions and enumerations that occur in values of tags.
 
 A structure arrives as the id of its encoding and bytes. What the bytes mean is in the DataTypeDefinition of its data
 type (OPC 10000-3, 8.49 and 8.51), which `learn` reads once for each session through a port, with everything nested in

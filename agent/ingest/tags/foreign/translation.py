@@ -1,7 +1,7 @@
-"""What every translation of a foreign tag list has in common: its options, its result, names, registers and scaling.
+"""Common parts of the translations of foreign tag lists: options, result, names, registers and scaling.
 
-Nothing is left out in silence: a row that cannot be translated is in `refused` with the reason, and what a translated
-row loses is in `remarks`. The rows are checked as a tag file would be. Core.
+Nothing is dropped silently: a row that cannot be translated is in `refused` with the reason, and settings that a
+translated row loses are in `remarks`. The rows are checked as a tag file would be. Core.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class NotTranslated(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the person knows that the file does not say.
+    """Facts about the file that only the user knows.
 
     `base` is how the written registers count. `zero_based`: the file's registers count from 0 within their table.
     `device`: only its rows, or the device that the file is of. `namespaces` are the URIs of namespace numbers.

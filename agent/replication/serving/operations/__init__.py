@@ -12,7 +12,7 @@ from agent.replication.protocol import messages
 from agent.replication.serving.admission import Caller
 from agent.replication.serving.operations import appends, heads, objects, ranges, streams
 from agent.replication.serving.operations.consumers import Consumers
-from agent.replication.serving.operations.context import Context, IsProven, never_proven
+from agent.replication.serving.operations.context import Alarm, Context, IsProven, Turns, never_proven
 from agent.replication.serving.operations.latest import Latest
 from agent.replication.serving.outcomes import Outcome
 
@@ -29,4 +29,4 @@ STATELESS: dict[type[messages.Request], Callable[[Context, Caller, Any], Awaitab
     messages.PutObject: objects.put_object,
 }
 
-__all__ = ["STATELESS", "Consumers", "Context", "IsProven", "Latest", "never_proven"]
+__all__ = ["STATELESS", "Alarm", "Consumers", "Context", "IsProven", "Latest", "Turns", "never_proven"]

@@ -45,6 +45,7 @@ async def acquire_lease(context: Context, caller: Caller, request: AcquireLease)
         check_producer(request.producer, caller.zone)
     except MessageError as error:
         return Refuse("bad_request", str(error))
+    context.changed(caller.zone)
     store, stream, producer = context.store, request.stream, request.producer
     if request.lease_after is None:
         epoch: int | None = await context.wrap(store.appends.acquire_lease(stream, producer))

@@ -43,6 +43,7 @@ class Consumers:
         self._waiters = Waiters()
         self._bootstraps = BootstrapSpans(context.telemetry)
         self._claims_reported_ns: dict[str, int] = {}
+        self._hastening = set[str]()  # zones that wait for their next commit
 
     def parked(self) -> int:
         """How many fetches wait for facts."""
@@ -111,9 +112,9 @@ class Consumers:
                 return await self._park(effect)
             case effects.StartConfirm():
                 return self._start_confirm(effect)
-            case effects.AwaitConfirm(confirming):
+            case effects.AwaitConfirm(confirming, zone):
                 if not confirming.done():
-                    store.consumers.hasten()
+                    self._hasten(zone)
                 return await confirming
             case effects.CheckConfirm(confirming):
                 return confirming.result() if confirming.done() else None
@@ -130,11 +131,13 @@ class Consumers:
             case effects.RegisterConsumer():
                 return await self._register(effect)
             case effects.Unregister(name, zone, shown):
+                context.changed(zone)
                 was_registered = await context.wrap(store.consumers.unregister(name, zone, shown))
                 self._waiters.supersede((zone, name))
                 _log.info("consumer_unregistered", extra={"consumer": name, "peer": zone})
                 return was_registered
-            case effects.HoldLease(name, shown):
+            case effects.HoldLease(name, zone, shown):
+                context.changed(zone)
                 return await context.wrap(store.consumers.hold_lease(name, shown))
             case effects.AnnounceLease(name, zone, before, lease):
                 was = {"lease_before": before.epoch, "lease": lease.epoch, "instance": lease.holder}
@@ -150,6 +153,7 @@ class Consumers:
             self._context.store.peer_is_ahead(zone, why)
 
     async def _register(self, effect: effects.RegisterConsumer) -> Consumer:
+        self._context.changed(effect.zone)
         zone_max = self._context.limits_of(effect.zone).consumers_max
         registering = self._context.store.consumers.register(
             effect.name, effect.zone, effect.stream, effect.start, zone_max=zone_max
@@ -178,6 +182,22 @@ class Consumers:
         # The callback also takes the exception of a confirmation that is not awaited, because the page failed before.
         confirming.add_done_callback(partial(_end_confirm_span, telemetry, span))
         return confirming
+
+    def _hasten(self, zone: str) -> None:
+        """Have the confirmations that are waited for committed at once, for each zone so many times a second; those of
+        the zone beyond share the next time."""
+        context, now_ms = self._context, self._context.now_ms()
+        at_ms = context.pacer.confirm_ready_ms(zone, now_ms)
+        if at_ms <= now_ms:
+            context.pacer.confirms(zone, now_ms)
+            context.store.consumers.hasten()
+        elif zone not in self._hastening:
+            self._hastening.add(zone)
+            context.call_later((at_ms - now_ms) / 1000, partial(self._hasten_later, zone))
+
+    def _hasten_later(self, zone: str) -> None:
+        self._hastening.remove(zone)
+        self._hasten(zone)
 
     async def _park(self, effect: effects.Park) -> Parked:
         context, store, waiters = self._context, self._context.store, self._waiters

@@ -14,17 +14,25 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from agent.replication.mqtt import Link
 from agent.replication.protocol.errors import TransportError
-from agent.replication.protocol.limits import READS_MAX, READS_OF_ZONE_MAX, SHARED_MS, UNSENT_BYTES_MAX, PeerLimits
+from agent.replication.protocol.limits import (
+    UNREAD_BYTES_MAX,
+    UNREAD_OF_LINK_BYTES_MAX,
+    UNSENT_BYTES_MAX,
+    UNSENT_OF_LINK_BYTES_MAX,
+)
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, FetchSequences, GetDigests
 from agent.replication.protocol.ports import ServingStore
+from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.outcomes import Refuse, StoreName
 from agent.replication.serving.pacing import Pacer
+from agent.replication.serving.read_turns import ReadTurns
 from agent.replication.serving.reading import InlineReads, PageQuery, PageRead, read_page
-from agent.replication.serving.turns import Turns
+from agent.settings.peers import PeerLimits
 from agent.signing.freshness import SignedEnd
 from agent.signing.messages import proof_bytes
 from agent.telemetry import Telemetry
@@ -38,6 +46,8 @@ OUTGOING_BYTES_ENOUGH = 256 * 1024
 """The connection gets no further answer while so much waits in it: what is in it goes out before any other zone's."""
 SEND_AGAIN_S = 0.002
 
+Turns = ReadTurns[asyncio.Future[bool]]
+
 IsProven = Callable[[str, FetchFacts | ConfirmReceipt], bool]
 """Whether a zone's request proves, by a signature of this store's own key, that this store has written facts of its
 present epoch that it does not hold. Must not wait."""
@@ -46,6 +56,45 @@ present epoch that it does not hold. Must not wait."""
 def never_proven(_zone: str, _request: FetchFacts | ConfirmReceipt) -> bool:
     """Without signatures nothing is proven: an operator begins the new epoch of a restored store."""
     return False
+
+
+class Meter:
+    """Measures the time that calls take of a processor."""
+
+    def __init__(self, cpu_ns: Callable[[], int]) -> None:
+        self._cpu_ns = cpu_ns
+        self.used_ns = 0
+
+    def run(self, call: Callable[..., _T], *arguments: object) -> _T:
+        """Call, in the thread that calls this."""
+        began_ns = self._cpu_ns()
+        try:
+            return call(*arguments)
+        finally:
+            self.used_ns += self._cpu_ns() - began_ns
+
+
+class Alarm:
+    """Calls back at the earliest of the times that were set, so that no zone waits for the time of another."""
+
+    def __init__(
+        self, call_later: Callable[[float, Callable[[], object]], Callable[[], None]], callback: Callable[[], None]
+    ) -> None:
+        self._call_later, self._callback = call_later, callback
+        self._at_ms: int | None = None
+        self._cancel: Callable[[], None] = lambda: None
+
+    def set(self, at_ms: int | None, now_ms: int) -> None:
+        """Call back at this time, or before it where an earlier one is set; None: no time is known."""
+        if at_ms is None or (self._at_ms is not None and self._at_ms <= at_ms):
+            return
+        self._cancel()
+        self._at_ms = at_ms
+        self._cancel = self._call_later((at_ms - now_ms) / 1000, self._ring)
+
+    def _ring(self) -> None:
+        self._at_ms = None
+        self._callback()
 
 
 @dataclass
@@ -68,14 +117,14 @@ class Context:
     """Signed ends of other origins that peers have passed on, by stream."""
     readers: Executor | None = None  # while the server runs
     inline_reads: InlineReads = field(default_factory=InlineReads)
+    turns: Turns = field(default_factory=Turns)
+    """Shared by all links of a node: each pair of zones may have a broker of its own."""
 
     def __post_init__(self) -> None:
         self.pacer = Pacer(self.limits_of)
-        self._reads: Turns[asyncio.Future[bool]] = Turns(READS_MAX, self._reads_of, self._may_read)
-        self._asked_ms: dict[str, int] = {}  # by zone, when something was last read for it
-        self._unsent: Turns[_Answer] = Turns(1, 1)
+        self._unsent: FairQueue[_Answer] = FairQueue(1, 1)
         self._unsent_bytes: Counter[str] = Counter()
-        self._cancel_alarm: Callable[[], None] | None = None
+        self._alarm = Alarm(self.call_later, self._give_places)
         self.on_answer_lost: Callable[[str, TransportError], None] = lambda _zone, _error: None
         """Called with zone and reason for an answer that was not sent."""
 
@@ -111,6 +160,10 @@ class Context:
             return None
         return self.refuses_position(request.stream, request.timeline, request.end_offset)
 
+    def changed(self, zone: str) -> None:
+        """A request of a zone makes a commit that brings no fact: the zone's next requests wait for that."""
+        self.pacer.changed(zone, self.now_ms())
+
     @property
     def packet_bytes_max(self) -> int:
         """What the broker accepts of an answer, on the connection at this moment. Raises ConnectionLost."""
@@ -136,56 +189,62 @@ class Context:
         """Call back in a while; returns the way to cancel that."""
         return asyncio.get_running_loop().call_later(delay_s, callback).cancel
 
+    def cpu_ns(self) -> int:
+        """The time of a processor that this thread has taken."""
+        return time.thread_time_ns()
+
     async def in_thread(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
         """Do what reads the disk for a zone, in one of the reader threads, when it is the zone's turn."""
-        async with self.reading(zone):
-            return await self.in_executor(call, *arguments)
+        async with self.reading(zone) as meter:
+            return await self.in_executor(meter.run, call, *arguments)
+
+    async def in_turn(self, zone: str, call: Callable[..., _T], *arguments: object) -> _T:
+        """Do what only takes time for a zone here, in the event loop, when it is the zone's turn."""
+        async with self.reading(zone) as meter:
+            return meter.run(call, *arguments)
 
     async def in_executor(self, call: Callable[..., _T], *arguments: object) -> _T:
-        """The same at once; the caller has its turn."""
+        """In a reader thread, at once; the caller has its turn."""
         return await asyncio.get_running_loop().run_in_executor(self.readers, call, *arguments)
 
     @contextlib.asynccontextmanager
-    async def reading(self, zone: str) -> AsyncIterator[None]:
-        """A place to read in for a zone, when it is its turn."""
-        place = self.future()
-        self._asked_ms[zone] = self.now_ms()
-        self._reads.add(zone, place)
+    async def reading(self, zone: str) -> AsyncIterator[Meter]:
+        """A place to read in for a zone, when it is its turn. What is read is to be run by the meter."""
+        place, meter = self.future(), Meter(self.cpu_ns)
+        self.turns.ask(zone, place, partial(self._answer_ready_ms, zone), self.now_ms())
         self._give_places()
         try:
             if not place.done():
                 await place
-            yield
+            yield meter
         finally:
-            if not self._reads.withdraw(zone, place):  # it has been given the place, perhaps a moment ago
-                self._reads.end(zone)
+            # The place is given back, also where it was given only a moment ago.
+            self.turns.end(zone, place, meter.used_ns // 1000, self.now_ms())
             self._give_places()
 
-    def _reads_of(self, zone: str) -> int:
-        """How many places a zone may have."""
-        since_ms = self.now_ms() - SHARED_MS
-        is_shared = any(at_ms > since_ms for other, at_ms in self._asked_ms.items() if other != zone)
-        return 1 if is_shared else READS_OF_ZONE_MAX
+    def _answer_ready_ms(self, zone: str, now_ms: int) -> int | None:
+        """When more may be read for a zone: its answers are sent, and its bytes are paid for."""
+        if self._is_unsent(zone, UNSENT_BYTES_MAX, UNSENT_OF_LINK_BYTES_MAX):
+            return None  # `_send_waiting` gives places
+        return self.pacer.answer_ready_ms(zone, now_ms)
 
-    def _may_read(self, zone: str) -> bool:
-        """Whether more is read for a zone now: its answers are sent, and its bytes are paid for."""
-        now_ms = self.now_ms()
-        return self._unsent_bytes[zone] < UNSENT_BYTES_MAX and self.pacer.answer_ready_ms(zone, now_ms) <= now_ms
+    def takes_request(self, zone: str) -> bool:
+        """Whether a further request of a zone is taken, as its answers are sent."""
+        return not self._is_unsent(zone, UNREAD_BYTES_MAX, UNREAD_OF_LINK_BYTES_MAX)
+
+    def _is_unsent(self, zone: str, of_zone: int, of_link: int) -> bool:
+        """Whether so many bytes of answers wait, of the zone, or of all zones and some of them of this one."""
+        unsent = self._unsent_bytes[zone]
+        return unsent >= of_zone or (unsent > 0 and self._unsent_bytes.total() >= of_link)
 
     def _give_places(self) -> None:
-        while (place := self._reads.take()) is not None:
+        # One time for all that follows: a zone that is not ready then has an alarm, also where it would be ready by
+        # now.
+        now_ms = self.now_ms()
+        while (place := self.turns.take(now_ms)) is not None:
             if not place.done():  # else its request is being cancelled, and gives the place back
                 place.set_result(False)
-        # Zones that wait for their bytes to be paid for get their places later, without any other event.
-        now_ms = self.now_ms()
-        due = [self.pacer.answer_ready_ms(zone, now_ms) for zone in self._reads.zones_waiting()]
-        if any(at_ms > now_ms for at_ms in due) and self._cancel_alarm is None:
-            at_ms = min(at_ms for at_ms in due if at_ms > now_ms)
-            self._cancel_alarm = self.call_later((at_ms - now_ms) / 1000, self._alarm)
-
-    def _alarm(self) -> None:
-        self._cancel_alarm = None
-        self._give_places()
+        self._alarm.set(self.turns.due_ms(now_ms), now_ms)
 
     def send(self, zone: str, topic: str, payload: bytes, correlation: bytes) -> None:
         """Send an answer when it is the zone's turn."""
@@ -226,11 +285,11 @@ class Context:
         """The page that `asked` describes, read for a zone, inline or in a reader thread (`InlineReads`)."""
         plan = asked.plan
         facts = min(plan.limit, plan.until(self.store.end_offset(plan.stream)) - plan.after_offset)
-        async with self.reading(zone):
+        async with self.reading(zone) as meter:
             began_ns = self.now_ns()
             if not self.inline_reads.allows(facts, began_ns):
-                return await self.in_executor(read_page, self.store, asked)
+                return await self.in_executor(meter.run, read_page, self.store, asked)
             try:
-                return read_page(self.store, asked)
+                return meter.run(read_page, self.store, asked)
             finally:
                 self.inline_reads.took(began_ns, self.now_ns())

@@ -13,9 +13,13 @@ from agent.signing.heads import key_id_in
 
 async def get_heads(context: Context, caller: Caller, request: GetHeads) -> Outcome:
     """Our own end, signed now, and those that other nodes have passed on; none of the caller's own."""
+    if request.stream not in context.exports[caller.zone]:
+        return not_exported(request.stream, caller.zone)
+    return await context.in_turn(caller.zone, _newest_ends, context, caller, request)
+
+
+def _newest_ends(context: Context, caller: Caller, request: GetHeads) -> Reply:
     stream = request.stream
-    if stream not in context.exports[caller.zone]:
-        return not_exported(stream, caller.zone)
     own, own_origin = context.store.signed_end(stream), Origin(context.store.zone, context.store.epoch)
     passed_on = [end for end in context.ends_known(stream) if end.origin != own_origin]
     ends = [end for end in ([own] if own is not None else []) + passed_on if end.origin.zone != caller.zone][:HEADS_MAX]

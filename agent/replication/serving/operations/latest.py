@@ -1,8 +1,8 @@
 """GetLatest: the latest values of an exported stream, searched for on request.
 
-One search runs at a time, because it opens batches, which nothing else in serving does. The zones take turns, and a
-zone that had long searches waits until others had theirs; a few requests of a zone may wait, more are refused as busy.
-The later pages of a question come from the search that answered the first, while it is kept.
+One search of a link runs at a time, because it opens batches, which nothing else in serving does. The zones take
+turns, and a zone that had long searches waits until others had theirs; a few requests of a zone may wait, more are
+refused as busy. The later pages of a question come from the search that answered the first, while it is kept.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import time
 from agent.replication.protocol.limits import SEARCHES_WAITING_MAX
 from agent.replication.protocol.messages import GetLatest, LatestAnswer
 from agent.replication.serving.admission import Caller, not_exported
+from agent.replication.serving.fair_queue import FairQueue
 from agent.replication.serving.latest_page import KEPT_MS, LatestQuery, LookUp, Search, SearchCache, page_of
 from agent.replication.serving.operations.context import Context
 from agent.replication.serving.outcomes import Outcome, Refuse, Reply
-from agent.replication.serving.turns import Turns
 
 HEAD_BYTES = 2048
 """Of an answer and its packet, besides the values."""
@@ -28,7 +28,7 @@ class Latest:
     def __init__(self, context: Context, look_up: LookUp) -> None:
         self._context = context
         self._look_up = look_up
-        self._turns: Turns[asyncio.Future[bool]] = Turns(1, 1, self._may_search)
+        self._turns: FairQueue[asyncio.Future[bool]] = FairQueue(1, 1, self._may_search)
         self._kept = SearchCache()
 
     async def get_latest(self, caller: Caller, request: GetLatest) -> Outcome:
@@ -57,7 +57,7 @@ class Latest:
     async def _searched(self, zone: str, request: GetLatest) -> Search:
         """The search for a request: a new one for the first page, and for a later page if it is no longer kept."""
         context, question = self._context, LatestQuery.of(request)
-        searched = None if request.after is None else self._kept.get(question, _now_ms())
+        searched = None if request.after is None else self._kept.get(zone, question, _now_ms())
         if searched is not None:
             return searched
         turn = context.future()
@@ -74,7 +74,7 @@ class Latest:
             if not self._turns.withdraw(zone, turn):
                 self._turns.end(zone)
             self._begin_next()
-        self._kept.put(question, searched)
+        self._kept.put(zone, question, searched)
         asyncio.get_running_loop().call_later(KEPT_MS / 1000, lambda: self._kept.forget(_now_ms()))
         return searched
 

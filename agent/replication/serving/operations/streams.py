@@ -64,7 +64,8 @@ async def get_digests(context: Context, caller: Caller, request: GetDigests) -> 
         return refusal
     timeline = await context.timeline(stream)
     if request.origin is None or request.first_sequence is None or request.last_sequence is None:
-        return Reply(_ranges(context, stream, timeline, request.after_origin or ""), [])
+        ranges = await context.in_turn(caller.zone, _ranges, context, stream, timeline, request.after_origin or "")
+        return Reply(ranges, [])
     targets = spread(request.first_sequence, request.last_sequence, request.ends_max)
     origin = origin_named(request.origin)
     found = await context.in_thread(caller.zone, context.store.batch_ends, stream, origin, targets)

@@ -12,6 +12,8 @@ const { EVERY_TYPE, statusCode, variant } = require("./values");
 
 const HISTORY_VALUES_MAX = 200_000; // of one variable; an hour at 50 a second
 const NAMESPACE = "urn:bsfg:foreign";
+const ANONYMOUS = "i=15644"; // the role that everybody has (OPC 10000-3, 4.9.2)
+const BROWSE = 1, READ = 32; // permissions (OPC 10000-3, 8.55)
 
 class Plant {
     constructor(addressSpace, clock, recordFile) {
@@ -130,6 +132,12 @@ class Plant {
         const isSetBack = at + 1_000_000_000n < variable.lastNs;
         variable.lastNs = at > variable.lastNs || isSetBack ? at : variable.lastNs + 100n;
         return variable.lastNs;
+    }
+
+    /** Let the role that everybody has read a variable, or not. */
+    permit(name, isPermitted) {
+        const permissions = isPermitted ? BROWSE | READ : BROWSE;
+        this.get(name).node.setRolePermissions([{ roleId: coerceNodeId(ANONYMOUS), permissions }]);
     }
 
     delete(name) {

@@ -23,6 +23,7 @@ const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
 const { nodesets } = require("node-opcua-nodesets");
 const { MessageSecurityMode, SecurityPolicy } = require("node-opcua-secure-channel");
 const { OPCUAServer } = require("node-opcua-server");
+const { Variant } = require("node-opcua-variant");
 const { NAMESPACE, Plant } = require("./plant");
 const { addTree } = require("./tree");
 const { Clock, PublishGate } = require("./trouble");
@@ -45,15 +46,20 @@ class Program {
         for (let i = 0; i < (this.options.namespaces_before ?? 0); i++) addressSpace.registerNamespace(`urn:other:${i}`);
         addressSpace.installAlarmsAndConditionsService();
         this.clock.showIn(addressSpace);
+        if (this.options.limits_untold) hideLimits(addressSpace);
         this.plant = new Plant(addressSpace, this.clock, this.options.record);
         if (this.options.every_type) this.plant.addEveryType();
         if (this.options.tree) addTree(this.plant);
         for (const variable of this.options.variables ?? []) this.plant.add(variable);
         this.alarm = addAlarm(this.plant);
         this.added = []; // variables, by commands
+        if (this.options.first_number) {
+            const begin = (subscription) => subscription._sequence_number_generator._set(this.options.first_number);
+            this.server.on("create_session", (session) => session.on("new_subscription", begin));
+        }
         await this.server.start();
         if (this.options.event_period_ms) this.plant.raiseEvents(this.options.event_period_ms);
-        return { port, url: `opc.tcp://${HOST}:${port}`, certificate: this.server.certificateFile, namespace: NAMESPACE };
+        return { port, url: `opc.tcp://${this.options.host ?? HOST}:${port}`, certificate: this.server.certificateFile, namespace: NAMESPACE };
     }
 
     // --- commands: each takes the fields of its line -----------------------------------------------------------------
@@ -75,6 +81,10 @@ class Program {
 
     set({ name, ...what }) {
         this.plant.set(name, what);
+    }
+
+    permit({ name, on }) {
+        this.plant.permit(name, on);
     }
 
     run({ on }) {
@@ -101,6 +111,15 @@ class Program {
         const subscriptions = this.subscriptions();
         for (const subscription of subscriptions) subscription.terminate();
         return subscriptions.length;
+    }
+
+    /** Sample a variable no more, and say nothing of it: its items stand, and publish nothing. */
+    mute({ name }) {
+        const nodeId = this.plant.get(name).node.nodeId.toString();
+        const items = this.subscriptions().flatMap((subscription) => [...subscription.monitoredItems.values()]);
+        const muted = items.filter((item) => item.itemToMonitor.nodeId.toString() === nodeId);
+        for (const item of muted) item._stop_sampling();
+        return muted.length;
     }
 
     cut() {
@@ -203,7 +222,7 @@ class Program {
 }
 
 const COMMANDS = new Set(
-    "add delete recreate set run shift_clock publish kill_sessions kill_subscriptions cut listen recover trust".split(" ").concat(
+    "add delete recreate set permit run shift_clock publish kill_sessions kill_subscriptions mute cut listen recover trust".split(" ").concat(
         "raise_event set_alarm acknowledge alarm_state status stop".split(" "),
     ),
 );
@@ -219,8 +238,8 @@ async function serverOptions(options, port) {
     });
     await certificates.initialize();
     return {
-        host: HOST, // listens on loopback alone
-        hostname: HOST,
+        host: options.host ?? HOST, // listens there alone
+        hostname: options.advertised ?? options.host ?? HOST,
         port,
         nodeset_filename: [nodesets.standard, path.join(__dirname, "plant.NodeSet2.xml")],
         serverCertificateManager: certificates,
@@ -234,6 +253,8 @@ async function serverOptions(options, port) {
         allowAnonymous: options.anonymous ?? Object.keys(users).length === 0,
         userManager: { isValidUser: (name, password) => name in users && users[name] === password },
         maxConnectionsPerEndpoint: limits.connections ?? 50,
+        defaultSecureTokenLifetime: options.token_lifetime_ms,
+        transportSettings: options.transport && { adjustTransportLimits: (hello) => ({ ...hello, ...options.transport }) },
         serverCapabilities: {
             maxSessions: limits.sessions ?? 50,
             maxSubscriptions: limits.subscriptions ?? 50,
@@ -249,6 +270,16 @@ async function serverOptions(options, port) {
             },
         },
     };
+}
+
+/** Enforce the limits of subscriptions and items, and tell none. */
+function hideLimits(addressSpace) {
+    const { serverCapabilities } = addressSpace.rootFolder.objects.server;
+    for (const name of ["MaxSubscriptions", "MaxSubscriptionsPerSession", "MaxMonitoredItems", "MaxMonitoredItemsPerSubscription"]) {
+        const node = serverCapabilities.getChildByName(name);
+        const none = { dataType: "UInt32", value: 0 };
+        node?.bindVariable({ get: () => new Variant(none) }, true);
+    }
 }
 
 /** An alarm that is active while `alarm_input` is above 90. */

@@ -174,7 +174,7 @@ class Program:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options, self._library = options, Library()
-        self._trouble = Trouble(self._library)
+        self._trouble = Trouble(self._library, options.get("first_number", 1))
         self.port = options.get("port") or free_port()
         self.certificate = make_certificate(Path(options["pki"]))
         key = self.certificate.with_suffix(".key").read_bytes()

@@ -21,6 +21,7 @@ from library import Library
 
 CLOSED, TIMED_OUT = 0, 3  # UA_ShutdownReason: a session that timed out leaves its subscriptions
 RESULT_AT = 12  # of the ServiceResult in a response
+NEW_FIELDS = 40  # numbers of 32 bits at the beginning of a subscription, which is longer
 REFUSED = 0x8078_0000  # BadTooManyPublishRequests
 MODES = ("flow", "hold", "refuse", "lose")
 
@@ -30,7 +31,8 @@ _Subscription = CFUNCTYPE(None, c_void_p, c_void_p)
 class Trouble:
     """What is wrong with a server. Made before the server is."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, first_number: int) -> None:
+        self._first_number = first_number  # of the notifications of a subscription
         self.shift_ms = 0
         self.mode = "flow"  # of Publish
         self.is_listening = True
@@ -44,6 +46,7 @@ class Trouble:
         created = CFUNCTYPE(c_uint32, c_void_p, c_void_p, c_void_p, POINTER(c_void_p))
         self._hook("UA_Session_create", created, self._create_session)
         self._hook("UA_Session_remove", CFUNCTYPE(None, c_void_p, c_void_p, c_int), self._remove_session)
+        self._hook("UA_Subscription_new", CFUNCTYPE(c_void_p), self._new_subscription)
         self._hook("UA_Session_attachSubscription", _Subscription, self._attach)
         detached = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_bool)
         self._hook("UA_Session_detachSubscription", detached, self._detach)
@@ -114,12 +117,20 @@ class Trouble:
         self.sessions.discard(session)
         self._originals["UA_Session_remove"](server, session, reason)
 
+    def _new_subscription(self) -> int:
+        """Of all that stands in it, only the number of its first notification is 1."""
+        subscription = int(self._originals["UA_Subscription_new"]())
+        fields = (c_uint32 * NEW_FIELDS).from_address(subscription)
+        (place,) = [place for place, value in enumerate(fields) if value == 1]
+        fields[place] = self._first_number
+        return subscription
+
     def _attach(self, session: int, subscription: int) -> None:
         if session in self.sessions:  # the server has a session of its own
             self.subscriptions[subscription] = True
         self._originals["UA_Session_attachSubscription"](session, subscription)
 
-    def _detach(self, server: int, session: int, subscription: int, releases: bool) -> None:  # noqa: FBT001 the library's
+    def _detach(self, server: int, session: int, subscription: int, releases: bool) -> None:
         if subscription in self.subscriptions:
             self.subscriptions[subscription] = False  # one that is transferred is copied, and this one deleted
         self._originals["UA_Session_detachSubscription"](server, session, subscription, releases)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.explore.place import VALUES_MAX, base_hint, parse_places, parse_registers, register_text
-from agent.ingest.settings import ModbusSourceSettings
+from agent.settings.sources import ModbusSourceSettings
 
 SETTINGS = {base: ModbusSourceSettings("meter", Path("t.csv"), base) for base in (0, 1, 40_001)}
 

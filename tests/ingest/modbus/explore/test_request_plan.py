@@ -12,9 +12,9 @@ from agent.ingest.modbus.decode import value_type
 from agent.ingest.modbus.explore.request_plan import Cut, explained, request_plan
 from agent.ingest.modbus.plan import Limits, Read
 from agent.ingest.sampling import SamplingRule
-from agent.ingest.settings import ModbusSourceSettings
 from agent.ingest.tags.tag_map import Tag
 from agent.message import TagDefinition
+from agent.settings.sources import ModbusSourceSettings
 
 KINDS = {1: value_type("uint16", "ABCD"), 2: value_type("uint32", "ABCD"), 4: value_type("uint64", "ABCD")}
 SETTINGS = ModbusSourceSettings("meter", Path("t.csv"), 0)
@@ -66,7 +66,7 @@ def test_what_neither_rule_parts_was_taught_by_the_device() -> None:
 
 def test_what_the_source_has_learned_shapes_the_plan() -> None:
     """A span that the device refuses parts the requests around it, and a tag that it refuses alone is in none; a file
-    that is no such document is an error, not an empty lesson."""
+    that is no such document is an error, not an empty one."""
     points = [Register(1, Table.HOLDING, n, 1, KINDS[1], 1_000 if n < 8 else 5_000) for n in (3, 5, 8, 9)]
     tags = [tag(point, row) for row, point in enumerate(points)]
     learned = b'{"version": 1, "refused": [[1, "holding", 3, 6, 2], [1, "holding", 9, 10, 4]]}'
@@ -77,5 +77,5 @@ def test_what_the_source_has_learned_shapes_the_plan() -> None:
     ]
     assert [(one.tag, one.why) for one in found.parked] == [("a/3", "server device failure (4)")]
     assert [(one.interval_ms, one.tags, one.requests) for one in found.intervals] == [(1_000, 2, 2), (5_000, 1, 1)]
-    with pytest.raises(ValueError, match="lessons"):
+    with pytest.raises(ValueError, match="refused spans"):
         request_plan(SETTINGS, tags, b"[]")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,14 +14,17 @@ from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.ingest.errors import SourceLost
+from agent.ingest.lifecycle import Ahead
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
 from agent.ingest.opcua.publisher import Route
 from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.session import OpenedSubscription
 from agent.ingest.opcua.values.variant import ValueReader
 from agent.ingest.recorder import Recorder
-from agent.ingest.settings import OpcuaSourceSettings
-from tests.ingest.fakes import Busy, FakeStore, in_loop
+from agent.message import time_text
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Busy, FakeStore
 from tests.ingest.opcua.events.events import S, condition, event, notification, publication
 from tests.waiting import wait_until_async
 
@@ -43,7 +47,7 @@ class Server:
         self.subscription_errors = 0
         self.types_read: list[str] = []
         self._number = 0
-        self.publishing_ms = 500.0
+        self.slower = 1.0  # keep-alives than asked for
         self.started: object = "today"
         self.transfers: list[list[int]] = []
         self.transfer_status = 0
@@ -60,12 +64,8 @@ class Server:
     async def delete_subscription(self, number: int) -> None:
         self.deleted.append(number)
 
-    def positions(self) -> dict[int, int]:
-        return dict.fromkeys(self.routes, 2)
-
-    @property
-    def routed(self) -> frozenset[int]:
-        return frozenset(self.routes)
+    def positions(self, *, routed: bool = False) -> dict[int, int]:
+        return dict.fromkeys(self.routes, 2) if routed else {}
 
     async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
         return await request(self)
@@ -73,12 +73,15 @@ class Server:
     async def namespaces(self) -> list[str]:
         return NAMESPACES
 
-    async def create_subscription(self) -> tuple[int, float]:
+    async def clock_ns(self) -> int:
+        return (8 + 3_600 * (self._number - 1)) * S
+
+    async def create_subscription(self) -> OpenedSubscription:
         if self.subscription_errors:
             self.subscription_errors -= 1
             raise SourceLost("opc.tcp://plc does not answer as it should: BadTooManySubscriptions")
         self._number += 1
-        return self._number, self.publishing_ms
+        return OpenedSubscription(self._number, 500.0, self.slower)
 
     async def create_monitored_items(self, parameters: ua.CreateMonitoredItemsParameters) -> list[Any]:
         if self.item_error is not None:
@@ -118,7 +121,12 @@ class Server:
     async def publish(self, content: EventPublication, number: int = 0) -> None:
         """Hand a publication on, by default of the newest subscription."""
         number = number or self._number
-        await self.routes[number].take(Header(number, 2, 8 * S, has_data=bool(content.events)), content)
+        sent_ns = (8 + 3_600 * (number - 1)) * S  # later for the next subscription than its creation lets expect
+        header = Header(number, 2, sent_ns, has_data=bool(content.events), arrived_s=time.monotonic())
+        await self.routes[number].take(header, content)
+
+
+LAST_LIFE = "1970-01-01T00:00:06Z"  # of the first answer, less two seconds: the clock showed more at the creation
 
 
 class Collecting:
@@ -131,15 +139,21 @@ class Collecting:
         self.collector = EventCollector(
             OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.beside(EVENTS_LOST)
         )
+        self.collector.read_clock = lambda _: self.server.clock_ns()
 
     @asynccontextmanager
     async def life(self) -> Any:
         """A session, until the end of the block."""
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(self.collector.run(self.server, self.server), name="life")  # type: ignore[arg-type]
+            task = group.create_task(self._live(), name="life")
             yield
             task.cancel()
         await self.collector.finish()
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            await self.collector.begin(self.server, self.server, group)  # type: ignore[arg-type]
+            await self.collector.run(self.server, self.server)  # type: ignore[arg-type]
 
     def said(self) -> list[Any]:
         """The texts of the events that were recorded."""
@@ -171,7 +185,6 @@ async def collecting_again() -> Collecting:
     return run
 
 
-@in_loop
 async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
     """The item has all fields; the refresh comes after it, with the number of the subscription. Bytes are decoded by
     the fields that were asked for."""
@@ -186,7 +199,6 @@ async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
         assert content.events[0].fields == {"event_id": b"\x01"}
 
 
-@in_loop
 async def test_a_server_that_refuses_fields_gets_fewer(caplog: pytest.LogCaptureFixture) -> None:
     """Those that it names are left out, and named in the log; where it names none, only those of every event are
     asked for."""
@@ -206,7 +218,6 @@ async def test_a_server_that_refuses_fields_gets_fewer(caplog: pytest.LogCapture
     assert list(fields) == list(BASE_FIELDS)
 
 
-@in_loop
 async def test_a_server_that_refuses_events_is_named_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever it refuses, an item, the whole call or the subscription: one line for each reason, and no end of the
     session. When it takes them, events come."""
@@ -224,21 +235,22 @@ async def test_a_server_that_refuses_events_is_named_and_asked_again(caplog: pyt
     assert len(logged(caplog, "events_refused")) == 3
 
 
-@in_loop
 async def test_a_server_without_conditions_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     """It is not asked again in this subscription, not even after a loss; events come all the same."""
     run = Collecting()
     run.server.refresh_status = BAD_METHOD_INVALID
     async with run.life():
         await wait_until_async(lambda: logged(caplog, "conditions_not_refreshed"), "the refusal")
+        began_ns = time.time_ns()
         await run.server.publish(of(event(message="x"), unreadable=3))
         await wait_until_async(lambda: run.said() == ["x"], "the event")
         assert not run.collector._refresh.is_due(1e12)
     assert logged(caplog, "conditions_not_refreshed") == ["BadMethodInvalid"]
-    assert run.lost() == [("events_unreadable", 3, "1970-01-01T00:00:08Z")]
+    ((reason, count, first),) = run.lost()
+    assert (reason, count) == ("events_unreadable", 3)
+    assert first < time_text(began_ns), "since nothing was delivered by it yet"
 
 
-@in_loop
 async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Events are missing from its last sign of life to the first one of the next, and the conditions are asked for
     again. What still comes of the old one is dropped."""
@@ -248,14 +260,13 @@ async def test_a_subscription_that_ends_is_replaced(caplog: pytest.LogCaptureFix
         old = run.server.routes[1]
         await run.server.publish(of(status=BAD_TIMEOUT))
         await wait_until_async(lambda: run.server.refreshes == [1, 2], "another refresh")
-        await old.take(Header(1, 9, 9 * S, has_data=True), of(event(message="late")))
+        await old.take(Header(1, 9, 9 * S, has_data=True, arrived_s=time.monotonic()), of(event(message="late")))
         await run.server.publish(of(event(message="x")))
         await wait_until_async(lambda: run.said() == ["x"], "the event")
     assert logged(caplog, "event_subscription_lost") == ["BadTimeout"]
-    assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
 
 
-@in_loop
 async def test_what_a_lost_subscription_holds_is_recorded() -> None:
     """It is taken over, gives what it has, twice, and is deleted. Then nothing is missing, and the conditions are asked
     for again. An event that both subscriptions bring is one message; what a condition is in is the newest state."""
@@ -279,7 +290,6 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
     """The server refuses the transfer, was started again, had no room in its queue, ended the old subscription, or
     lacks a notification."""
 
-    @in_loop
     async def story() -> None:
         run = await collecting_again()
         run.server.transfer_status = BAD_TIMEOUT if case == "refused" else 0
@@ -296,12 +306,11 @@ def test_a_rescue_that_is_not_whole_leaves_a_loss(case: str) -> None:
                 await run.server.publish(of(*many, status=BAD_TIMEOUT if case == "ended" else None), number=1)
                 await run.server.publish(of(), number=1)
             await wait_until_async(lambda: run.server.refreshes == [1, 2], "a refresh")
-        assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+        assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
 
-    story()
+    asyncio.run(story())
 
 
-@in_loop
 async def test_a_second_loss_does_not_hide_the_first() -> None:
     """A session that ends before its rescue did leaves what was missing before it undeclared by any rescue after it."""
     run = await collecting_again()
@@ -314,23 +323,63 @@ async def test_a_second_loss_does_not_hide_the_first() -> None:
         for _ in range(2):
             await run.server.publish(of(), number=2)
         await wait_until_async(lambda: run.server.refreshes == [1, 3], "a refresh")
-    assert run.lost() == [("event_subscription_lost", 0, "1970-01-01T00:00:08Z")]
+    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
     assert run.server.transfers[1] == [2, 1]
 
 
-@in_loop
+@pytest.mark.parametrize("has_items", [True, False])
+async def test_a_process_that_ends_within_a_rescue_declares_what_it_would_have_brought(*, has_items: bool) -> None:
+    """The next process knows of nothing before its node's newest value, and that may be one of the new session. So what
+    the old subscription still holds is a loss from the last sign of life, also if there is no new item yet."""
+    run = await collecting_again()
+    run.server.item_statuses = [] if has_items else [BAD_TIMEOUT]
+    async with run.life():
+        await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+        await run.server.publish(of(event(message="second")), number=1)
+        await wait_until_async(lambda: run.said() == ["before", "second"], "the event")
+    assert run.lost() == []
+    await run.collector.end()
+    assert run.lost() == [("event_subscription_lost", 0, LAST_LIFE)]
+    await run.collector.end()
+    assert len(run.lost()) == 1
+
+
+async def test_a_life_that_was_cut_short_leaves_the_old_subscription_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second session takes subscription 1 over and ends before it has one of its own. The third takes it over again
+    and reads it to its end: no event is lost, and nothing is left at the server."""
+    run = await collecting_again()
+    with monkeypatch.context() as cut_short:
+        cut_short.setattr(run.server, "create_subscription", asyncio.Event().wait)
+        async with run.life():
+            await wait_until_async(lambda: run.server.begun == [(1, 1), (1, 2)], "the transfer")
+            await run.server.publish(of(event(message="second")), number=1)
+    async with run.life():
+        await wait_until_async(lambda: len(run.server.asked) == 2, "the new item")
+        await run.server.publish(of(event(message="third")), number=1)
+        await run.server.publish(of(event(message="new")))
+        await run.server.publish(of(), number=1)
+        await wait_until_async(lambda: run.server.deleted == [1], "the end of the old one")
+    assert run.server.transfers == [[1], [1]]
+    assert sorted(run.said()) == ["before", "new", "second", "third"]
+    assert run.lost() == []
+
+
 async def test_events_are_missing_while_no_process_ran() -> None:
-    """From the time at which the node before this one ended to the first sign of life."""
+    """From the time at which the node before this one ended to the first sign of life; also in the times of a clock
+    that was ahead then, and was perhaps set right meanwhile."""
     run = Collecting()
-    run.collector.note_stop(3 * S)
+    run.collector.note_stop(3 * S, Ahead(3_600 * S, time.time_ns()))
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
         await run.server.publish(of(event(message="x")))
         await wait_until_async(run.said, "the event")
-    assert run.lost() == [("agent_stopped", 0, "1970-01-01T00:00:03Z")]
+    stopped, ahead = run.lost()
+    assert stopped == ("agent_stopped", 0, "1970-01-01T00:00:03Z")
+    assert ahead == ("clock_set_back", 0, "1970-01-01T01:00:00Z")
 
 
-@in_loop
 async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Not even keep-alives come: the server has forgotten it."""
     run = Collecting(liveness_timeout_ms=300)
@@ -339,11 +388,10 @@ async def test_a_subscription_that_falls_silent_is_replaced(caplog: pytest.LogCa
     assert logged(caplog, "event_subscription_lost")[0] == "it gave no sign of life"
 
 
-@in_loop
 async def test_a_server_whose_keep_alives_are_rare_is_waited_for() -> None:
-    """A publishing interval that the server makes forty times as long makes its keep-alives as rare."""
+    """The server makes the time between its keep-alives forty times as long as asked for."""
     run = Collecting(liveness_timeout_ms=15_000)
-    run.server.publishing_ms = 20_000.0
+    run.server.slower = 40.0
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
         run.collector._subscription.liveness.alive_s -= 590
@@ -352,7 +400,6 @@ async def test_a_server_whose_keep_alives_are_rare_is_waited_for() -> None:
         assert run.collector._is_silent()
 
 
-@in_loop
 async def test_a_store_that_refuses_holds_the_next_publish() -> None:
     """Publications fill the buffer, then the hand-over waits, and so does the server. The end of the session in that
     moment loses nothing."""
@@ -379,9 +426,9 @@ async def self_publishing(run: Collecting, count: int) -> None:
         await run.server.publish(of(event(message=str(n))))
 
 
-@in_loop
 async def test_a_publication_that_never_came_is_a_loss() -> None:
-    """Of this subscription only. A change of a condition may have been in it, so a refresh is wanted."""
+    """Of this subscription only. A change of a condition may have been in it, so a refresh is wanted. The loss ends by
+    the server's clock, whatever ours shows."""
     run = Collecting()
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes, "a refresh")
@@ -392,10 +439,11 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
         run.collector._book.abandon()
         await missing(Missing(1, 4, 4))
         assert run.collector._refresh.is_due(1e12)
-    assert run.lost() == [("event_publication_missing", 1, "1970-01-01T00:00:08Z")]
+    assert run.lost() == [("event_publication_missing", 1, LAST_LIFE)]
+    (told,) = run.store.messages.values()
+    assert json.loads(told.fact.object_json)["last_time"] < "1970-01-01T00:01"
 
 
-@in_loop
 async def test_types_are_named() -> None:
     """A type of the vendor is asked for when it is met the first time, once; one of a namespace without a place in the
     server's table stays without a name."""
@@ -411,7 +459,6 @@ async def test_types_are_named() -> None:
     assert run.server.types_read == ["ns=1;i=5"]
 
 
-@in_loop
 async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
     """Where only an area is asked for: its item has a filter on the type, and whatever else comes of it is dropped."""
     run = Collecting(events=("nsu=urn:x;s=Area",))
@@ -423,7 +470,6 @@ async def test_the_server_object_is_watched_for_refreshes_alone() -> None:
     assert run.said() == ["ours"]
 
 
-@in_loop
 async def test_severity_is_a_lower_bound_with_an_exception() -> None:
     """A condition that was severe enough is followed to its end; one that never was is left out, as is an event; what
     has no severity is taken."""

@@ -8,12 +8,13 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from agent.config import NodeSettings, read
+from agent.config import read
 from agent.fact_store import FactStore, StoreReader
 from agent.ingest.gap import STORE_REJECTED, Gap, gap_message
 from agent.ingest.opcua.events import EVENTS_LOST, collector, event_loss, event_message
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, Event, Text
 from agent.query.sql import SqlSession
+from agent.settings.node import NodeSettings
 from tests.ingest.opcua.events.events import S, condition, event
 
 DOCS = Path(__file__).parents[4] / "docs"

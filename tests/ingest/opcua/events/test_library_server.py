@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from asyncua.ua.object_ids import ObjectIds
 
 from agent.demo.processes import free_port
 from agent.ingest.opcua.events.event_fields import BASE_FIELDS
-from tests.ingest.fakes import in_loop
 from tests.ingest.plant import Running, ingesting, opcua
 from tests.waiting import wait_until_async
 
@@ -59,7 +59,6 @@ def reasons(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
     return [record.why for record in caplog.records if getattr(record, "action", "") == action]  # type: ignore[attr-defined]
 
 
-@in_loop
 async def test_a_server_without_conditions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Its events come; that it has no ConditionRefresh is in the log, and the connection stays."""
     async with collecting(tmp_path, conditions=False, events=("Server",)) as (server, run):
@@ -70,7 +69,6 @@ async def test_a_server_without_conditions(tmp_path: Path, caplog: pytest.LogCap
     assert reasons(caplog, "conditions_not_refreshed")[0].startswith("Bad")
 
 
-@in_loop
 async def test_the_refresh_of_an_area(tmp_path: Path) -> None:
     """The item on the Server object, with its filter on the type, receives beginning and end; only events of the area
     are recorded."""
@@ -106,7 +104,6 @@ def test_a_server_that_refuses_the_filter(
 
     monkeypatch.setattr(MonitoredItemService, "_create_events_monitored_item", limited)
 
-    @in_loop
     async def story() -> None:
         async with collecting(tmp_path, conditions=True, events=("Server",)) as (server, run):
             await wait_until_async(lambda: reasons(caplog, action), "a line in the log")
@@ -118,6 +115,6 @@ def test_a_server_that_refuses_the_filter(
             await run.wait_good("f/level", 1)
             assert run.source("plc").connects_total == 1
 
-    story()
+    asyncio.run(story())
     (why,) = reasons(caplog, action)
     assert ("condition_id" if fields_max else "BadFilterNotAllowed") in why

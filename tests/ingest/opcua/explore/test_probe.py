@@ -7,8 +7,7 @@ from asyncua import ua
 from asyncua.crypto.security_policies import SecurityPolicyBasic256Sha256
 
 from agent.ingest.opcua.explore.probe import Outcome, Probe
-from agent.ingest.settings import OpcuaSourceSettings
-from tests.ingest.fakes import in_loop
+from agent.settings.sources import OpcuaSourceSettings
 
 USER = {"user_name": "op", "password_file": Path("password")}
 FILES = {"certificate_file": Path("own.der"), "private_key_file": Path("own.key")}
@@ -38,7 +37,6 @@ def probe(modes: list[str], **settings: object) -> Probe:
         (["Sign"], USER, None),
     ],
 )
-@in_loop
 async def test_the_section_that_is_printed_passes_the_check(
     modes: list[str], user: dict[str, object], chosen: str | None
 ) -> None:

@@ -14,14 +14,13 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.ua_binary import struct_to_binary
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.opcua.address import STANDARD_URI, NodeAddress
 from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_name
 from agent.ingest.opcua.session import new_client
-from agent.ingest.settings import OpcuaSourceSettings
 from agent.message import Json
-from tests.ingest.fakes import in_loop
+from agent.opcua_address import STANDARD_URI, NodeAddress
+from agent.settings.sources import OpcuaSourceSettings
 
 SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
@@ -87,7 +86,6 @@ def nodes(count: int) -> list[NodeAddress]:
 
 
 @pytest.mark.parametrize("error", [uaerrors.BadTooManyOperations(), uaerrors.BadResponseTooLarge(), TimeoutError()])
-@in_loop
 async def test_a_call_that_is_too_large_is_halved_and_the_size_is_kept(error: Exception) -> None:
     """A server that names no limit, or a wrong one, teaches it; every node is read once, in order."""
     session = FakeSession(limit=60, error=error)
@@ -98,14 +96,12 @@ async def test_a_call_that_is_too_large_is_halved_and_the_size_is_kept(error: Ex
     assert max(session.calls[len(refused) :]) <= 60
 
 
-@in_loop
 async def test_a_server_that_takes_not_even_one_node_is_lost() -> None:
     """It ends, with the server's reason."""
     with pytest.raises(SourceLost, match="does not answer as it should"):
         await services(FakeSession(limit=0)).read([(node, AttributeIds.Value) for node in nodes(3)])
 
 
-@in_loop
 async def test_one_value_that_cannot_be_read_costs_that_value() -> None:
     """The library fails at a whole answer; the one node behind it is found and is bad, the others have their values."""
     found = await services(FakeSession(error=struct.error("short"), bad=7)).read(
@@ -116,7 +112,6 @@ async def test_one_value_that_cannot_be_read_costs_that_value() -> None:
     assert found[8].Value is not None
 
 
-@in_loop
 async def test_continuation_points_are_followed() -> None:
     """A server that gives three references at a time gives all of them, for each node."""
     session = FakeSession(page=3)
@@ -127,7 +122,6 @@ async def test_continuation_points_are_followed() -> None:
     assert [each.browse_name for each in found[2]] == [f"v{200 + number}" for number in range(8)]
 
 
-@in_loop
 async def test_references_without_end_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A continuation point that leads to itself is a failure of that node, not a hang; so are ever more references."""
     session = FakeSession()
@@ -139,7 +133,6 @@ async def test_references_without_end_are_left(monkeypatch: pytest.MonkeyPatch) 
     assert await services(session).browse(nodes(1)) == ["its references do not end"]
 
 
-@in_loop
 async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other() -> None:
     """It does not become a node of the standard namespace."""
     asked: list[ua.NodeId] = []
@@ -153,7 +146,6 @@ async def test_a_node_in_an_unknown_namespace_is_asked_for_in_vain_and_no_other(
     assert asked[0].NamespaceIndex == 0xFFFF
 
 
-@in_loop
 async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times with picoseconds, which the library reads in another order than they come in (the server's time was shown
     as the year 9999), and an array of Variants as JSON."""

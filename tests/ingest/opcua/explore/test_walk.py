@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from agent.ingest.opcua.address import NodeAddress
 from agent.ingest.opcua.explore.walk import FAILURES_NAMED_MAX, FoundVariable, Reference, Walk, is_wanted
+from agent.opcua_address import NodeAddress
 
 Space = Mapping[str, Sequence[Reference]]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given
@@ -23,6 +24,7 @@ S = 1_000_000_000
 UNSUPPORTED = 0x8072_0000
 NO_DATA = 0x809B_0000
 BUSY = 0x8082_0000
+POINT_INVALID, NO_POINTS = 0x804A_0000, 0x804B_0000
 
 
 class HistoryServer:
@@ -56,6 +58,29 @@ class HistoryServer:
             return HistoryPage(NO_DATA)
         more = self.has_points and done + limit < len(found)
         return HistoryPage(quality.GOOD, page, b"%d %d %d" % (start_ns, end_ns, done + limit) if more else None)
+
+
+class FewPoints(HistoryServer):
+    """A server that holds so many continuation points, and refuses a node that needs one more."""
+
+    def __init__(self, history: dict[int, list[HistoryValue]], points_max: int, *, first_refused: bool = False) -> None:
+        super().__init__(history, has_points=True)
+        self.points_max, self.first_refused = points_max, first_refused
+        self.held: set[int] = set()
+        self.refused_total = 0
+
+    def read(self, ranges: list[HistoryRange], values_max: int) -> list[HistoryPage]:
+        found = dict(zip(ranges, super().read(ranges, values_max), strict=True))
+        self.held -= {asked.tag for asked in ranges if asked.continuation_point is not None}
+        for asked in reversed(ranges) if self.first_refused else ranges:
+            if found[asked].continuation_point is None:
+                continue
+            if len(self.held) >= self.points_max:
+                found[asked] = HistoryPage(NO_POINTS)
+                self.refused_total += 1
+            else:
+                self.held.add(asked.tag)
+        return [found[asked] for asked in ranges]
 
 
 def fill(gap: GapFill, server: HistoryServer) -> list[tuple[int, HistoryValue]]:
@@ -106,8 +131,8 @@ def test_each_missing_value_is_returned_once(
     length: int,
     nodes_max: int,
     values_max: int,
-    has_points: bool,  # noqa: FBT001 drawn by name
-    remembers: bool,  # noqa: FBT001 as above
+    has_points: bool,
+    remembers: bool,
     cut_every: int,
 ) -> None:
     """For any history, window, page size and loss of continuation points: exactly the values strictly inside the
@@ -131,6 +156,70 @@ def test_each_missing_value_is_returned_once(
     assert set(gap.outcomes.values()) == {Outcome.FILLED}
 
 
+@given(
+    times=st.lists(st.integers(90, 130), unique=True, max_size=30),
+    others=st.lists(st.integers(90, 160), unique=True, max_size=30),
+    values_max=st.integers(1, 12),
+    nodes_max=st.integers(1, 2),
+    remembers=st.booleans(),
+)
+@example(times=[110, 120, 105, 106], others=[], values_max=2, nodes_max=1, remembers=True)  # what is late is new
+@example(times=[100, 105, 106], others=[150], values_max=1, nodes_max=2, remembers=True)
+@example(times=[128, 129, 100, 101], others=[150], values_max=2, nodes_max=2, remembers=True)  # behind ahead of within
+def test_a_history_in_the_order_of_recording_is_read_whole(
+    times: list[int], others: list[int], values_max: int, nodes_max: int, remembers: bool
+) -> None:
+    """A server whose clock was set back gives pages behind later times, and times behind the window ahead of those in
+    it. Each value is read once, whatever the size of a page."""
+    history = {
+        tag: [HistoryValue(t * S, float(t), 0) for t in found] for tag, found in ((1, times), (2, others)) if found
+    }
+    windows = {1: Window(95 * S, 96 * S, 125 * S), 2: Window(95 * S, 96 * S, 155 * S)}
+    gap = GapFill(windows, nodes_max, values_max)
+    found = fill(gap, HistoryServer(history, has_points=True, values_max=values_max, remembers=remembers))
+    for tag, window in windows.items():
+        wanted = {
+            v.source_time_ns for v in history.get(tag, ()) if window.after_ns < v.source_time_ns < window.before_ns
+        }
+        assert sorted(value.source_time_ns for number, value in found if number == tag) == sorted(wanted)
+
+
+@pytest.mark.parametrize("values_max", [1, 2, 3, 5])
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_reading_in_the_order_of_recording_begins_again_where_it_is_cut(values_max: int, *, is_refused: bool) -> None:
+    """The session ends, or the server has forgotten the continuation point, when the disorder has shown: what is left
+    may lie anywhere. What was read is not returned again."""
+    times = [100, 110, 120, 101, 111, 121, 102, 112, 122]
+    server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in times]}, has_points=True)
+    gap = GapFill({1: Window(95 * S, 96 * S, 125 * S)}, 1, values_max)
+    found: list[int] = []
+    while not any(a > b for a, b in pairwise(found)) and len(found) < 5:
+        call = gap.next_call()
+        found += [one.source_time_ns for one in gap.answered(call, server.read(call, values_max))]
+    if is_refused:
+        gap.answered(gap.next_call(), [HistoryPage(POINT_INVALID)])
+    else:
+        gap.forget_continuation_points()
+    found += [value.source_time_ns for _, value in fill(gap, server)]
+    assert sorted(found) == [t * S for t in sorted(times)]
+    assert gap.outcomes == {1: Outcome.FILLED}
+
+
+def test_a_server_that_forgets_each_continuation_point_and_gives_no_order_is_given_up() -> None:
+    """The same page again is no success."""
+    times = [100, 110, 101, 111]
+    server = HistoryServer({1: [HistoryValue(t * S, float(t), 0) for t in times]}, has_points=True)
+    gap = GapFill({1: Window(95 * S, 96 * S, 125 * S)}, 1, 3)
+    calls = 0
+    while call := gap.next_call():
+        calls += 1
+        pages = server.read(call, 3) if call[0].continuation_point is None else [HistoryPage(POINT_INVALID)]
+        gap.answered(call, pages)
+    assert calls == 2 * READS_PER_TAG_FAILED_MAX
+    assert gap.outcomes == {1: Outcome.FAILED}
+    assert gap.values_total == 3
+
+
 def test_several_values_of_one_instant_survive_a_page_that_ends_between_them() -> None:
     """A server that pages by time repeats the last instant; its values are told apart, NaN among them."""
     history = {1: [HistoryValue(t * S, v, 0) for t, v in ((1, 1.0), (2, 2.0), (2, math.nan), (3, 4.0))]}
@@ -145,6 +234,45 @@ def test_what_the_store_has_is_not_returned_again() -> None:
     gap = GapFill({1: Window(0, 0, 9 * S)}, 1, 2, stored={1: {1 * S, 2 * S, 3 * S, 4 * S}})
     found = fill(gap, HistoryServer(history, has_points=True))
     assert [value.source_time_ns // S for _, value in found] == [5, 6, 7]
+
+
+@pytest.mark.parametrize("points_max", [1, 2, 9])
+@pytest.mark.parametrize("first_refused", [True, False])
+def test_a_server_with_few_continuation_points_is_read_whole(points_max: int, *, first_refused: bool) -> None:
+    """It refuses those nodes of a call for which it has none left, the first or the last of them. These are read again,
+    fewer at once, when the others are read to their end; no tag is given up for it."""
+    history = {tag: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)] for tag in range(20)}
+    server = FewPoints(history, points_max, first_refused=first_refused)
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, 20, 2)
+    found = fill(gap, server)
+    assert sorted(found) == sorted((tag, value) for tag, values in history.items() for value in values)
+    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+    assert server.refused_total <= 20
+
+
+def test_a_node_is_not_given_up_for_the_continuation_points_of_others() -> None:
+    """However often it is refused beside them."""
+    history = {tag: [HistoryValue(5 * S, float(tag), 0)] for tag in range(10)}
+    server = HistoryServer(history, has_points=True)
+    gap = GapFill({tag: Window(0, 0, 9 * S) for tag in history}, READS_PER_TAG_FAILED_MAX + 1, 9)
+    sizes = []
+    while call := gap.next_call():
+        sizes.append(len(call))
+        pages = server.read(call, 9)
+        if len(call) > 1 and call[0].tag == 0:
+            pages[0] = HistoryPage(NO_POINTS)
+        gap.answered(call, pages)
+    assert sizes[: READS_PER_TAG_FAILED_MAX + 1] == [4, 3, 2, 1]
+    assert set(gap.outcomes.values()) == {Outcome.FILLED}
+
+
+def test_a_server_without_a_continuation_point_for_one_node_is_given_up() -> None:
+    """Others may hold them all: it is asked some times."""
+    server = FewPoints({1: [HistoryValue(t * S, float(t), 0) for t in range(1, 8)]}, 0)
+    gap = GapFill({1: Window(0, 0, 9 * S)}, 20, 2)
+    assert fill(gap, server) == []
+    assert gap.outcomes == {1: Outcome.FAILED}
+    assert server.refused_total == READS_PER_TAG_FAILED_MAX
 
 
 def test_a_node_without_history_is_told_apart_from_one_that_fails() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.columns import SampleColumns
-from agent.ingest.opcua.rescue import Seam
+from agent.ingest.opcua.rescue.seam import Seam
 from agent.message import Sample
 
 NONE: frozenset[int] = frozenset()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from asyncua import ua
-from asyncua.client.ua_client import UASocketProtocol
+from asyncua.client.ua_client import UaClientState, UASocketProtocol
 from asyncua.common.utils import Buffer
 from asyncua.crypto import uacrypto
 from asyncua.ua import ua_binary, uaerrors
@@ -23,10 +23,12 @@ from agent.ingest.opcua.security.certificate import ensure_certificate
 from agent.ingest.opcua.security.certificate_facts import facts_of
 from agent.ingest.opcua.security.client import SteppedClient
 from agent.ingest.opcua.security.refusal import Step
-from agent.ingest.opcua.session import open_session
-from agent.ingest.settings import OpcuaSourceSettings
-from tests.ingest.fakes import Program, in_loop, running
+from agent.ingest.opcua.security.transport import Protocol
+from agent.ingest.opcua.session import disconnect, new_client, open_session
+from agent.settings.sources import OpcuaSourceSettings
+from tests.ingest.fakes import Program, running
 from tests.ingest.plant import opcua
+from tests.waiting import LIMIT_S, wait_until_async
 
 SECURE_URI = b"SecurityPolicy#Basic256Sha256"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -129,7 +131,6 @@ def error_message(status: int) -> bytes:
         (error_message(uaerrors.BadCertificateUntrusted.code), "BadCertificateUntrusted"),
     ],
 )
-@in_loop
 async def test_a_refused_certificate_is_recognised_however_it_is_hidden(
     plc: tuple[Program, Path], tmp_path: Path, answer: bytes, status: str
 ) -> None:
@@ -146,7 +147,6 @@ async def test_a_refused_certificate_is_recognised_however_it_is_hidden(
 
 
 @pytest.mark.system
-@in_loop
 async def test_a_server_that_goes_down_is_not_said_to_refuse_us(plc: tuple[Program, Path], tmp_path: Path) -> None:
     """The same closed socket, from a server that answers nobody any more, is a loss."""
     program, pinned = plc
@@ -157,7 +157,6 @@ async def test_a_server_that_goes_down_is_not_said_to_refuse_us(plc: tuple[Progr
 
 
 @pytest.mark.system
-@in_loop
 async def test_another_certificate_than_the_pinned_file_is_refused_before_anything_is_sent(
     plc: tuple[Program, Path], tmp_path: Path
 ) -> None:
@@ -174,7 +173,6 @@ async def test_another_certificate_than_the_pinned_file_is_refused_before_anythi
     "error", [uaerrors.UaError("Server certificate mismatch"), InvalidSignature(), uacrypto.InvalidSignature()]
 )
 @pytest.mark.system
-@in_loop
 async def test_a_certificate_swapped_on_the_way_is_told_as_that(
     plc: tuple[Program, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
@@ -206,7 +204,6 @@ async def speaking(answer: bytes) -> AsyncIterator[int]:
         yield port
 
 
-@in_loop
 async def test_a_web_server_is_named_as_no_opc_ua_server(tmp_path: Path) -> None:
     """Its answer is shown at once, not waited for as the beginning of a huge message."""
     async with speaking(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port:
@@ -215,7 +212,6 @@ async def test_a_web_server_is_named_as_no_opc_ua_server(tmp_path: Path) -> None
                 pass
 
 
-@in_loop
 async def test_a_port_that_answers_nothing_is_told_from_an_address_that_does_not(tmp_path: Path) -> None:
     """Silence after the connection was taken is the program's, not the network's."""
     async with speaking(b"") as port:
@@ -224,7 +220,6 @@ async def test_a_port_that_answers_nothing_is_told_from_an_address_that_does_not
                 pass
 
 
-@in_loop
 async def test_a_closed_port_and_an_unknown_name_are_told_apart(tmp_path: Path) -> None:
     """The two commonest mistakes in a URL have their own words."""
     with socket.socket() as free:
@@ -259,7 +254,6 @@ def test_a_service_fault_for_a_secure_channel_is_its_status() -> None:
         protocol._process_received_message(Message())
 
 
-@in_loop
 async def test_a_server_of_another_time_has_its_channel_renewed(tmp_path: Path) -> None:
     """Answers to requests that were made before the renewal come with the old token. The server issued it in 1970, by
     its own clock; it is accepted all the same."""
@@ -274,3 +268,176 @@ async def test_a_server_of_another_time_has_its_channel_renewed(tmp_path: Path) 
     for token_id in (1, 2, 1):
         connection._check_sym_header(ua.SymmetricAlgorithmHeader(TokenId=token_id))
     assert connection.security_token.TokenId == 2
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_stop_ends_a_session_that_is_being_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, turns: int
+) -> None:
+    """In any turn of the loop since the TCP connection stands: the task ends, and so does the connection."""
+    closed, connections = asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await reader.read()
+        closed.set()
+
+    def stop_in(left: int) -> None:
+        if left:
+            asyncio.get_running_loop().call_soon(stop_in, left - 1)
+        else:
+            life.cancel()
+
+    def connection_made(self: Protocol, transport: asyncio.Transport) -> None:
+        UASocketProtocol.connection_made(self, transport)
+        stop_in(turns)
+
+    async def live() -> None:
+        async with open_session(opcua(port, tmp_path, request_timeout_ms=600_000)):
+            raise AssertionError("the server says nothing")
+
+    monkeypatch.setattr(Protocol, "connection_made", connection_made)
+    async with listening(serve) as (_, port):
+        life = asyncio.create_task(live())
+        try:
+            await asyncio.wait([life], timeout=LIMIT_S)
+            assert life.cancelled()
+            async with asyncio.timeout(LIMIT_S):
+                await closed.wait()
+        finally:
+            for writer in connections:
+                writer.transport.abort()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_connection_that_fell_silent_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_cancelled: bool
+) -> None:
+    """The library counts it as lost when a sign of life does not come; its socket is closed all the same. So it is if
+    the goodbye is cancelled."""
+    closed, saying, connections = asyncio.Event(), asyncio.Event(), list[asyncio.StreamWriter]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        await reader.read()
+        closed.set()
+
+    async def goodbye() -> None:
+        saying.set()
+        await asyncio.Event().wait()
+
+    async with listening(serve) as (_, port):
+        client = new_client(opcua(port, tmp_path))
+        await client.connect_socket()
+        await wait_until_async(lambda: connections, "the connection")
+        try:
+            if is_cancelled:
+                monkeypatch.setattr(client, "disconnect", goodbye)
+            else:
+                client.uaclient.mark_disconnected()
+            ending = asyncio.create_task(disconnect(client))
+            if is_cancelled:
+                await saying.wait()
+                ending.cancel()
+            await asyncio.wait([ending])
+            async with asyncio.timeout(LIMIT_S):
+                await closed.wait()
+        finally:
+            for writer in connections:
+                writer.transport.abort()
+
+
+class Renewals:
+    """Answers the renewals of a channel of this lifetime in turn, the last answer for ever."""
+
+    def __init__(self, *answers: Exception | None, lifetime_ms: int = 40) -> None:
+        self.answers, self.count, self.lifetime_ms = list(answers), 0, lifetime_ms
+        self.client = new_client(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")))
+        self.client.secure_channel_timeout = lifetime_ms
+        self.client.uaclient._set_state(UaClientState.CONNECTED)
+        self.client.uaclient.open_secure_channel = self.open  # type: ignore[method-assign]
+
+    async def open(self, asked: ua.OpenSecureChannelParameters) -> ua.OpenSecureChannelResult:
+        assert asked.RequestType == ua.SecurityTokenRequestType.Renew
+        self.count += 1
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if answer is not None:
+            raise answer
+        return ua.OpenSecureChannelResult(SecurityToken=ua.ChannelSecurityToken(RevisedLifetime=self.lifetime_ms))  # type: ignore[arg-type]
+
+
+async def test_a_renewal_that_fails_is_tried_again() -> None:
+    """One answer that did not come in time is no reason to let the channel end: the next try renews it, and so on."""
+    renewals = Renewals(TimeoutError(), None, uaerrors.BadTooManyOperations(), None, lifetime_ms=2_000)
+    renewals.client.secure_channel_timeout = 40
+    task = asyncio.create_task(renewals.client._renew_channel_loop())
+    await wait_until_async(lambda: renewals.count == 2, "another try")
+    assert not task.done()
+    assert renewals.client.uaclient.state is UaClientState.CONNECTED
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ConnectionError("gone"), uaerrors.BadSecurityChecksFailed()])
+async def test_a_channel_that_cannot_be_renewed_ends_the_session(error: Exception) -> None:
+    """After several tries; the session is told why, and its connection is closed."""
+    renewals, told = Renewals(error, lifetime_ms=400), list[Exception]()
+
+    async def lost(why: Exception) -> None:
+        told.append(why)
+
+    renewals.client.connection_lost_callback = lost
+    async with asyncio.timeout(LIMIT_S):
+        await renewals.client._renew_channel_loop()
+    assert renewals.count >= 2
+    assert "the secure channel ends, and is not renewed" in str(told[0])
+    assert renewals.client.uaclient.state is UaClientState.DISCONNECTED
+
+
+def served(monkeypatch: pytest.MonkeyPatch, answer: object) -> SteppedClient:
+    """A client with an open session that asks for a sign of life at once, and a server that answers any Read so."""
+    client = new_client(OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv")), watchdog_s=0.001)
+
+    async def read(_: object) -> list[ua.DataValue]:
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        assert isinstance(answer, int)
+        return [ua.DataValue(StatusCode=ua.StatusCode(answer))]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(client.uaclient.session, "read", read)
+    client.uaclient._set_state(UaClientState.CONNECTED)
+    return client
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        uaerrors.BadUserAccessDenied.code,
+        uaerrors.BadNodeIdUnknown.code,
+        uaerrors.BadNotReadable.code,
+        uaerrors.BadUserAccessDenied(),
+        uaerrors.BadServiceUnsupported(),
+        struct.error("a malformed value"),
+    ],
+)
+async def test_any_answer_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
+    """A server that does not let this user read its state, or has none, answers: the session goes on."""
+    assert await served(monkeypatch, answer)._detect_connection_loss() is None
+
+
+@pytest.mark.parametrize("answer", [None, ConnectionError("gone"), uaerrors.BadSessionIdInvalid()])
+async def test_silence_and_the_end_of_a_session_are_no_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    """No answer in time, a closed connection, and a server that does not know the session: the session is lost."""
+    assert await served(monkeypatch, answer)._detect_connection_loss() is not None
+
+
+async def test_a_session_that_is_kept_for_a_short_time_gives_signs_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has revised the time-out to less than asked: a sign is due several times within it."""
+    client = served(monkeypatch, uaerrors.BadUserAccessDenied.code)
+    client.session_timeout, client._watchdog_intervall = 3, 1e6
+    async with asyncio.timeout(LIMIT_S):
+        assert await client._detect_connection_loss() is None

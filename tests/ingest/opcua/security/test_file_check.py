@@ -12,7 +12,7 @@ import pytest
 
 from agent.ingest.opcua.security.certificate import LIFETIME_DAYS, ensure_certificate
 from agent.ingest.opcua.security.file_check import certificate_days_left, check_source_files
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 NOW = datetime.now(UTC)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from agent.ingest.errors import TagMapError
-from agent.ingest.settings import ModbusSourceSettings, OpcuaSourceSettings
 from agent.ingest.tags.file import dialect_of
 from agent.ingest.tags.foreign import ignition, kepware, neuron
 from agent.ingest.tags.foreign.translation import Options, Translation, tag_file
 from agent.ingest.tags.tag_map import Dialect, TagMap, read_tag_map
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings
 
 LISTS = Path(__file__).parents[3] / "vectors" / "tag_lists"
 PRODUCTS = {"kepware": kepware.translate, "neuron": neuron.translate, "ignition": ignition.translate}
@@ -171,7 +171,7 @@ def test_opcua_namespaces_are_named() -> None:
         ("kepware", 40_001, False, "465536", 65_535),
     ],
 )
-def test_ways_to_count(product: str, base: int, zero_based: bool, text: str, address: int) -> None:  # noqa: FBT001
+def test_ways_to_count(product: str, base: int, zero_based: bool, text: str, address: int) -> None:
     """The same register, however it is written, and however ours is."""
     data = f"Tag Name,Address,Data Type\nA,{text},Word\n".encode()
     _, tags = translated(product, "list.csv", data, base=base, zero_based=zero_based, prefix="line1/")

@@ -1,0 +1,198 @@
+"""The questions of `bsfg setup`. An answer that cannot be right is asked for again at once. The answers of an earlier
+run are offered, so that a mistake found later costs one answer and the Enter key for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.ingest import TagMapError
+from agent.ingest.tags.file import parse_tag_file
+from agent.message import ZONE
+from agent.replication import pki
+from agent.settings.sources import ModbusSourceSettings
+
+SOURCES = ("opcua", "modbus")
+STREAMS = ["facts.telemetry", "facts.operational"]
+SIDES = {"reads from here": "exports", "is read by this node": "pulls"}
+NONE = "-"
+OPC_TCP = "opc.tcp://"
+TAGS_HEADER = "tag,table,register,type\n"
+
+
+def ask_zone() -> str:
+    """The zone of this node."""
+    return _ask("Zone of this node (a-z, 0-9, -)", _zone)
+
+
+def ask_new_passphrase() -> str:
+    """The passphrase of an authority that is to be made, typed twice."""
+    question = f"New passphrase of the authority's key, {pki.PASSPHRASE_BYTES_MIN} characters or more"
+    return str(click.prompt(question, hide_input=True, confirmation_prompt=True, value_proc=_new_passphrase))
+
+
+def ask(zone: str, before: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers of a zone; an empty one leaves its part out. `before`: those of an earlier run."""
+    given: dict[str, Any] = {"zone": zone}
+    broker = before.get("broker", {})
+    where = _choose("Broker", ("here", "elsewhere", "none"), _place(broker))
+    if where != "none":
+        given |= _ask_connection(zone, before, is_here=where == "here")
+    earlier = ((kind, one) for kind in SOURCES for one in before.get(kind, []))
+    while True:
+        kind_before, source = next(earlier, ("none", {}))
+        if (kind := _choose("Source", (*SOURCES, "none"), kind_before)) == "none":
+            return given
+        taken = {one["name"] for each in SOURCES for one in given.get(each, [])}
+        ask_source = _ask_opcua if kind == "opcua" else _ask_modbus
+        given.setdefault(kind, []).append(ask_source(source if kind == kind_before else {}, taken))
+
+
+def _place(broker: Mapping[str, Any]) -> str:
+    if not broker:
+        return "none"
+    return "here" if broker.get("here") else "elsewhere"
+
+
+def _ask_connection(zone: str, before: Mapping[str, Any], *, is_here: bool) -> dict[str, Any]:
+    """Broker, peer, and how requests and certificates travel."""
+    broker = {name: value for name, value in before.get("broker", {}).items() if name != "here"}
+    question = "Name or address by which the peer reaches this machine" if is_here else "Its host"
+    broker["host"] = _ask(question, _host, broker.get("host"))
+    broker["port"] = click.prompt(
+        "Its port for this zone and its peer", default=broker.get("port", 8883), type=click.IntRange(1, 65535)
+    )
+    if is_here:
+        broker["here"] = True
+    peer = before.get("peer", {})
+    peer_zone = _ask("Zone of the peer", lambda text: _peer_zone(text, zone), peer.get("zone"))
+    side = _choose("The peer", tuple(SIDES), next((side for side, name in SIDES.items() if peer.get(name)), None))
+    given: dict[str, Any] = {"broker": broker, "peer": {"zone": peer_zone, SIDES[side]: peer.get(SIDES[side], STREAMS)}}
+    if (stick := _ask_folder("stick", "of the stick for requests and certificates (-: none)", before)) != NONE:
+        given["stick"] = stick
+    if is_here and (authority := _ask_folder("authority", "of the authority (-: elsewhere)", before)) != NONE:
+        given["authority"] = authority
+    return given
+
+
+def _ask_folder(name: str, what: str, before: Mapping[str, Any]) -> str:
+    usual = {"stick": "/media/usb", "authority": "/srv/authority"}[name]
+    default = before.get(name, NONE if _place(before.get("broker", {})) != "none" else usual)
+    return _ask(f"Folder {what}", _mounted if name == "stick" else str, default)
+
+
+def _ask_opcua(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
+    return {
+        **before,
+        "name": _ask_name(before, taken),
+        "url": _ask("Its address, opc.tcp://host:4840", _url, before.get("url")),
+        "glob": click.prompt("Variables to read, as 'Line1/*/Temperature'", default=before.get("glob", "*")),
+    }
+
+
+def _ask_modbus(before: Mapping[str, Any], taken: set[str]) -> dict[str, Any]:
+    source = {**before, "name": _ask_name(before, taken), "host": _ask("Its host", _host, before.get("host"))}
+    base = before.get("address_base")
+    source["address_base"] = int(
+        _choose("Registers count from", ("0", "1", "40001"), None if base is None else str(base))
+    )
+    earlier = str(before.get("tags", TAGS_HEADER))
+    if earlier.startswith(TAGS_HEADER):
+        source["tags"] = _ask_rows(source["address_base"], iter(earlier.splitlines()[1:]))
+    else:  # of a file that has more columns than the question
+        click.echo("Its tags stay as they are in the file of the answers.")
+    return source
+
+
+def _ask_rows(address_base: int, earlier: Iterator[str]) -> str:
+    rows = TAGS_HEADER
+    for old in earlier:
+        row = _ask("A tag (-: leave it out)", partial(_row, rows, address_base), old)
+        rows += "" if row == NONE else f"{row}\n"
+    question = "A tag, as line1/t,holding,1,float32 (empty: no more)"
+    while row := click.prompt(question, default="", show_default=False, value_proc=partial(_row, rows, address_base)):
+        rows += f"{row}\n"
+    return rows
+
+
+def _ask_name(before: Mapping[str, Any], taken: set[str]) -> str:
+    return _ask("Its name, such as press-1", lambda text: _name(text, taken), before.get("name"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- checks
+
+
+def _ask(question: str, check: Callable[[str], str], default: str | None = None) -> str:
+    return str(click.prompt(question, default=default, value_proc=check))
+
+
+def _choose(question: str, choices: Sequence[str], default: str | None) -> str:
+    """One of the choices; the beginning of its name is enough."""
+    kind = click.Choice(choices)
+
+    def chosen(text: str) -> str:
+        found = [one for one in choices if one.startswith(text)]
+        return found[0] if len(found) == 1 else str(kind.convert(text, None, None))
+
+    return str(click.prompt(question, type=kind, default=default, value_proc=chosen))
+
+
+def _new_passphrase(text: str) -> str:
+    if len(text.encode()) < pki.PASSPHRASE_BYTES_MIN:
+        raise click.BadParameter(f"it is shorter than {pki.PASSPHRASE_BYTES_MIN} characters; use several words")
+    return text
+
+
+def _zone(text: str) -> str:
+    if not ZONE.fullmatch(text):
+        raise click.BadParameter("a zone is 1 to 32 of a-z, 0-9 and -")
+    return text
+
+
+def _peer_zone(text: str, own: str) -> str:
+    if text == own:
+        raise click.BadParameter(f"{own} is the zone of this node; the peer has another")
+    return _zone(text)
+
+
+def _host(text: str) -> str:
+    if not text.strip() or any(each in text for each in " /"):
+        raise click.BadParameter("a host name or an IP address, without a scheme and a path")
+    return text
+
+
+def _mounted(text: str) -> str:
+    if text != NONE and not Path(text).is_dir():
+        raise click.BadParameter(f"{text} is no folder; mount the stick there, from another terminal, or answer -")
+    return text
+
+
+def _name(text: str, taken: set[str]) -> str:
+    for setting, why in ModbusSourceSettings(text, Path("row"), 0).problems():
+        if setting == "name":
+            raise click.BadParameter(why)
+    if text in taken:
+        raise click.BadParameter(f"{text} is the name of another source")
+    return text
+
+
+def _url(text: str) -> str:
+    if not text.startswith(OPC_TCP) or text == OPC_TCP:
+        raise click.BadParameter(f"an address begins with {OPC_TCP}")
+    return text
+
+
+def _row(rows: str, address_base: int, text: str) -> str:
+    """A row of a tag file, checked with the rows before it."""
+    if text in {"", NONE}:
+        return text
+    settings = ModbusSourceSettings("source", Path("row"), address_base)
+    try:
+        parse_tag_file(settings, f"{rows}{text}\n".encode())
+    except TagMapError as error:
+        raise click.BadParameter("; ".join(f"{one.column}: {one.why}" for one in error.problems)) from error
+    return text

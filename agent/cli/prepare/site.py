@@ -1,0 +1,177 @@
+"""The steps of `bsfg setup` that concern more machines than one: certificates, requests that travel on a stick, the
+authority and the broker where they are on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.cli.prepare.questions import SIDES, ask_new_passphrase
+from agent.cli.prepare.steps import PASSPHRASE, SetupFailed, Steps, has_systemd
+from agent.replication import pki
+from agent.replication.broker import CONFIG_NAME, PORT, USER, PeerLink, read_site_file
+
+MOSQUITTO = Path("/etc/mosquitto")
+UNITS = Path("/etc/systemd/system")
+HERE = "127.0.0.1"  # a broker of this machine; not localhost, which a minimal system may not resolve
+
+
+class Site:
+    """What a node needs of others before it can be connected. `left`: what an operator still has to do."""
+
+    def __init__(self, steps: Steps, given: Mapping[str, Any], config_file: Path, left: list[str]) -> None:
+        self.zone: str = given["zone"]
+        self._steps, self._left = steps, left
+        self._broker: Mapping[str, Any] = given["broker"]
+        self._peer: Mapping[str, Any] = given.get("peer", {})
+        self._stick = _folder(given, "stick")
+        if self._stick is not None and not self._stick.is_dir():
+            raise SetupFailed(f"{self._stick}: no such folder; is the stick mounted?")
+        self._authority = _folder(given, "authority")
+        self.pki = config_file.parent / "pki"
+        # One broker of a machine serves all its zones, so its files are not those of a node.
+        is_unit = steps.is_unit
+        self._broker_pki = MOSQUITTO / "pki" if is_unit else self.pki
+        self._broker_folder = MOSQUITTO / "bsfg" if is_unit else config_file.parent / "broker"
+
+    def prepare(self) -> bool:
+        """Certificates of this zone, its peer and a broker here; whether this zone can be connected."""
+        if self._authority is not None:
+            self._open_authority(self._authority)
+        if not self._identity():
+            return False
+        if self._broker.get("here"):
+            if not self._broker_identity():
+                return False
+            self._run_broker()
+        if self._authority is not None and self._stick is not None and self._peer:
+            self._sign_for_peer(self._authority, self._stick, self._peer["zone"])
+        return True
+
+    # ---------------------------------------------------------------------------------------------------- certificates
+
+    def _open_authority(self, folder: Path) -> None:
+        """Make the authority where there is none, and have its passphrase for the commands to come."""
+        key_file = folder / "ca.key"
+        is_new = not key_file.exists()
+        if self._steps.asks and PASSPHRASE not in os.environ and (is_new or pki.is_locked(key_file)):
+            known = "" if is_new else click.prompt("Passphrase of the authority's key", hide_input=True)
+            self._steps.give_passphrase(known or ask_new_passphrase())
+        if is_new:
+            self._steps.bsfg("pki", "ca", "--pki", str(folder))
+        self._left.append(
+            f"keep the authority, {folder}, on a machine that is neither gateway nor broker, once every zone has its "
+            "certificate; keep a copy, and one of the passphrase, at another place"
+        )
+
+    def _identity(self) -> bool:
+        """Key and certificate of this zone; False while its request is on the way."""
+        if (self.pki / "zones" / f"{self.zone}.pem").exists():
+            return True
+        requested = self.pki / "zones" / "requested"
+        is_new = not (requested / f"{self.zone}.key").exists()
+        if is_new:
+            self._steps.bsfg("pki", "request", self.zone, "--pki", str(self.pki))
+        request = requested / f"{self.zone}.csr"
+        if self._authority is not None:
+            self._sign(self._authority, self.zone, request)
+            self._import(self.zone, self._authority / "zones", self._authority, self.pki)
+            return True
+        if self._stick is None:
+            self._left.append(f"have {request} signed (bsfg pki sign), bsfg pki import, and run setup again")
+            return False
+        # A certificate that lay there before the key was made is of a former key.
+        if not is_new and (self._stick / f"{self.zone}.pem").exists():
+            self._import(self.zone, self._stick, self._stick, self.pki)
+            return True
+        self._steps.copy(request, self._stick / request.name)
+        self._left.append(
+            f"take the stick to the authority: setup there, or bsfg pki sign {self.zone} --request {request.name} and "
+            f"{self.zone}.pem and ca.pem onto the stick; then setup here again. To compare there, the fingerprint of the "
+            f"key: {pki.request_fingerprint(request, self.zone)}"
+        )
+        return False
+
+    def _broker_identity(self) -> bool:
+        """Key and certificate of the broker, which has the name of its node's zone."""
+        if (self._broker_pki / "brokers" / f"{self.zone}.pem").exists():
+            return True
+        request = self._broker_pki / "brokers" / "requested" / f"{self.zone}.csr"
+        if not request.exists():
+            hosts = dict.fromkeys([str(self._broker["host"]), "localhost", HERE])
+            named = [word for host in hosts for word in ("--host", host)]
+            self._steps.bsfg("pki", "request", "--broker", self.zone, *named, "--pki", str(self._broker_pki))
+        if self._authority is None:
+            self._left.append(f"have {request} signed (bsfg pki sign --broker), import it, and run setup again")
+            return False
+        self._sign(self._authority, self.zone, request, "--broker")
+        self._import(self.zone, self._authority / "brokers", self._authority, self._broker_pki, "--broker")
+        return True
+
+    def _sign_for_peer(self, authority: Path, stick: Path, peer: str) -> None:
+        """Sign the peer's request if it is on the stick, and put the certificate in its place."""
+        request = stick / f"{peer}.csr"
+        if not request.exists():
+            if not (authority / "zones" / f"{peer}.pem").exists():
+                self._left.append(f"run setup at {peer}, bring the stick with {request.name} here, and run setup again")
+            return
+        click.echo(f"fingerprint of the key in {request}: {pki.request_fingerprint(request, peer)}")
+        if self._steps.asks and not click.confirm(f"Is it the one that setup printed at {peer}? Then it is signed"):
+            raise SetupFailed(f"{request} was not signed; remove it, and run setup at {peer} again")
+        self._sign(authority, peer, request)
+        self._steps.copy(authority / "zones" / f"{peer}.pem", stick / f"{peer}.pem")
+        self._steps.copy(authority / "ca.pem", stick / "ca.pem")
+        self._steps.run(["rm", str(request)])
+        self._left.append(f"take the stick back to {peer}, and run setup there again")
+
+    def _sign(self, authority: Path, name: str, request: Path, *kind: str) -> None:
+        self._steps.bsfg("pki", "sign", *kind, name, "--request", str(request), "--pki", str(authority))
+
+    def _import(self, name: str, certificates: Path, authority: Path, into: Path, *kind: str) -> None:
+        files = ["--cert", str(certificates / f"{name}.pem"), "--ca", str(authority / "ca.pem")]
+        if kind:  # only brokers read the list
+            files += ["--crl", str(authority / "ca.crl")]
+        self._steps.bsfg("pki", "import", *kind, name, *files, "--pki", str(into))
+
+    # ---------------------------------------------------------------------------------------------------------- broker
+
+    def _run_broker(self) -> None:
+        """A broker process for this zone and its peer: files, limits, service."""
+        if not (links := self._links()):
+            raise SetupFailed("a broker here needs a peer, with exports or pulls")
+        words = ["broker", "config", str(self._broker_folder), "--pki", str(self._broker_pki), "--name", self.zone]
+        words += [word for link in links for word in ("--link", f"{link.serving}:{link.asking}")]
+        words += ["--port", str(self._broker.get("port", PORT))]
+        if not self._steps.is_unit:
+            words += ["--user", pwd.getpwuid(os.geteuid()).pw_name]
+        elif USER not in {one.pw_name for one in pwd.getpwall()}:
+            raise SetupFailed("mosquitto is not installed: apt install mosquitto, or Debian's packages from a stick")
+        self._steps.bsfg(*words)
+        site = read_site_file(self._broker_folder)
+        assert site is not None, "the command has written it"
+        (name,) = {each.name for each in site.processes if links[0] in each.links}
+        self._left.append(f"load the packet filter's rules, unless they are: nft -f {self._broker_folder}/firewall.nft")
+        if not self._steps.is_unit or not has_systemd():
+            self._left.append(f"start the broker: mosquitto -c {self._broker_folder / name / CONFIG_NAME}")
+            return
+        for folder in sorted((self._broker_folder / "systemd").iterdir()):
+            self._steps.run(["cp", "-r", str(folder), str(UNITS)])
+        self._steps.run(["systemctl", "daemon-reload"])
+        watching = ("bsfg-broker-files.path", "bsfg-broker-check.timer")
+        self._steps.run(["systemctl", "enable", "--now", f"bsfg-broker@{name}", *watching])
+
+    def _links(self) -> Sequence[PeerLink]:
+        """Who pulls from whom: this node exports, or pulls, or both."""
+        peer = str(self._peer.get("zone", ""))
+        both = {"exports": PeerLink(self.zone, peer), "pulls": PeerLink(peer, self.zone)}
+        return [both[name] for name in SIDES.values() if self._peer.get(name)]
+
+
+def _folder(given: Mapping[str, Any], name: str) -> Path | None:
+    return Path(str(given[name])).absolute() if given.get(name) else None

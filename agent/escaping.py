@@ -1,0 +1,44 @@
+"""Escapes untrusted text (of a peer, a device, a tag list) for terminals, logs and spreadsheets. Core.
+
+Control characters, bidirectional overrides and the like become JSON escapes (u202e behind a backslash), so JSON that is
+printed keeps its meaning. A cell that a spreadsheet would calculate gets an apostrophe in front, which `cell_text`
+removes.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_FIRST = frozenset("=+-@\t\r'")
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|Infinity)")
+
+
+def printable(text: str) -> str:
+    """One line without control characters; text that has none is returned as it is."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() or unicodedata.category(one) == "Zs" else _escaped(one) for one in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`; line ends stay."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def csv_cell(text: str) -> str:
+    """A cell of a CSV file that no spreadsheet takes for a formula; a number stays as it is."""
+    if text[:1] not in _FIRST or not _FORMULA.match(text) or _NUMBER.fullmatch(text):
+        return text
+    return f"'{text}"
+
+
+def cell_text(cell: str) -> str:
+    """The text of a cell that `csv_cell` made."""
+    return cell[1:] if cell.startswith("'") and _FORMULA.match(cell) else cell
+
+
+def _escaped(character: str) -> str:
+    utf16 = character.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{utf16[at : at + 2].hex()}" for at in range(0, len(utf16), 2))

@@ -1,0 +1,194 @@
+"""Finds the part of a refused read that the device refuses, with few requests, which also return the values of the
+rest.
+
+A `Segment` is a run of values in order of address. It asks for the first n of them and narrows n by halves between what
+was read and what was refused, until one value is left that turns reading into refusal. That value is then asked for
+alone. If it is refused too, it is what the device refuses; if not, the device refuses it together with the values
+before it (a hole between them, the border of a block, a read that is too long). Then the search goes on behind it.
+
+Once two values in a row were refused alone, the search begins with one value instead of all: a block that is missing
+costs one request a value, not two. Core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from agent.ingest.modbus.address import Register
+from agent.ingest.modbus.plan import Read, Span, read_of
+from agent.ingest.modbus.refusal import is_about_address
+
+Place = tuple[Register, ...]
+"""The registers that lie on the same addresses (several bits of one word): they are refused together."""
+
+RUN_OF_REFUSALS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A span that the device refuses although it gives each smaller part of it that was asked for. `place`: it is this
+    value alone."""
+
+    span: Span
+    code: int
+    place: Place = ()
+
+
+class Step(Enum):
+    """What a segment asks for next."""
+
+    PREFIX = "the first n places"
+    SINGLE = "the place that turned reading into refusal"
+    PAIR = "that place and the one before"
+    CONFIRM = "the span that seems to be refused as a whole, once more"
+
+
+class Segment:
+    """Places to be searched, in order of address. `is_refused`: all of them together were refused just now."""
+
+    def __init__(self, places: Sequence[Place], code: int, *, is_refused: bool) -> None:
+        self.places = tuple(places)  # what is not decided yet
+        self.code = code  # of the last refusal: the reason while there is no value
+        self.given: set[Register] = set()  # read in earlier polls of this search; the plan reads them meanwhile
+        self._good = 0  # so many from the front were read together
+        self._refused = len(self.places) if is_refused else 0  # so many were refused together; 0: none were
+        self._run = 0  # places refused alone, in a row, right before these
+        self._step = Step.PREFIX
+        self._suspect: tuple[int, int] = (0, 0)  # from, to: what CONFIRM asks for
+        self._findings: list[Finding] = []
+        self._advance()
+
+    @classmethod
+    def of(cls, registers: Iterable[Register], code: int, *, is_refused: bool) -> Segment:
+        """A segment of registers in order of address."""
+        places: list[list[Register]] = []
+        for register in registers:
+            if places and (places[-1][0].address, places[-1][0].count) == (register.address, register.count):
+                places[-1].append(register)
+            else:
+                places.append([register])
+        return cls([tuple(place) for place in places], code, is_refused=is_refused)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether each place has a value or is known to be refused."""
+        return not self.places
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the next question is about one place alone."""
+        first, end = self._range()
+        return end - first == 1
+
+    def registers(self) -> list[Register]:
+        """What is not decided yet."""
+        return [register for place in self.places for register in place]
+
+    def waiting(self) -> list[Register]:
+        """Those of `registers` that were not read since the search began."""
+        return [register for register in self.registers() if register not in self.given]
+
+    def take_findings(self) -> list[Finding]:
+        """What was found since the last call."""
+        found, self._findings = self._findings, []
+        return found
+
+    def question(self) -> Read:
+        """The next read."""
+        first, end = self._range()
+        return read_of([register for place in self.places[first:end] for register in place])
+
+    def answered(self) -> None:
+        """The question was answered with values."""
+        match self._step:
+            case Step.PREFIX:
+                self._good = self._range()[1]
+            case Step.SINGLE:
+                self._step = Step.PAIR
+                if self._good == 1:  # the pair is the prefix that was refused
+                    self._suspect_span(0)
+                    return
+            case Step.PAIR:
+                self._suspect_span(0)
+                return
+            case Step.CONFIRM:  # it was about the moment after all
+                self._cut(self._good, run=0)
+        self._advance()
+
+    def refused(self, code: int) -> None:
+        """The question was refused."""
+        self.code = code
+        match self._step:
+            case Step.PREFIX:
+                self._refused = self._range()[1]
+            case Step.SINGLE:
+                self._find_place()
+            case Step.PAIR:
+                self._suspect_span(self._good - 1)
+                return
+            case Step.CONFIRM:
+                self._find_span()
+        self._advance()
+
+    def _range(self) -> tuple[int, int]:
+        """The places to ask for now, by number: from, to."""
+        match self._step:
+            case Step.PREFIX:
+                return 0, self._size()
+            case Step.SINGLE:
+                return self._good, self._good + 1
+            case Step.PAIR:
+                return self._good - 1, self._good + 1
+            case Step.CONFIRM:
+                return self._suspect
+
+    def _size(self) -> int:
+        """How many places to ask for: halfway between read and refused, but in a run of refusals no more than twice
+        what was read."""
+        widened = max(1, 2 * self._good)
+        if not self._refused:
+            return len(self.places) if self._run < RUN_OF_REFUSALS else min(widened, len(self.places))
+        middle = (self._good + self._refused) // 2
+        return min(widened, middle) if self._run else middle
+
+    def _advance(self) -> None:
+        """Draw the conclusion that needs no further question."""
+        if self._step is not Step.PREFIX:
+            return
+        if self._good == len(self.places):
+            self.places = ()
+        elif self._refused == 1:
+            self._find_place()
+        elif self._refused == self._good + 1:
+            self._step = Step.SINGLE
+
+    def _find_place(self) -> None:
+        """The place after the good ones is refused alone."""
+        place = self.places[self._good]
+        self._findings.append(Finding(read_of(place).span, self.code, place))
+        self._cut(self._good + 1, run=1 if self._good else self._run + 1)
+        self._advance()
+
+    def _suspect_span(self, first: int) -> None:
+        """The places from `first` up to the one after the good ones were refused together."""
+        self._suspect = first, self._good + 1
+        if is_about_address(self.code):
+            self._find_span()
+            self._advance()
+        else:
+            self._step = Step.CONFIRM
+
+    def _find_span(self) -> None:
+        first, end = self._suspect
+        span = read_of([register for place in self.places[first:end] for register in place]).span
+        if all(read_of(place).span != span for place in self.places[first:end]):  # else it was read a moment ago
+            self._findings.append(Finding(span, self.code))
+        self._cut(self._good, run=0)
+
+    def _cut(self, count: int, run: int) -> None:
+        """The first places are decided; go on behind them."""
+        self.places = self.places[count:]
+        self._good = self._refused = 0
+        self._run, self._step = run, Step.PREFIX

@@ -1,0 +1,212 @@
+"""Asks a server by Read whether it still publishes what changes.
+
+A server may stop sampling one item, or all, while its connection, its keep-alives and its clock go on; some say nothing
+of the items of a node that was deleted (asyncua, gopcua, open62541 with sampling 0). So some items are read now and
+then. A value that the item was to publish and did not is a suspicion; if it is still not published after the time that
+this takes, the item is dead, and what its node did since the last sign of its life is lost. What this user may not read
+is asked for each time: the item may not show that it may.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from agent.ingest import quality
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua.address import Reading, TagPoint
+from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.monitoring import Monitoring, Trigger
+from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.session import CallTooLarge, Session
+from agent.ingest.opcua.subscription import Subscription
+from agent.ingest.sampling import Sampler
+from agent.message import Json, Value
+
+NODES_MAX = 50  # of one Read; the next one reads the next nodes
+BYTES_MAX = 20_000  # of one Read, as the values were published: some seconds of a slow line. One value may have more
+ROUNDING = 1.001  # of a deadband: a server may compute in single precision
+ARRIVES_S = 2.0  # and some intervals of sampling and publishing: what was on its way has come then
+
+
+class Findings(NamedTuple):
+    """Tags whose node does not exist any more, with the status, and tags whose item does not publish; and of both the
+    last signs of life."""
+
+    gone: dict[int, int]
+    dead: list[int]
+    since: dict[int, Moment]
+
+
+_NOTHING = Findings({}, [], {})
+
+
+class _Suspicion(NamedTuple):
+    """The item of a tag, what was published last of it, and the status and source time (0: none) of the other value
+    that was read."""
+
+    item: int | None
+    published: tuple[int, Value]
+    status: int
+    read_ns: int
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Where the audit of a subscription stands."""
+
+    due_s: float
+    asked: Moment  # before the suspects were read
+    place: int = 0
+    looks: int = 0
+    suspects: dict[int, _Suspicion] = field(default_factory=dict)
+
+
+class Audit:
+    """The audits of one session. `now` is the server's clock as known, or earlier."""
+
+    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
+        self._session, self._sampler, self._now = session, sampler, now
+        self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
+        self._turns: dict[int, _Turn] = {}
+        self._alive: dict[int, Moment] = {}  # by tag: everything up to then is published; bounded by the tags
+
+    async def look(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
+        """Read items of a subscription if it is due. Raises SourceLost if the server publishes nothing any more and its
+        clock would not show it."""
+        now_s = time.monotonic()
+        turn = self._turns.setdefault(one.id, _Turn(now_s + one.silence_max_s, self._now()))
+        if now_s < turn.due_s:
+            return _NOTHING
+        suspects, turn.suspects, turn.due_s = turn.suspects, {}, now_s + one.silence_max_s
+        if not suspects:
+            turn.asked = self._now()
+            turn.suspects = await self._differing(one, self._next_tags(one, turn, points), points)
+            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in turn.suspects), default=0.0)
+            if turn.suspects:
+                turn.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
+            return _NOTHING
+        still = []
+        for tag, suspicion in suspects.items():
+            published = self._sampler.last_reading(tag)
+            if published == suspicion.published:
+                still.append(tag)
+            elif 0 < suspicion.read_ns <= published[0]:  # what was read has been published since
+                self._alive[tag] = turn.asked
+        live = one.plan.live
+        found = await self._differing(one, [tag for tag in still if tag in points and tag in live], points)
+        # One that was created anew meanwhile may be about to publish.
+        found = {tag: again for tag, again in found.items() if again.item == suspects[tag].item}
+        gone = {tag: suspicion.status for tag, suspicion in found.items() if quality.is_bad(suspicion.status)}
+        dead = [tag for tag in found if tag not in gone]
+        silent_s = now_s - one.liveness.proven_s
+        if dead and not one.liveness.has_clock and silent_s > one.silence_max_s:
+            raise SourceLost(
+                f"the server answers, but it has published no value for {silent_s:.0f} s, and a Read shows others"
+            )
+        return Findings(gone, dead, {tag: self.last_life(one, tag) for tag in found})
+
+    def last_life(self, one: Subscription, tag: int) -> Moment:
+        """Up to when everything of an item was published: a Read has shown it, or its last value is later."""
+        now, since = self._now(), self._alive.get(tag, one.opened)
+        published_ns = self._sampler.last_time_ns(tag)
+        if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
+            since = Moment(published_ns, now.set_back_ns)
+        return since
+
+    def _next_tags(self, one: Subscription, turn: _Turn, points: Mapping[int, TagPoint]) -> list[int]:
+        """Live tags in turns. Ahead of them some that were denied, since a user waits for these: the server may allow
+        them at any time."""
+        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last_reading(tag)[1] is None}
+        waiting = [tag for tag in sorted(one.denied) if tag in points]
+        start = turn.looks * (self._count // 2) % max(1, len(waiting))
+        waiting, turn.looks = (waiting[start:] + waiting[:start])[: self._count // 2], turn.looks + 1
+        able = [tag for tag in sorted(one.plan.live.difference(waiting)) if tag in points]
+        part = self._within_bytes(able[turn.place : turn.place + self._count - len(waiting)])
+        turn.place += len(part)
+        if turn.place >= len(able):
+            turn.place = 0
+        return waiting + part
+
+    def _within_bytes(self, tags: list[int]) -> list[int]:
+        """The first of these tags, as many as BYTES_MAX has room for, and one at least."""
+        sizes = accumulate(map(self._size, tags))
+        return [
+            tag for place, (tag, size) in enumerate(zip(tags, sizes, strict=True)) if size <= BYTES_MAX or not place
+        ]
+
+    def _size(self, tag: int) -> int:
+        """Bytes of a value, about."""
+        value = self._sampler.last_reading(tag)[1]
+        if self._sampler.last_quality(tag) == quality.BAD_ENCODING_LIMITS_EXCEEDED:
+            return BYTES_MAX  # it was too large for a fact
+        if isinstance(value, Json):
+            return len(value.data)
+        return len(value) if isinstance(value, str | bytes) else 8
+
+    async def _differing(
+        self, one: Subscription, tags: list[int], points: Mapping[int, TagPoint]
+    ) -> dict[int, _Suspicion]:
+        """Of these tags those with a value that was to be published after the last one, or without node. The same value
+        with the same source time is a sign of life."""
+        if not tags:
+            return {}
+        asked = self._now()
+        try:
+            namespaces = await self._session.namespaces()
+            found = await self._session.read_values([_reading(one, tag, points[tag]) for tag in tags], namespaces)
+        except DecodeError:
+            return {}  # proves nothing
+        except (CallTooLarge, SourceLost):  # a session that is lost ends by its own signs
+            self._count = max(1, min(self._count, len(tags)) // 2)
+            return {}
+        self._count = min(self._count + 1, self._count_max)
+        suspects: dict[int, _Suspicion] = {}
+        for tag, change in zip(tags, found, strict=True):
+            published = self._sampler.last_reading(tag)
+            if change.quality & quality.CODE_BITS in quality.GONE or is_missed(
+                self._sampler, tag, change, points[tag].monitoring
+            ):
+                suspects[tag] = _Suspicion(one.plan.item(tag), published, change.quality, change.source_time_ns)
+            elif _is_same(change.value, published[1]) and 0 < change.source_time_ns == published[0]:
+                self._alive[tag] = asked
+        return suspects
+
+
+def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring) -> bool:
+    """Whether an item was to publish this after what it has published last. A bad status may be of the Read."""
+    if quality.is_bad(change.quality):
+        return False
+    if monitoring.trigger is Trigger.STATUS:
+        return (change.quality ^ sampler.last_quality(tag)) & quality.CODE_BITS != 0
+    published = sampler.last_reading(tag)[1]
+    if monitoring.deadband and monitoring.deadband_is_percent and published is not None:
+        return False  # of a range that only the server knows
+    return _has_moved(change.value, published, monitoring.deadband)
+
+
+def _reading(one: Subscription, tag: int, point: TagPoint) -> Reading:
+    """What the item of a tag monitors, of the meanings of its address."""
+    return one.parts.get(tag, point.readings[0])
+
+
+def _has_moved(value: Any, published: Any, deadband: float) -> bool:
+    """Whether a value is another than the published one; by more than a deadband, where it or its elements are
+    numbers."""
+    if not deadband or _is_same(value, published):
+        return not _is_same(value, published)
+    if isinstance(value, Json) and isinstance(published, Json):
+        value, published = json.loads(value.data), json.loads(published.data)
+    if isinstance(value, list) and isinstance(published, list) and len(value) == len(published):
+        return any(map(_has_moved, value, published, [deadband] * len(value)))
+    if isinstance(value, int | float) and isinstance(published, int | float):
+        return abs(value - published) > deadband * ROUNDING
+    return not _is_same(value, published)
+
+
+def _is_same(left: Any, right: Any) -> bool:
+    return bool(left == right or (left != left and right != right))  # noqa: PLR0124 only NaN differs from itself

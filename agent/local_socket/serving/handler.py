@@ -1,0 +1,270 @@
+"""Carries out the requests of the local socket on the node's store.
+
+A store has one writer. While a node runs, the node is it, and commands and applications of the same user ask it through
+the socket. While none runs, a command opens the store itself and uses the same `RequestHandler`, so a request means the
+same both ways. Readers need neither: any process may read the store's file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pwd
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+from agent.append_contract import Precondition, check_from_zone
+from agent.errors import BsfgError
+from agent.fact_store import (
+    ConsumerNotYours,
+    FactStore,
+    Producers,
+    StoreError,
+    UnknownConsumer,
+    is_in_sync,
+    private_files,
+)
+from agent.local_socket import messages
+from agent.local_socket.messages import Answer, Compared, ComparePeer, ConsumerEntry, Request
+from agent.local_socket.transport import LocalError, NoNode, StateFolderUnusable
+from agent.message import CONSUMER, LOCAL_ZONE, Message, MessageError, check_name, json_value
+from agent.settings.node import NodeSettings
+from agent.signing.errors import SigningError
+from agent.signing.files import load_identity, read_compromises
+
+log = logging.getLogger(__name__)
+
+
+Compare = Callable[[ComparePeer], Awaitable[Compared]]
+Reload = Callable[[], Awaitable[messages.Reloaded]]
+
+
+class Sources(Protocol):
+    """The sources of a running node."""
+
+    def retry(self, source: str) -> str:
+        """End the waiting of a source; the state that it was in. Raises a BsfgError that names what there is."""
+
+    def statistics(self) -> Sequence[Any]:
+        """Each source, with the attributes of `SourceEntry`; an unknown time is 0, an error `last_error`."""
+
+    async def read_tags(self, source: str, names: Collection[str]) -> Sequence[Any]:
+        """Tags read over the source's connection, with the attributes of `TagValue`. Raises a BsfgError."""
+
+    def backfill(self, source: str, first_ns: int, last_ns: int) -> int:
+        """Queue the filling of a time from the source's history; how many gaps it has now. Raises a BsfgError."""
+
+
+@contextlib.contextmanager
+def open_store(settings: NodeSettings) -> Iterator[FactStore]:
+    """The node's store, closed at the end; its folder is made if missing. Until then all files that this process makes
+    are readable by its user alone. Raises StateFolderUnusable and StoreError."""
+    with private_files():
+        try:
+            settings.node.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            owner = settings.node.state_dir.stat().st_uid
+        except OSError as error:
+            raise StateFolderUnusable(f"{settings.node.state_dir}: {error.strerror}") from error
+        if os.geteuid() == 0 != owner:  # the node could not read what root makes there
+            user = _user_name(owner)
+            raise StateFolderUnusable(
+                f"{settings.node.state_dir} is of user {user}; run: runuser -u {user} -- bsfg ..."
+            )
+        with _opened(settings) as store:
+            yield store
+
+
+def _user_name(user_id: int) -> str:
+    try:
+        return pwd.getpwuid(user_id).pw_name
+    except KeyError:
+        return f"#{user_id}"
+
+
+@contextlib.contextmanager
+def _opened(settings: NodeSettings) -> Iterator[FactStore]:
+    """The store with the key of [signing]. A key or list that cannot be used ends nothing: facts are recorded, and the
+    next head covers them."""
+    signer, problems = None, list[str]()
+    try:
+        signer = load_identity(settings.signing, settings.node.zone)
+    except SigningError as error:
+        problems.append(f"facts are not signed: {error}. {error.hint}")
+    holds = {peer.zone: peer.hold_limit for peer in settings.peer}
+    with FactStore.open(
+        *(settings.node.store_file, settings.node.zone),
+        settings=settings.store,
+        streams=settings.stream,
+        holds=holds,
+        signer=signer,
+        unattended=True,
+    ) as store:
+        try:
+            compromised = read_compromises(settings.signing.compromised_file)
+            store.set_compromised({one.key_id: round(one.since.timestamp() * 1000) for one in compromised})
+        except SigningError as error:
+            problems.append(f"the list of compromised keys stays as it was: {error}. {error.hint}")
+        for problem in problems:
+            log.error("signing_impaired", extra={"reason": problem})
+            store.note("signing", str(settings.signing.key_file), problem)
+        yield store
+
+
+class RequestHandler:
+    """Carries out requests on a store that this process owns. `compare` reaches peers; it is None in a process without
+    links to peers, `sources` in one that reads none, and `reload` in one that is no node."""
+
+    def __init__(
+        self,
+        store: FactStore,
+        compare: Compare | None = None,
+        sources: Sources | None = None,
+        reload: Reload | None = None,
+    ) -> None:
+        self._reload = reload
+        self._store = store
+        self._producers = Producers(store.appends)
+        self._compare = compare
+        self._sources = sources
+
+    async def answer(self, request: Request) -> Answer:
+        """The answer to a request. An error of the store or of a check becomes `Refused`."""
+        try:
+            return await self._carry_out(request)
+        except BsfgError as error:
+            return messages.Refused(error.why if isinstance(error, StoreError) else str(error), error.hint)
+
+    async def _carry_out(self, request: Request) -> Answer:
+        store = self._store
+        match request:
+            case messages.AppendFact():
+                message = Message(request.envelope, request.fact)
+                check_from_zone(message, store.zone)  # a local program acts for this zone only (decision 0023)
+                asked = Precondition(request.producer, request.lease_epoch, request.base_offset)
+                outcome = await self._producers.append_message(
+                    request.stream, message, acks=request.acks, precondition=asked
+                )
+                return messages.Appended.of(outcome)
+            case messages.AcquireLease():
+                acquiring = store.appends.acquire_lease(request.stream, request.producer)
+                return messages.LeaseAcquired(await asyncio.wrap_future(acquiring))
+            case messages.PutObject(digest, size, offset, data):
+                held = await asyncio.to_thread(store.artifacts.put_chunk, store.zone, digest, size, offset, data)
+                return messages.ObjectPut(held.received, held.is_complete)
+            case messages.RegisterConsumer():
+                name, zone = request.consumer_name, request.zone or store.zone
+                _check_consumer_name(name, LOCAL_ZONE if zone == store.zone else zone)
+                registering = store.consumers.register(name, zone, request.stream, request.start)
+                state = await asyncio.wrap_future(registering)
+                if request.is_fetching:  # this program reads the file itself, so the store does not see its fetches
+                    store.consumers.seen(name, is_at_end=state.frontier >= store.end_offset(state.stream))
+                return messages.Registered(state.stream, state.frontier)
+            case messages.ListConsumers():
+                return messages.Consumers(await asyncio.to_thread(consumer_entries, store))
+            case messages.RemoveConsumer():
+                entries = {one.name: one for one in await asyncio.to_thread(consumer_entries, store)}
+                if request.consumer_name not in entries:
+                    raise UnknownConsumer(f"no consumer {request.consumer_name!r}")
+                removing = store.consumers.remove(request.consumer_name, force=request.force, now=request.now)
+                state_after = await asyncio.wrap_future(removing)
+                return messages.Removed(state_after.value, entries[request.consumer_name])
+            case messages.BeginEpoch(because):
+                before = store.epoch
+                now = await asyncio.wrap_future(store.begin_epoch(because))
+                return messages.EpochBegan(now.epoch.hex(), before.hex())
+            case messages.ComparePeer():
+                if self._compare is None:
+                    raise LocalError("this process has no link to a peer", "ask the node")
+                return await self._compare(request)
+            case messages.Reload():
+                if self._reload is None:
+                    raise NoNode
+                return await self._reload()
+            case messages.RetrySource() | messages.BackfillSource() | messages.ListSources() | messages.ReadSource():
+                if self._sources is None:
+                    raise NoNode
+                return await _of_sources(self._sources, request)
+            case messages.ConfirmReceipt():
+                known = store.consumers.get(request.consumer_name)
+                # Another zone confirms at its own request: otherwise facts that it lacks would be released.
+                if known is not None and known.zone != store.zone:
+                    raise ConsumerNotYours(f"consumer {known.name!r} was registered by zone {known.zone!r}")
+                # Offsets of a former epoch may name facts that were never read.
+                if request.epoch not in {None, store.epoch.hex()}:
+                    raise LocalError(f"offset {request.offset} is of epoch {request.epoch}, not of {store.epoch.hex()}")
+                confirming = store.consumers.confirm(request.consumer_name, request.offset, request.first_offset)
+                frontier = await asyncio.wrap_future(confirming)  # durable before it is answered
+                return messages.Confirmed(frontier)
+
+
+def _check_consumer_name(name: str, owner: str) -> None:
+    """Raise MessageError unless the name of a consumer begins with its owner: a peer cannot reach names of others."""
+    check_name("consumer_name", name, CONSUMER)
+    if not name.startswith(f"{owner}."):
+        raise MessageError("consumer_name", f"{name!r}; use {owner}.{name}: names of consumers begin with their owner")
+
+
+async def _of_sources(
+    sources: Sources,
+    request: messages.RetrySource | messages.BackfillSource | messages.ListSources | messages.ReadSource,
+) -> Answer:
+    match request:
+        case messages.RetrySource():
+            return messages.SourceRetried(sources.retry(request.source))
+        case messages.BackfillSource():
+            return messages.BackfillQueued(sources.backfill(request.source, request.first_ns, request.last_ns))
+        case messages.ListSources():
+            return messages.SourceEntries([_source_entry(one) for one in sources.statistics()])
+        case messages.ReadSource():
+            read = await sources.read_tags(request.source, request.tags)
+            return messages.SourceRead(
+                [messages.TagValue(one.tag, json_value(one.value), one.quality, one.why) for one in read]
+            )
+
+
+def _source_entry(one: Any) -> messages.SourceEntry:
+    return messages.SourceEntry(
+        name=one.name,
+        kind=one.kind,
+        state=one.state.value,
+        tags=one.tags,
+        tags_bad=one.tags_bad,
+        tags_silent=one.tags_silent,
+        values_total=one.values_total,
+        last_value_unix_ms=one.last_value_unix_ms or None,
+        trouble="" if one.connected else one.last_error,
+        tags_problem=one.tags_problem,
+    )
+
+
+def consumer_entries(store: FactStore) -> list[ConsumerEntry]:
+    """Every consumer now. What the store keeps for each is read from disk, in the calling thread."""
+    entries, now_ns = [], time.monotonic_ns()
+    held = {one.name: one for one in store.space().consumers}
+    for consumer in store.consumers.all():
+        kept, end_offset = held.get(consumer.name), store.end_offset(consumer.stream)
+        lag_ns = store.policy(consumer.stream).in_sync_lag_ms * 1_000_000
+        in_sync = any(
+            one.name == consumer.name and is_in_sync(one, lag_ns, now_ns)
+            for one in store.consumers.followers(consumer.stream)
+        )
+        entries.append(
+            ConsumerEntry(
+                name=consumer.name,
+                stream=consumer.stream,
+                zone=consumer.zone,
+                state=consumer.lifecycle.value,
+                in_sync=in_sync,
+                frontier=consumer.frontier,
+                behind_facts=max(0, end_offset - consumer.frontier),
+                held_bytes=kept.bytes_held if kept else 0,
+                held_hours=kept.hours_held if kept and consumer.frontier < end_offset else None,
+                seen_unix_ms=store.consumers.seen_unix_ms(consumer.name),
+                lease_epoch=consumer.lease.epoch,
+                lease_holder=consumer.lease.holder,
+            )
+        )
+    return sorted(entries, key=lambda one: one.name)

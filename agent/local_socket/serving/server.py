@@ -1,0 +1,125 @@
+"""Serves the local socket of a running node: reads requests, hands them to the handler, writes the answers.
+
+At most CONNECTIONS_MAX clients at once. When all connections are in use, a new client replaces the client that has been
+idle, or has left its answer unread, the longest; a client whose request is being carried out is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+
+from agent.local_socket.messages import Answer, Refused, Request
+from agent.local_socket.serving.handler import RequestHandler
+from agent.local_socket.transport import REQUEST_BYTES_MAX, SOCKET, framed, read_length, socket_address
+from agent.message import MessageError, check_depth
+
+CONNECTIONS_MAX = 32
+WAITING_MAX = 32
+"""Clients that wait while all places are taken by requests under way; any more are disconnected."""
+_REQUEST = msgspec.json.Decoder(Request)
+
+
+async def serve(handler: RequestHandler, state_dir: Path) -> None:
+    """Answer at the socket in `state_dir` until cancelled.
+
+    A socket left by a killed node is replaced: the store's lock has already proven that no other process owns it.
+    """
+    places = _Places()
+    open_connections: set[asyncio.StreamWriter] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # It connected while the server was closing, or far too many wait.
+        if not server.is_serving() or len(open_connections) >= CONNECTIONS_MAX + WAITING_MAX:
+            writer.transport.abort()
+            return
+        open_connections.add(writer)
+        writer.transport.set_write_buffer_limits(0)  # `drain` returns once the kernel has the whole answer
+        try:
+            async with places.one(writer):
+                while await _answer_one(handler, reader, writer, places):
+                    pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client left
+        finally:
+            open_connections.discard(writer)
+            writer.close()
+
+    with socket_address(state_dir) as address:
+        (state_dir / SOCKET).unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(talk, address, limit=REQUEST_BYTES_MAX)
+        (state_dir / SOCKET).chmod(0o600)
+    try:
+        await asyncio.get_running_loop().create_future()  # until cancelled; it serves already
+    finally:
+        # Not by `async with server`: from Python 3.12 on that waits for clients, and a silent one stays forever.
+        server.close()
+        for writer in open_connections:
+            writer.transport.abort()
+        (state_dir / SOCKET).unlink(missing_ok=True)
+
+
+class _Places:
+    """Who has one of the CONNECTIONS_MAX places, and which of them are idle."""
+
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._idle: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+
+    @contextlib.asynccontextmanager
+    async def one(self, writer: asyncio.StreamWriter) -> AsyncIterator[None]:
+        """A place, taken from the client that was idle the longest if none is free."""
+        if self._free.locked() and self._idle:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.transport.abort()
+        async with self._free:
+            self._idle[writer] = None
+            try:
+                yield
+            finally:
+                self._idle.pop(writer, None)
+
+    @contextlib.contextmanager
+    def busy(self, writer: asyncio.StreamWriter) -> Iterator[None]:
+        """The client's request is carried out; afterwards it is idle again."""
+        self._idle.pop(writer, None)
+        try:
+            yield
+        finally:
+            self._idle[writer] = None
+
+
+async def _answer_one(
+    handler: RequestHandler, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, places: _Places
+) -> bool:
+    """One request and its answer. False when the bytes that follow cannot be read as another request."""
+    length = await read_length(reader)
+    is_readable = length <= REQUEST_BYTES_MAX
+    payload = await reader.readexactly(length) if is_readable else b""
+    if not is_readable:
+        answer: Answer = Refused(f"request of {length} bytes, the limit is {REQUEST_BYTES_MAX}")
+    else:
+        try:
+            request = _request(payload)
+        except (msgspec.MsgspecError, MessageError) as error:
+            answer = Refused(
+                f"not a request: {error}", "agent/local_socket/messages.py has the requests and their fields"
+            )
+        else:
+            with places.busy(writer):
+                answer = await handler.answer(request)
+    writer.write(framed(answer))
+    await writer.drain()  # a client that does not read is idle meanwhile, and loses its place to the next one
+    return is_readable
+
+
+def _request(payload: bytes) -> Request:
+    """Raises msgspec.MsgspecError and MessageError."""
+    check_depth("request", payload)
+    request: Request = _REQUEST.decode(payload)
+    return request

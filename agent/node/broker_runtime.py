@@ -1,0 +1,143 @@
+"""The parts of a node that use one broker: the link, the server, and the pulls from the peers at that broker.
+
+It begins and ends as a whole, while the node and its other brokers run: a changed peer or broker in
+node.toml costs the peers of the same broker one reconnect, and others nothing (`reload_plan`). Its end has the order of
+the node's: first the pulls, then what serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from agent.fact_store import FactStore
+from agent.node import compare
+from agent.node.latest import has_peer_latest, latest_lookup, peer_latest, save_peer_latest
+from agent.node.restore_proof import RestoreProof
+from agent.node.store_errors import REFUSAL_CODES, STORE_ERRORS
+from agent.replication.mqtt import Link, Requester
+from agent.replication.protocol.pull_events import ReceiverSettings
+from agent.replication.pulling import HeadsWatch, LatestSeed, PageJudge, Puller, PullSettings, ThrottledRequester
+from agent.replication.serving import Server, Turns
+from agent.settings.node import NodeSettings
+from agent.settings.peers import BrokerSettings
+from agent.signing.freshness import Freshness
+from agent.telemetry import Telemetry
+
+
+@dataclass(frozen=True, slots=True)
+class SharedParts:
+    """The parts of the node that every broker uses."""
+
+    store: FactStore
+    judge: PageJudge
+    telemetry: Telemetry
+    freshness: Freshness
+    queue_depth: Callable[[str], int]
+    """Facts of a stream that are known to be at peers and not yet here."""
+    turns: Turns
+    """Of all peers at what is read for them."""
+
+
+class BrokerRuntime:
+    """The parts that use one broker. `settings` are the node's; they do not change while it runs."""
+
+    def __init__(self, settings: NodeSettings, broker: BrokerSettings, shared: SharedParts) -> None:
+        self._settings, self._shared = settings, shared
+        self._zone = settings.node.zone
+        self._peers = [peer for peer in settings.peer if peer.broker == broker.name]
+        self.broker = broker
+        self.identity = compare.identity_of(broker, self._zone)
+        access = compare.access_of(broker, self.identity, self._zone, lambda: shared.store.signer)
+        self.link = Link(access, identity=self.identity)
+        self.server = self._server()
+        self._requesters = {
+            peer.zone: Requester(self.link, peer.zone, shared.judge.refuses_answer)
+            for peer in self._peers
+            if peer.pulls
+        }
+        self.bandwidths = compare.bandwidths(self._peers)
+        self._latest_seeds: list[LatestSeed] = []
+        self._heads_watches: list[HeadsWatch] = []
+        self.pullers = list(self._make_pullers())
+        self.comparers = compare.comparers(
+            *(settings, shared.store, self._requesters, self.bandwidths, shared.judge, shared.telemetry)
+        )
+        self._stop = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self, group: asyncio.TaskGroup) -> None:
+        """Run in `group`; once."""
+        assert self._running is None, "it runs once"
+        self._running = group.create_task(self._run(), name=f"broker {self.broker.name}")
+
+    def stop(self) -> asyncio.Task[None]:
+        """Begin to stop all parts; the task is done when they have ended."""
+        assert self._running is not None, "it was started"
+        self._stop.set()
+        return self._running
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            pulling = [group.create_task(puller.run(), name="pull") for puller in self.pullers]
+            pulling += [group.create_task(each.run(), name="latest seed") for each in self._latest_seeds]
+            pulling += [group.create_task(each.run(), name="heads") for each in self._heads_watches]
+            pulling += [group.create_task(each.run(), name="compare") for each in self.comparers.values()]
+            serving = [
+                group.create_task(self.server.run(), name="serve"),
+                group.create_task(self.link.run(), name=f"link {self.broker.name}"),
+            ]
+            await self._stop.wait()
+            for tasks in (pulling, serving):
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks) if tasks else None
+
+    def _server(self) -> Server:
+        peers, shared, state_dir = self._peers, self._shared, self._settings.node.state_dir
+        return Server(
+            self.link,
+            shared.store,
+            {peer.zone: frozenset(peer.exports) for peer in peers if peer.exports},
+            STORE_ERRORS,
+            REFUSAL_CODES,
+            appends={peer.zone: frozenset(peer.appends) for peer in peers if peer.appends},
+            look_up=latest_lookup(shared.store.reader, shared.queue_depth, partial(peer_latest, state_dir)),
+            telemetry=shared.telemetry,
+            limits={peer.zone: peer.limits for peer in peers},
+            is_proven=RestoreProof(shared.store, shared.judge),
+            ends_known=shared.freshness.newest,
+            refuses_request=shared.judge.refuses_request,
+            turns=shared.turns,
+        )
+
+    def _make_pullers(self) -> Iterator[Puller]:
+        shared, state_dir = self._shared, self._settings.node.state_dir
+        for peer in self._peers:
+            if not peer.pulls:
+                continue
+            requester = self._requesters[peer.zone]
+            origins = frozenset({peer.zone, *peer.relays})
+            bandwidth = self.bandwidths.get(peer.zone)
+            for stream in peer.pulls:
+                start = peer.start_of(stream)
+                receiver = ReceiverSettings(start="oldest" if start == "oldest" else "end")
+                settings = PullSettings(peer.zone, stream, f"{self._zone}.{stream}", origins, receiver=receiver)
+                puller = Puller(
+                    *(requester, shared.store, settings, STORE_ERRORS),
+                    bandwidth=bandwidth,
+                    telemetry=shared.telemetry,
+                    judge=shared.judge,
+                )
+                within_limit = ThrottledRequester(requester, bandwidth, telemetry=shared.telemetry)
+                self._heads_watches.append(
+                    HeadsWatch(
+                        *(within_limit, shared.store, stream, origins, shared.judge, shared.freshness), STORE_ERRORS
+                    )
+                )
+                if start == "latest" and not has_peer_latest(state_dir, peer.zone, stream):
+                    save = partial(save_peer_latest, state_dir)
+                    self._latest_seeds.append(LatestSeed(within_limit, stream, origins, puller.begun, save))
+                yield puller

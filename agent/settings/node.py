@@ -1,0 +1,110 @@
+"""All of node.toml as one value, its sections [node] and [health], and the rules that concern several sections."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from agent.message import LOCAL_ZONE, ZONE
+from agent.settings.peers import NO_ZONE, BrokerSettings, PeerSettings
+from agent.settings.signing import OriginSettings, SigningSettings
+from agent.settings.sources import ModbusSourceSettings, OpcuaSourceSettings, SourceSettings
+from agent.settings.store import StoreSettings, StreamSettings
+
+DEFAULT_STATE_DIR = "state"  # beside node.toml
+STATE_DIR_BYTES_MAX = 480  # SQLite's limit is 512 with the file's name and -journal
+
+
+@dataclass(frozen=True, slots=True)
+class IdentitySettings:
+    """[node]: the zone of this node, and the folder of its state."""
+
+    zone: str
+    state_dir: Path = Path(DEFAULT_STATE_DIR)
+
+    @property
+    def store_file(self) -> Path:
+        """The fact store of this node."""
+        return self.state_dir / "facts.db"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not ZONE.fullmatch(self.zone):
+            yield "zone", "a zone is 1 to 32 of a-z, 0-9 and -; it must equal the CN of this node's certificate"
+        if self.zone == LOCAL_ZONE:
+            yield "zone", NO_ZONE
+        if len(os.fsencode(self.state_dir)) > STATE_DIR_BYTES_MAX:
+            yield "state_dir", f"SQLite opens no file below a path of more than {STATE_DIR_BYTES_MAX} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthSettings:
+    """[health]: where /healthz and /metrics are served. Port 0 takes any free one, so that several nodes of a machine
+    need no agreement; the node logs it, and commands find it in the state folder."""
+
+    listen_host: str = "127.0.0.1"
+    listen_port: int = 0
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        if not self.listen_host:
+            yield "listen_host", "must not be empty; 0.0.0.0 listens on all interfaces, without authentication"
+        if not 0 <= self.listen_port <= 65_535:
+            yield "listen_port", "a TCP port is 0 to 65535"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """All of node.toml. Relative paths have been resolved against the folder of the file."""
+
+    node: IdentitySettings
+    store: StoreSettings = field(default_factory=StoreSettings)
+    stream: tuple[StreamSettings, ...] = ()
+    broker: tuple[BrokerSettings, ...] = ()
+    peer: tuple[PeerSettings, ...] = ()
+    signing: SigningSettings = field(default_factory=SigningSettings)
+    origin: tuple[OriginSettings, ...] = ()
+    opcua: tuple[OpcuaSourceSettings, ...] = ()
+    modbus: tuple[ModbusSourceSettings, ...] = ()
+    health: HealthSettings = field(default_factory=HealthSettings)
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Broken rules that concern several sections."""
+        brokers = {broker.name for broker in self.broker}
+        for index, peer in enumerate(self.peer):
+            if peer.broker not in brokers:
+                yield f"peer[{index}].broker", f"no [[broker]] is named {peer.broker!r}; named are {sorted(brokers)}"
+            if peer.zone == self.node.zone:
+                yield f"peer[{index}].zone", "this is our own zone; a node is not its own peer"
+            if self.node.zone in peer.relays:
+                yield f"peer[{index}].relays", "our own facts are never taken back from a peer; remove our zone"
+        for index, origin in enumerate(self.origin):
+            if origin.zone == self.node.zone and origin.signatures != "if_present":
+                yield f"origin[{index}].signatures", "this is our own zone, whose facts are signed here; see [signing]"
+            elif origin.signatures == "required" and not origin.pinned and self.signing.facts_ca_file is None:
+                why = "nothing could be accepted: name signing.facts_ca_file, or pin the zone's certificate"
+                yield f"origin[{index}].signatures", why
+        yield from _twice([(f"origin[{i}].zone", o.zone) for i, o in enumerate(self.origin)])
+        kept_here = {stream.name for stream in self.stream if stream.write_class == "local"}
+        for index, peer in enumerate(self.peer):
+            if leaving := sorted(kept_here.intersection(peer.exports)):
+                yield f"peer[{index}].exports", f"{leaving[0]!r} has write_class local: its facts never leave this node"
+        yield from _twice([(f"stream[{i}].name", s.name) for i, s in enumerate(self.stream)])
+        named = [(f"broker[{i}].name", b.name) for i, b in enumerate(self.broker)]
+        yield from _twice(named)
+        yield from _twice([(f"peer[{i}].zone", p.zone) for i, p in enumerate(self.peer)])
+        sources = [(f"opcua[{i}].name", s.name) for i, s in enumerate(self.opcua)]
+        yield from _twice(sources + [(f"modbus[{i}].name", s.name) for i, s in enumerate(self.modbus)])
+
+    @property
+    def sources(self) -> tuple[SourceSettings, ...]:
+        """The sources of all protocols."""
+        return (*self.opcua, *self.modbus)
+
+
+def _twice(named: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    seen: dict[str, str] = {}
+    for path, name in named:
+        if name in seen:
+            yield path, f"{name!r} is also {seen[name]}; names must differ"
+        seen.setdefault(name, path)

@@ -1,0 +1,70 @@
+"""Subscriptions at foreign servers whose numbers this side never learnt, or that are handed to no other session."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.foreign.account import account
+from tests.foreign.plant import opcua, storing
+from tests.foreign.process import Stack
+from tests.foreign.proxy import network
+from tests.foreign.server import NODE_OPCUA, OPEN62541, foreign_server
+from tests.foreign.test_events import events
+from tests.foreign.test_security import losses
+from tests.ingest.plant import ingesting
+from tests.waiting import wait_until_async
+
+pytestmark = pytest.mark.system
+
+COUNT = {"name": "count", "type": "Int32", "period_ms": 50}
+SUBSCRIPTION_CREATED = 790  # the type of an answer
+
+
+@pytest.mark.parametrize(
+    "stack", [pytest.param(one, marks=pytest.mark.foreign(one.name), id=one.name) for one in (NODE_OPCUA, OPEN62541)]
+)
+async def test_a_connection_that_breaks_in_place_of_an_answer_shuts_nothing(
+    stack: Stack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server with room for one subscription makes it, and the connection breaks ahead of the answer: in the first
+    life, and in one that takes an old subscription over, which open62541 does not hand out without encryption. The next
+    life has room each time. What was lost lies in gaps."""
+    caplog.set_level(logging.INFO)
+    options = {"limits": {"subscriptions": 1}, **({"limits_untold": True} if stack is NODE_OPCUA else {})}
+    async with foreign_server(tmp_path / "server", stack, variables=[COUNT], **options) as server:
+        async with network(server.port) as net:
+            await net.command(f"lose {SUBSCRIPTION_CREATED} 1")
+            source = replace(opcua(server, tmp_path, "count"), url=f"opc.tcp://127.0.0.1:{net.port}")
+            async with storing(source, tmp_path) as run:
+                await run.wait_good("f/count", 20)
+                assert run.source("plc").errors_total >= 1
+                await net.command(f"lose {SUBSCRIPTION_CREATED} 1")
+                await server.cut()
+                await wait_until_async(lambda: run.source("plc").errors_total >= 3, "another loss")
+                await run.wait_good("f/count", len(run.store.good("f/count")) + 20)
+                status = await server.status()
+                assert (status["sessions"], len(status["subscriptions"]), status["orphans"]) == (1, 1, 0)
+        assert not account(server, tmp_path, "count").undeclared
+    assert not [why for why in losses(caplog) if "BadTooManySubscriptions" in why]
+
+
+@pytest.mark.foreign("node_opcua")
+async def test_a_subscription_to_events_whose_number_never_came(tmp_path: Path) -> None:
+    """A server with room for two: the connection breaks ahead of the answer to the second, which is of events. Both are
+    there again, and an event comes."""
+    options = {"limits": {"subscriptions": 2}, "limits_untold": True}
+    async with (
+        foreign_server(tmp_path / "server", variables=[COUNT], **options) as server,
+        network(server.port) as net,
+    ):
+        await net.command(f"lose {SUBSCRIPTION_CREATED} 2")
+        source = opcua(server, tmp_path, "count", events=("Server",))
+        async with ingesting(replace(source, url=f"opc.tcp://127.0.0.1:{net.port}")) as run:
+            await wait_until_async(lambda: run.source("plc").errors_total, "the loss")
+            await wait_until_async(lambda: events(run, "conditions_refreshed"), "a refresh")
+            await server.raise_event("door open", severity=300)
+            await wait_until_async(lambda: events(run, "event_raised"), "the event")
+            status = await server.status()
+            assert (status["sessions"], len(status["subscriptions"]), status["orphans"]) == (1, 2, 0)

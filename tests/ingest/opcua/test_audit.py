@@ -1,0 +1,279 @@
+"""What a server publishes beside what it gives when it is read."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agent.ingest.errors import SourceLost
+from agent.ingest.opcua import audit as audit_module
+from agent.ingest.opcua.address import Reading, TagPoint, parse_readings
+from agent.ingest.opcua.audit import Audit, Findings
+from agent.ingest.opcua.decode import Change
+from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
+from agent.ingest.opcua.plan import Created
+from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.session import CallTooLarge
+from agent.ingest.opcua.source import OpcuaSource
+from agent.ingest.quality import BAD_NODE_ID_UNKNOWN, BAD_USER_ACCESS_DENIED
+from agent.message import Json, Value
+from tests.ingest.fakes import FakeStore
+from tests.ingest.opcua.fake_session import FakeSession
+from tests.ingest.opcua.test_source import S, made, tag, take
+
+NOTHING = Findings({}, [], {})
+
+
+class Readable:
+    """A server that gives these values and statuses, by the number of the node."""
+
+    def __init__(self, values: dict[int, tuple[Any, int]]) -> None:
+        self.values: dict[Any, tuple[Any, int]] = values
+        self.times_ns: dict[Any, int] = dict.fromkeys(values, 9 * S)
+        self.reads: list[list[object]] = []
+        self.now = Moment(10 * S, 0)
+        self.nodes_max = 1_000  # of one call; more are answered by this
+        self.refusal: Exception = CallTooLarge("too many")
+
+    async def namespaces(self) -> list[str]:
+        return ["urn:x"]
+
+    async def read_values(self, readings: Sequence[Reading], _: Sequence[str]) -> list[Change]:
+        nodes: list[Any] = [one.index_range or one.address.identifier for one in readings]
+        self.reads.append([*nodes])
+        if len(nodes) > self.nodes_max:
+            raise self.refusal
+        return [Change(0, *self.values[node], self.times_ns[node], 9 * S) for node in nodes]
+
+
+async def audited(
+    monkeypatch: pytest.MonkeyPatch,
+    values: dict[int, tuple[Any, int]],
+    nodes_per_read: int = 0,
+    published: Value = 1.0,
+    monitoring: Monitoring = AS_THE_SOURCE_SAYS,
+) -> tuple[OpcuaSource, Audit, Readable]:
+    """A source whose tags were published with one value; nothing has to be waited for."""
+    monkeypatch.setattr(audit_module, "ARRIVES_S", 0.0)
+    points = {n: replace(tag(n).point, monitoring=monitoring) for n in values}
+    source, _ = await made(FakeStore(), [tag(n, point) for n, point in points.items()], sampling_interval_ms=0)
+    (one,) = source._subscriptions
+    one.silence_max_s = one.publishing_ms = 0.0
+    one.plan.want(values)
+    one.plan.answered([*values], [Created(0, 10 + n) for n in values], 0)
+    await take(source, *(Change(n, published, 0, S, S) for n in values))
+    await source._deliver(source._buffer.get_nowait())
+    server = Readable(values)
+    return source, Audit(server, source._delivery.sampler, nodes_per_read, lambda: server.now), server  # type: ignore[arg-type]
+
+
+async def looks(source: OpcuaSource, audit: Audit, count: int) -> list[Findings]:
+    """What so many looks find."""
+    return [await audit.look(source._subscriptions[0], source._delivery.points) for _ in range(count)]
+
+
+async def test_an_item_that_does_not_publish_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tag has another value and one no node any more, twice in a row, and nothing of them was published. What was
+    published in between is no finding, and a bad value proves nothing."""
+    values = {1: (1.0, 0), 2: (2.0, 0), 3: (None, BAD_NODE_ID_UNKNOWN), 4: (4.0, 0), 5: (None, 0x8005_0000)}
+    source, audit, _ = await audited(monkeypatch, values)
+    assert await looks(source, audit, 1) == [NOTHING]
+    await take(source, Change(4, 3.0, 0, 2 * S, 2 * S))  # it changes faster than it is read
+    await source._deliver(source._buffer.get_nowait())
+    (found,) = await looks(source, audit, 1)
+    assert found == Findings({3: BAD_NODE_ID_UNKNOWN}, [2], dict.fromkeys([2, 3], Moment(S, 0)))
+    source._act_on(source._subscriptions[0], found)
+    assert source._subscriptions[0].plan.parked == {3}
+    assert source._subscriptions[0].plan.next_call(0) == [2]
+
+
+async def test_the_last_sign_of_life_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is when a Read gave what was published, with its source time; or a value that was published since it was
+    read; or the last value. The same value with another time proves nothing, since it may have changed and back."""
+    source, audit, server = await audited(monkeypatch, {1: (1.0, 0), 2: (1.0, 0), 3: (3.0, 0), 4: (4.0, 0)})
+    server.times_ns |= {1: S, 4: 10 * S}
+    await looks(source, audit, 1)
+    server.now = Moment(20 * S, 0)
+    changes = Change(3, 3.0, 0, 9 * S, 9 * S), Change(4, 3.0, 0, 9 * S, 9 * S)  # of 4 not what was read
+    await take(source, *changes)
+    await source._deliver(source._buffer.get_nowait())
+    assert await looks(source, audit, 1) == [NOTHING]
+    server.values = dict.fromkeys(server.values, (5.0, 0))
+    (_, found) = await looks(source, audit, 2)
+    assert found.dead == [1, 2, 3, 4]
+    assert found.since == {1: Moment(10 * S, 0), 2: Moment(S, 0), 3: Moment(10 * S, 0), 4: Moment(9 * S, 0)}
+
+
+@pytest.mark.parametrize("now", [Moment(20 * S, 3 * S), Moment(5 * S // 10, 0)])
+async def test_a_last_value_of_another_clock_is_no_sign_of_life(now: Moment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's clock was set back since then, or its time is yet to come: then the item's life begins with its
+    subscription."""
+    source, audit, server = await audited(monkeypatch, {1: (2.0, 0)})
+    source._subscriptions[0].opened = Moment(S // 10, 0)
+    server.now = now
+    (_, found) = await looks(source, audit, 2)
+    assert found.since == {1: Moment(S // 10, 0)}
+
+
+async def test_a_tag_that_leaves_the_map_while_it_is_read_is_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler does not know it any more, and the life goes on."""
+    source, audit, _ = await audited(monkeypatch, {1: (2.0, 0), 2: (1.0, 0)})
+    points = source._delivery.points
+    source._delivery.offer_map([tag(2)], [2])
+    source._delivery.retag(S)
+    await audit.look(source._subscriptions[0], points)
+    assert (await audit.look(source._subscriptions[0], points)).gone == {}
+
+
+async def test_the_tags_are_read_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many in a call as the server takes, and then the first ones again."""
+    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 6), (1.0, 0)), nodes_per_read=2)
+    await looks(source, audit, 4)
+    assert server.reads == [[1, 2], [3, 4], [5], [1, 2]]
+
+
+async def test_what_may_not_be_read_is_asked_for_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a call for tags that are denied, in turns, also those with a filter, until they have a value again; the
+    other half for all."""
+    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 8), (1.0, 0)), nodes_per_read=4)
+    for n in (5, 6, 7):
+        server.values[n] = (None, BAD_USER_ACCESS_DENIED)
+    await take(source, *(Change(n, None, BAD_USER_ACCESS_DENIED, 2 * S, 2 * S) for n in (5, 6, 7)))
+    await source._deliver(source._buffer.get_nowait())
+    await looks(source, audit, 2)
+    assert server.reads == [[5, 6, 1, 2], [7, 5, 3, 4]]
+    server.values[6] = (3.0, 0)
+    assert await looks(source, audit, 1) == [NOTHING]
+    assert [found.dead for found in await looks(source, audit, 1)] == [[6]]
+    await take(source, *(Change(n, 3.0, 0, 3 * S, 3 * S) for n in (5, 6, 7)))
+    await source._deliver(source._buffer.get_nowait())
+    await looks(source, audit, 1)
+    assert source._subscriptions[0].denied == set()
+
+
+async def test_an_item_that_is_created_anew_while_it_is_suspected_is_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An edit of the tag map had its item created anew between the two Reads: the first value of that may be on its
+    way."""
+    source, audit, _ = await audited(monkeypatch, {1: (2.0, 0), 2: (2.0, 0)})
+    (one,) = source._subscriptions
+    await looks(source, audit, 1)
+    one.plan.renew([1])
+    one.plan.answered([1], [Created(0, 99)], 0)
+    assert [found.dead for found in await looks(source, audit, 3)] == [[2], [], [1, 2]]
+
+
+async def test_a_slow_read_leaves_the_values_their_time_to_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That begins with the answer: what the Read gives may be younger than the question by a time-out."""
+    source, audit, server = await audited(monkeypatch, {1: (2.0, 0)})
+    monkeypatch.setattr(audit_module, "ARRIVES_S", 60.0)
+    read, now_s = server.read_values, [1_000.0]
+    monkeypatch.setattr(audit_module.time, "monotonic", lambda: now_s[0])
+
+    async def read_slowly(*asked: Any) -> list[Change]:
+        now_s[0] += 100.0
+        return await read(*asked)
+
+    monkeypatch.setattr(server, "read_values", read_slowly)
+    assert await looks(source, audit, 2) == [NOTHING] * 2
+    assert len(server.reads) == 1
+
+
+async def test_a_server_whose_clock_proves_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers and sends keep-alives, publishes nothing, and has other values: the session ends."""
+    source, audit, _ = await audited(monkeypatch, {1: (2.0, 0)})
+    source._subscriptions[0].liveness.has_clock = False
+    with pytest.raises(SourceLost, match="published no value"):
+        await looks(source, audit, 3)
+
+
+@pytest.mark.parametrize("refusal", [SourceLost("no answer in time"), CallTooLarge("too many")])
+async def test_a_read_without_an_answer_makes_the_next_ones_smaller(
+    refusal: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session goes on, since others prove its life; the smaller Reads find what the large one would have found. By
+    and by they grow again: a server that was slow once is not audited slowly for ever."""
+    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 9), (1.0, 0)), nodes_per_read=4)
+    server.refusal, server.nodes_max = refusal, 1
+    assert await looks(source, audit, 2) == [NOTHING] * 2
+    assert [len(nodes) for nodes in server.reads] == [4, 2]
+    server.values[7] = (2.0, 0)
+    server.nodes_max = 3
+    assert [found.dead for found in await looks(source, audit, 2)] == [[], [7]]
+    await looks(source, audit, 5)
+    assert max(len(nodes) for nodes in server.reads[2:]) == 4
+
+
+@pytest.mark.parametrize(
+    "published, other",
+    [
+        (Json.of([1, 2]), Json.of([1, 3])),
+        (Json.of({"speed": 1.5}), Json.of({"speed": 2.5})),
+        ("recipe " * 100, "recipe " * 99),
+        (b"image" * 100, b"image"),
+    ],
+)
+async def test_values_of_every_shape_are_compared(
+    published: Value, other: Value, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An array, a structure, a long text and bytes: a dead item of these is found as one of a number is."""
+    source, audit, _ = await audited(monkeypatch, {1: (published, 0), 2: (other, 0)}, published=published)
+    assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
+
+
+@pytest.mark.parametrize(
+    "published, within, beyond",
+    [
+        (1.0, 1.5, 1.51),
+        (10, 10, 9),
+        (Json.of([1.0, 2.0]), Json.of([1.5, 1.5]), Json.of([1.0, 2.6])),
+        (Json.of([1.0]), Json.of([1.1]), Json.of([1.0, 1.0])),
+        ("on", "on", "off"),
+    ],
+)
+async def test_with_a_deadband_only_a_move_beyond_it_is_missed(
+    published: Value, within: Value, beyond: Value, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a number, and of any number in an array; another length is no matter of a deadband."""
+    band = Monitoring(deadband=0.5)
+    source, audit, _ = await audited(monkeypatch, {1: (within, 0), 2: (beyond, 0)}, 0, published, band)
+    assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
+
+
+async def test_what_a_filter_holds_back_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far a deadband in percent reaches is known to the server only: nothing is proven by another number, but by a
+    node that is gone. An item that notifies a change of the status only has missed one if that is another."""
+    percent = Monitoring(deadband=10, deadband_is_percent=True)
+    source, audit, _ = await audited(monkeypatch, {1: (9.0, 0), 2: (None, BAD_NODE_ID_UNKNOWN)}, monitoring=percent)
+    assert [(found.dead, [*found.gone]) for found in await looks(source, audit, 2)] == [([], []), ([], [2])]
+    uncertain, overflowed = 0x4090_0000, 0x480
+    values = {1: (9.0, 0), 2: (1.0, uncertain), 3: (9.0, overflowed)}
+    source, audit, _ = await audited(monkeypatch, values, monitoring=Monitoring(trigger=Trigger.STATUS))
+    assert [found.dead for found in await looks(source, audit, 2)] == [[], [2]]
+
+
+async def test_the_meaning_of_an_address_that_is_monitored_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`array[3]` may be a node of that name or an element of an array: what the item was created on is compared."""
+    source, audit, server = await audited(monkeypatch, {1: (1.0, 0)})
+    point = TagPoint(parse_readings("nsu=urn:x;s=array[3]"))
+    session = FakeSession()
+    session.refusals["array[3]", ""] = BAD_NODE_ID_UNKNOWN
+    (one,) = source._subscriptions
+    one.id, one._session = (await session.create_subscription()).id, session  # type: ignore[assignment]
+    await one._create([1], {1: point}, ["urn:x"])
+    server.values, server.times_ns = {"3": (2.0, 0)}, {"3": 9 * S}
+    assert [(await audit.look(one, {1: point})).dead for _ in range(2)] == [[], [1]]
+    assert server.reads == [["3"], ["3"]]
+
+
+async def test_long_values_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a slow line carries in some seconds, as they were published; one that is larger is read alone."""
+    text = "x" * (audit_module.BYTES_MAX // 2)
+    source, audit, server = await audited(monkeypatch, dict.fromkeys(range(1, 6), (text, 0)), published=text)
+    await take(source, Change(4, text * 3, 0, 2 * S, 2 * S))
+    await source._deliver(source._buffer.get_nowait())
+    server.values[4] = text * 3, 0
+    await looks(source, audit, 4)
+    assert server.reads == [[1, 2], [3], [4], [5]]

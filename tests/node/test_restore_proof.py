@@ -1,0 +1,96 @@
+"""What proves to a serving node that its store is an old copy: our own signature on facts that it lacks, nothing
+less."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.fact_store import FactStore
+from agent.node.restore_proof import RestoreProof
+from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, OriginHead
+from agent.replication.pulling import Beliefs, PageJudge
+from agent.signing.certificates import SignerTrust
+from agent.signing.keys import SigningKey, ZoneSigner
+from tests.fact_store.making import AT_ONCE, done
+from tests.signing.making import STREAM, message
+from tests.signing.signers import make, signing_key
+
+MADE = make("plant")
+SIGNER = ZoneSigner(signing_key(MADE), MADE.der)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[FactStore]:
+    """The plant's store, signed as it is written."""
+    with FactStore.open(path, "plant", settings=AT_ONCE, signer=SIGNER) as store:
+        yield store
+
+
+def append(store: FactStore, *numbers: int) -> None:
+    """Append facts, one a commit."""
+    for number in numbers:
+        done(store.appends.append_message(STREAM, message(number)))
+
+
+def last_head(store: FactStore) -> OriginHead:
+    """What a peer that holds everything of this store shows of it."""
+    held = store.held(STREAM)[store.origin][-1]
+    head = store.covering_head(STREAM, store.origin, held.last_sequence)
+    return OriginHead(
+        last_sequence=held.last_sequence, digest=held.last_digest.hex(), head=head.record if head else None
+    )
+
+
+def claim(head: OriginHead | None) -> FetchFacts:
+    """A request that shows it."""
+    return FetchFacts(consumer_name="idmz.x", stream=STREAM, limit=1, epoch="0" * 32, origin_head=head)
+
+
+def proof(store: FactStore) -> RestoreProof:
+    """As a node of the plant judges."""
+    return RestoreProof(store, PageJudge(store, Beliefs(SignerTrust(), {}, "plant", (MADE.der,))))
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> tuple[Path, OriginHead]:
+    """A copy of the store after two facts, and the head of the fourth, which the store has written since."""
+    path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
+    copy.parent.mkdir()
+    with opened(path) as store:
+        append(store, 1, 2)
+    shutil.copy(path, copy)
+    with opened(path) as store:
+        append(store, 3, 4)
+        return copy, last_head(store)
+
+
+def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, OriginHead]) -> None:
+    """The copy lacks the fourth fact, and later has another in its place: the peer's head proves both."""
+    path, head = copied
+    with opened(path) as store:
+        assert proof(store)(".", claim(head))
+        append(store, 13, 14, 15)
+        assert proof(store)(".", claim(head))
+
+
+def test_nothing_less_is_proof(copied: tuple[Path, OriginHead]) -> None:
+    """A head of what is held, a claim without a head, a changed one, one by another key, one of another stream, and a
+    confirmation prove nothing."""
+    path, head = copied
+    with opened(path) as store:
+        assert not proof(store)(".", claim(last_head(store)))
+        append(store, 13)
+        assert not proof(store)(".", claim(last_head(store)))
+        assert not proof(store)(".", claim(None))
+        assert head.head is not None
+        for record in (None, bytes(82), head.head[:-1] + bytes([head.head[-1] ^ 1])):
+            assert not proof(store)(".", claim(OriginHead(last_sequence=4, digest=head.digest, head=record)))
+        assert not proof(store)(".", claim(OriginHead(last_sequence=5, digest=head.digest, head=head.head)))
+        other = ZoneSigner(SigningKey.generate(), b"")
+        assert not RestoreProof(store, PageJudge(store, Beliefs(SignerTrust(), {}, "plant", (other.certificate,))))(
+            ".", claim(head)
+        )
+        assert not proof(store)(".", ConfirmReceipt(consumer_name="idmz.x", offset=9))

@@ -1,0 +1,229 @@
+"""Turns at what is read: how long a zone waits for its turn does not depend on how much others ask, over all links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from agent.replication.protocol.limits import (
+    READ_MS_PER_SECOND,
+    READS_OF_ZONE_MAX,
+    SHARED_MS,
+    UNSENT_BYTES_MAX,
+)
+from agent.replication.protocol.token_bucket import SAVED_MS_MAX
+from agent.replication.serving.operations.context import Context, Turns
+from agent.replication.serving.read_turns import ReadTurns
+from agent.settings.peers import PeerLimits
+
+LONGEST_MS = 40
+HONEST = "idmz"
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)  # an example is seconds of a node, step by step
+
+
+class Read(NamedTuple):
+    """Something to be read for a zone."""
+
+    zone: str
+    number: int
+    took_ms: int
+
+
+class Node:
+    """A node that reads for zones: `LONGEST_MS` at most at once, each read in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.turns = ReadTurns[Read]()
+        self.now_ms = 0
+        self.under_way = dict[Read, int]()  # when each ends
+        self.asked_ms = dict[Read, int]()
+        self.waited_ms = Counter[Read]()
+        self.took_ms = Counter[str]()
+        self._numbers = 0
+
+    def ask(self, zone: str, took_ms: int) -> None:
+        self._numbers += 1
+        read = Read(zone, self._numbers, took_ms)
+        self.asked_ms[read] = self.now_ms
+        self.turns.ask(zone, read, lambda now_ms: now_ms, self.now_ms)
+
+    def waiting(self, zone: str) -> int:
+        """How many reads of a zone have no place yet."""
+        return sum(read.zone == zone and read not in self.under_way for read in self.asked_ms)
+
+    def pass_ms(self) -> None:
+        """Give places and let a millisecond pass. Where work waits and no place is taken, it is known until when."""
+        while (read := self.turns.take(self.now_ms)) is not None:
+            self.under_way[read] = self.now_ms + read.took_ms
+            self.waited_ms[read] = self.now_ms - self.asked_ms[read]
+        if self.asked_ms and not self.under_way:
+            due_ms = self.turns.due_ms(self.now_ms)
+            assert due_ms is not None, "no event would ever give these a place"
+            assert due_ms > self.now_ms
+        self.now_ms += 1
+        for read in [read for read, at_ms in self.under_way.items() if at_ms <= self.now_ms]:
+            del self.under_way[read], self.asked_ms[read]
+            self.took_ms[read.zone] += read.took_ms
+            self.turns.end(read.zone, read, read.took_ms * 1000, self.now_ms)
+
+
+@settings(max_examples=10, phases=NO_SHRINKING)
+@given(
+    st.lists(st.integers(1, LONGEST_MS), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 5)), min_size=1, max_size=20),
+    st.integers(1, 5),
+)
+def test_whatever_others_ask_a_zone_waits_for_one_read_of_each(
+    reads: list[int], pauses: list[tuple[int, int]], floods: int
+) -> None:
+    """Zones that always have more to be read, and one that reads less than its part now and then: it gets its place
+    when each of the others has had one read at most. While it asks, each of them takes no more than its part of the
+    time, what it had saved and one read."""
+    node, zones = Node(), [f"evil-{number}" for number in range(floods)]
+    while node.now_ms < 1500:
+        pause_ms, took_ms = pauses[node.now_ms % len(pauses)]
+        node.ask(HONEST, took_ms)
+        until_ms = node.now_ms + pause_ms + took_ms * 1000 // READ_MS_PER_SECOND
+        while node.now_ms < until_ms or node.waiting(HONEST):
+            for number, zone in enumerate(zones):
+                while node.waiting(zone) < 4:
+                    node.ask(zone, reads[(node.now_ms + number) % len(reads)])
+            node.pass_ms()
+    assert max(ms for read, ms in node.waited_ms.items() if read.zone == HONEST) <= floods * LONGEST_MS
+    for zone in zones:
+        saved_ms = READ_MS_PER_SECOND * SAVED_MS_MAX // 1000
+        assert node.took_ms[zone] <= node.now_ms * READ_MS_PER_SECOND // 1000 + saved_ms + LONGEST_MS
+
+
+@settings(max_examples=10, phases=NO_SHRINKING)
+@given(st.lists(st.integers(1, LONGEST_MS), min_size=1, max_size=20))
+def test_a_zone_that_is_alone_gets_all_that_it_asks_for(reads: list[int]) -> None:
+    """It always has all its places, however much it reads; also again, a second after another zone has asked."""
+    node = Node()
+
+    def taken_until(until_ms: int) -> int:
+        """What a zone takes that always asks for more."""
+        before_ms = node.took_ms["evil"]
+        while node.now_ms < until_ms:
+            while node.waiting("evil") < 4:
+                node.ask("evil", reads[node.now_ms % len(reads)])
+            node.pass_ms()
+        return node.took_ms["evil"] - before_ms
+
+    under_way_ms = READS_OF_ZONE_MAX * LONGEST_MS
+    assert taken_until(1000) >= 1000 * READS_OF_ZONE_MAX - under_way_ms
+    node.ask(HONEST, 1)
+    assert taken_until(1000 + SHARED_MS) <= SHARED_MS // 2
+    assert taken_until(2000 + SHARED_MS) >= 1000 * READS_OF_ZONE_MAX - 2 * under_way_ms
+
+
+class Clocked(Context):
+    """A context with a clock that the test turns: alarms are kept."""
+
+    clock_ms = 0
+    alarms: list[tuple[int, Callable[[], object]]]
+
+    def now_ns(self) -> int:
+        return self.clock_ms * 1_000_000
+
+    def cpu_ns(self) -> int:
+        return 0
+
+    def call_later(self, delay_s: float, callback: Callable[[], object]) -> Callable[[], None]:
+        alarm = self.clock_ms + round(delay_s * 1000), callback
+        self.alarms.append(alarm)
+
+        def cancel() -> None:
+            self.alarms[:] = [one for one in self.alarms if one is not alarm]
+
+        return cancel
+
+
+def context(turns: Turns, **bytes_a_second: int) -> Clocked:
+    """One link of a node; the zones of the limits are its peers."""
+    link: Any = SimpleNamespace(require=lambda: SimpleNamespace(outgoing_bytes=0, publish_answer=lambda *_: None))
+    limits = {zone: PeerLimits(answer_bytes_per_second_max=rate) for zone, rate in bytes_a_second.items()}
+    made = Clocked(link, SimpleNamespace(), {}, limits=limits, turns=turns)  # type: ignore[arg-type]
+    made.alarms = []
+    return made
+
+
+async def stands(task: asyncio.Task[Any]) -> bool:
+    """Whether a task waits, when all that can happen has happened."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return not task.done()
+
+
+async def read(of: Clocked, zone: str, may_end: asyncio.Event) -> None:
+    """Something that is read until it may end."""
+    async with of.reading(zone):
+        await may_end.wait()
+
+
+async def test_the_zones_of_all_links_share_the_places() -> None:
+    """Two zones with a broker each: while idmz reads, evil has one place and not two, as on one link; where idmz asked
+    long ago, it has two again."""
+    turns, may_end = Turns(), asyncio.Event()
+    evils, honest = context(turns, evil=0), context(turns, idmz=0)
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read(honest, "idmz", may_end))
+        first = group.create_task(read(evils, "evil", may_end))
+        assert await stands(reading)
+        assert await stands(first)
+        begun = list[str]()
+
+        async def note(zone: str) -> None:
+            async with evils.reading(zone):
+                begun.append(zone)
+
+        second = group.create_task(note("evil"))
+        assert await stands(second)
+        assert begun == []
+        evils.clock_ms = honest.clock_ms = SHARED_MS
+        third = group.create_task(note("evil"))
+        assert not await stands(third)
+        assert begun == ["evil", "evil"]
+        may_end.set()
+
+
+async def test_a_zone_that_is_ready_sooner_does_not_wait_for_the_alarm_of_another() -> None:
+    """Evil has to wait for a minute until its bytes are paid for, idmz for a second: the alarm is set for idmz."""
+    one, done = context(Turns(), evil=1000, idmz=1000), asyncio.Event()
+    done.set()
+    async with asyncio.TaskGroup() as group:
+        for zone, size in (("evil", 60_000), ("idmz", 1250)):
+            one.send(zone, "topic", bytes(size), b"")
+            assert await stands(group.create_task(read(one, zone, done)))
+        one.clock_ms, alarm = min(one.alarms)
+        assert one.clock_ms == pytest.approx(1000, abs=1)
+        one.alarms.clear()
+        alarm()
+        last = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert [task for task in last if not await stands(task)], "idmz has read"
+        one.clock_ms, alarm = min(one.alarms)
+        assert one.clock_ms == pytest.approx(59_750, abs=1)
+        alarm()
+
+
+async def test_nothing_is_read_while_answers_wait_to_be_sent() -> None:
+    """A connection that takes nothing: a zone with a mebibyte of answers has no more read, and goes on with them."""
+    one, done = context(Turns(), evil=0), asyncio.Event()
+    done.set()
+    connection = SimpleNamespace(outgoing_bytes=10**9, publish_answer=lambda *_: None)
+    one.link = SimpleNamespace(require=lambda: connection)  # type: ignore[assignment]
+    one.send("evil", "topic", bytes(UNSENT_BYTES_MAX), b"")
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read(one, "evil", done))
+        assert await stands(reading)
+        connection.outgoing_bytes = 0
+        _, send_again = one.alarms.pop()
+        send_again()
+        assert not await stands(reading)

@@ -1,0 +1,185 @@
+"""A relay that has been taken over and replays: the attacker has the certificate of idmz, takes facts and signatures of
+the plant as any relay does, and serves the enterprise what was true before.
+
+The enterprise demands the plant's signatures; they reach it through the second implementation of the protocol alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from agent import batch
+from agent.fact_store import StoreReader
+from agent.replication import pki
+from agent.signing.files import load_key
+from agent.signing.heads import sign_head
+from agent.signing.keys import ZoneSigner
+from tests.security.attacker import b64, message
+from tests.security.site import ENTERPRISE, IDMZ, PLANT, STREAM, Site, running_site
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.system
+
+HOUR_MS = 3_600_000
+CHECKPOINT = "heads_checkpointed"
+
+
+@pytest.fixture(scope="module")
+def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The plant signs and the enterprise demands it; the relay between them is the attacker's."""
+    folder = tmp_path_factory.mktemp("site")
+    files, _ = pki.create_signer(folder, PLANT, datetime.now(UTC))
+    pin = hashlib.sha256(ssl.PEM_cert_to_DER_cert(files.cert_file.read_text())).hexdigest()
+    more = {
+        PLANT: f'[signing]\nkey_file = "{files.key_file}"\ncertificate_file = "{files.cert_file}"\n',
+        ENTERPRISE: f'[[origin]]\nzone = "{PLANT}"\nsignatures = "required"\npinned = ["{pin}"]\n',
+    }
+    with running_site(folder, honest=(PLANT, ENTERPRISE), taken=(IDMZ,), more=more) as site:
+        site.attacker.serve(IDMZ, ENTERPRISE)
+        yield site
+
+
+def relay(site: Site, after: int = 0) -> int:
+    """Serve what the plant has from an offset on, as it is; where its log ends."""
+    port = site.brokers[PLANT].port
+    return int(site.attacker.command("relay", zone=IDMZ, port=port, stream=STREAM, **{"from": PLANT, "after": after}))
+
+
+def relay_all(site: Site) -> None:
+    """Serve all that the plant has, and wait until the enterprise has it."""
+    name = site.append()
+    relay(site)
+    site.wait_fact(name)
+
+
+def replay(site: Site) -> None:
+    """Serve what was taken first once more, with the signed ends of then."""
+    site.attacker.command("replay", zone=IDMZ, stream=STREAM, number=0)
+
+
+def serve_own(site: Site, **fields: Any) -> None:
+    """Serve a fact of the relay itself, and wait until the enterprise has it."""
+    name = f"own-{secrets.token_hex(4)}"
+    site.attacker.append(IDMZ, STREAM, [message(name, zone=IDMZ, message_id=name, **fields)])
+    site.wait_fact(name)
+
+
+def restart(site: Site, zone: str) -> None:
+    """End a node in order, and start it again."""
+    site.nodes[zone].stop()
+    site.revive()
+
+
+def batches(site: Site, zone: str) -> list[batch.Batch]:
+    """The plant's batches in a zone's store."""
+    with contextlib.closing(StoreReader(site.store(zone))) as reader:
+        found = [batch.parse(one.sealed) for one in reader.read(STREAM, 0, 10**6, 10**8).batches]
+    return [one for one in found if one.header.origin.zone == PLANT]
+
+
+def checkpoints(site: Site, zone: str) -> list[bytes]:
+    """The objects of the plant's checkpoints in a zone's store."""
+    messages = [
+        one
+        for each in batches(site, zone)
+        if each.header.kind is batch.Kind.MESSAGES
+        for one in batch.open_messages(each)
+    ]
+    return [one.fact.object_json for one in messages if one.fact.predicate == CHECKPOINT]
+
+
+def is_stale(site: Site) -> bool | None:
+    """Whether the enterprise says that it has no recent signature of the plant; None while it knows none."""
+    found = [
+        one["is_stale"] for one in site.status(ENTERPRISE)["origins"] if (one["zone"], one["stream"]) == (PLANT, STREAM)
+    ]
+    return bool(found[0]) if found else None
+
+
+def test_a_log_that_was_taken_back_changes_nothing(site: Site) -> None:
+    """The relay serves all facts of the plant, then under another epoch its first ones only, twice, with the signed end
+    of that time, as an old copy would. The enterprise has all facts once, and takes the next one."""
+    first = site.append()
+    end = relay(site)
+    second = site.append()
+    relay(site, end)
+    site.wait_fact(second)
+    before = batches(site, ENTERPRISE)
+    site.attacker.command("begin", zone=IDMZ)
+    replay(site)
+    replay(site)
+    serve_own(site)
+    assert batches(site, ENTERPRISE) == before
+    third = site.append()
+    relay(site, end)
+    site.wait_fact(third)
+    arrived = Counter(site.ids(ENTERPRISE))
+    assert [arrived[one] for one in (first, second, third)] == [1, 1, 1]
+    assert site.incidents(ENTERPRISE) == []
+    assert site.nodes[ENTERPRISE].running
+
+
+def test_a_signed_end_of_long_ago_is_no_sign_of_life(site: Site) -> None:
+    """The relay replays an end that the plant signed an hour ago, to an enterprise that has just started and knows no
+    other: the plant counts as not heard of. With the plant's present end it does not."""
+    relay_all(site)
+    restart(site, ENTERPRISE)
+    wait_until(lambda: is_stale(site) is False, "the present end to be known")
+    last = batches(site, ENTERPRISE)[-1]
+    folder = site.folder / "signers"
+    key = load_key(folder / f"{PLANT}.key")
+    header, der = last.header, ssl.PEM_cert_to_DER_cert((folder / f"{PLANT}.pem").read_text())
+    then_ms = time.time_ns() // 1_000_000 - HOUR_MS
+    head = sign_head(ZoneSigner(key, der), STREAM, header.origin, header.last_sequence, last.digest, then_ms)
+    ends = {"ends": [[str(header.origin), header.last_sequence, last.digest.hex()]], "signers": [b64(der)]}
+    site.attacker.command("patch", zone=IDMZ, operation="GetHeads", header=ends, attachment=b64(head), times=10_000)
+    restart(site, ENTERPRISE)
+    wait_until(lambda: is_stale(site), "the old end to be known")
+    site.attacker.command("unpatch", zone=IDMZ)
+
+
+def test_an_old_checkpoint_proves_nothing_anew(site: Site) -> None:
+    """The plant's checkpoint of today is replayed as it is, sealed anew in the plant's name with another digest, and
+    told by the relay in its own name: the first is a duplicate, the second is declined, the third is the relay's word.
+    The enterprise has one checkpoint of the plant, and its store is sound."""
+    relay_all(site)
+    restart(site, PLANT)  # a node records the day's checkpoint when it starts
+    wait_until(lambda: checkpoints(site, PLANT), "a checkpoint of the plant")
+    relay(site)
+    wait_until(lambda: checkpoints(site, ENTERPRISE) == checkpoints(site, PLANT), "the checkpoint to arrive")
+    relay(site)
+    (real,) = checkpoints(site, PLANT)
+    content = re.sub(rb'(?<="digest":")[0-9a-f]{32}', b"0" * 32, real)
+    assert content != real
+    forged = {"predicate": CHECKPOINT, "subject": f"stream:{PLANT}/{STREAM}"}
+    batch_of_plant = [message("forged", content, zone=PLANT, message_id=f"forged-{secrets.token_hex(4)}", **forged)]
+    for epoch in (batches(site, PLANT)[0].header.origin.epoch.hex(), secrets.token_hex(16)):
+        of_plant = {"zone": PLANT, "epoch": epoch, "messages": batch_of_plant}
+        site.attacker.command("append", zone=IDMZ, stream=STREAM, batch=of_plant)
+    serve_own(site, object={"bin": b64(content)}, **forged)
+    assert checkpoints(site, ENTERPRISE) == [real]
+    wait_until(lambda: any("declined" in one for one in site.incidents(ENTERPRISE)), "the forged ones to be declined")
+    verify = [
+        sys.executable,
+        "-m",
+        "agent.cli",
+        "store",
+        "verify",
+        "--config",
+        str(site.folder / ENTERPRISE / "node.toml"),
+    ]
+    verified = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    assert verified.returncode == 0, verified

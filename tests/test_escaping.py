@@ -1,0 +1,136 @@
+"""Foreign text: what reaches a terminal, a log or a spreadsheet does nothing there, and nothing of it is lost."""
+
+import json
+import logging
+import sys
+import unicodedata
+
+import click
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.cli import LazyGroup, main
+from agent.cli.run import LINES_MAX, EventFormatter, LineLimit
+from agent.cli.table import lines
+from agent.errors import BsfgError
+from agent.escaping import cell_text, csv_cell, printable, printable_lines
+from agent.replication.protocol.codec import decode_answer, encode_error
+from agent.replication.protocol.messages import ErrorAnswer
+
+HOSTILE = "a\x1b[2J\x1b]0;owned\x07\u202egpj.exe\u2066\x9b31m\u2028b\x85\rc\nbsfg: good\x7f\U000e0041"
+ESCAPES_ONLY = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+any_text = st.text(st.characters(), max_size=60) | st.text(st.sampled_from(HOSTILE), max_size=30)
+
+
+def does_something(text: str) -> list[str]:
+    """The characters of a text that act on a terminal or reorder what is shown."""
+    return [one for one in text if unicodedata.category(one) in ESCAPES_ONLY]
+
+
+@given(any_text)
+def test_printable_text_has_no_control_characters(text: str) -> None:
+    """Whatever the text: no control character, no bidirectional override, no line end; other text is left as it is, and
+    twice is once."""
+    shown = printable(text)
+    assert does_something(shown) == []
+    assert printable(shown) == shown
+    if not does_something(text):
+        assert shown == text
+    assert does_something(printable_lines(text).replace("\n", "")) == []
+    assert printable_lines(text).count("\n") == text.count("\n")
+
+
+@given(st.recursive(any_text, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3)))
+def test_json_keeps_its_meaning(value: object) -> None:
+    """JSON that was printed and escaped is the same JSON."""
+    text = json.dumps(value, ensure_ascii=False)
+    assert json.loads(printable(text)) == value
+
+
+@given(any_text | st.text("=+-@\t\r'1a.,e ", max_size=8))
+def test_a_cell_is_no_formula_and_comes_back(text: str) -> None:
+    """No cell begins with what a spreadsheet calculates, except a number; the reader has the text again."""
+    cell = csv_cell(text)
+    assert cell_text(cell) == text
+    if cell[:1] in set("=+-@\t\r"):
+        assert float(cell.replace("Infinity", "inf")) == float(text.replace("Infinity", "inf"))
+
+
+def test_a_table_of_a_command_is_harmless() -> None:
+    """The CSV and the table of `bsfg sql` and `bsfg latest`."""
+    (_, row) = lines(("a", "b"), [("=1+1", -5)], "csv")
+    assert row == "'=1+1,-5"
+    assert not does_something("".join(lines(("a", "b"), [(HOSTILE, 1)], "table")))
+
+
+@click.command()
+def says() -> None:
+    """A command that prints what a peer wrote, in all ways in which commands print."""
+    click.echo(HOSTILE)
+    click.echo(json.dumps({"x": HOSTILE}, ensure_ascii=False), err=True)
+    print(HOSTILE)
+    logging.StreamHandler().handle(logging.LogRecord("x", 30, "", 0, HOSTILE, (), None))
+
+
+def test_no_command_prints_control_characters() -> None:
+    """Whatever a command prints passes one place: standard output and standard error, also of logs."""
+    group = LazyGroup("bsfg", lazy={"says": f"{__name__}:says"})
+    done = CliRunner().invoke(group, ["says"])
+    assert done.exception is None
+    assert "bsfg: good" in done.output
+    assert does_something(done.output.replace("\n", "")) == []
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("{")]
+    assert json.loads(told) == {"x": HOSTILE}
+
+
+def test_an_error_ends_the_command_without_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does the text of an error."""
+
+    class Wrong(BsfgError):
+        hint = HOSTILE
+
+    def bsfg(**_: object) -> None:
+        raise Wrong(f"no {HOSTILE}")
+
+    monkeypatch.setattr("agent.cli.bsfg", bsfg)
+    monkeypatch.setattr(sys, "argv", ["bsfg"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert "gpj.exe" in str(ended.value)
+    assert does_something(str(ended.value).replace("\n", "")) == []
+
+
+def test_a_log_line_is_one_line() -> None:
+    """A field with a peer's text is one line for people and for machines, with nothing in it that acts."""
+    record = logging.makeLogRecord({"msg": "page_refused", "reason": HOSTILE})
+    for as_json in (False, True):
+        assert does_something(EventFormatter(as_json=as_json).format(record)) == []
+
+
+def test_no_peer_fills_the_log() -> None:
+    """Of one event about one peer so many lines are written in a minute, and the next line counts those left out. Other
+    events, other peers, and what concerns no peer are not affected."""
+    limit = LineLimit()
+
+    def lines(count: int, at_s: float, event: str = "peer_epoch_changed", **fields: object) -> list[logging.LogRecord]:
+        made = [logging.makeLogRecord({"msg": event, "created": at_s, **fields}) for _ in range(count)]
+        return [one for one in made if limit.filter(one)]
+
+    assert len(lines(1000, 0.0, peer="evil")) == LINES_MAX
+    assert len(lines(1000, 59.0, peer="evil")) == 0
+    assert len(lines(5, 1.0, peer="plant-a")) == len(lines(5, 1.0, "peer_lost", peer="evil")) == 5
+    assert len(lines(1000, 1.0, "source_lost", source="press-1")) == 1000
+    (first, *_) = lines(5, 61.0, peer="evil")
+    assert "left_out=1970" in EventFormatter(as_json=False).format(first)
+    assert not hasattr(lines(1, 122.0, peer="evil")[0], "left_out")
+
+
+def test_a_peers_error_is_one_harmless_line() -> None:
+    """An error answer's message and hint are cleaned where it is read, before incidents and the status have them."""
+    answer, _ = decode_answer(encode_error("evil", "00" * 16, "FetchFacts", "busy", HOSTILE))
+    assert isinstance(answer, ErrorAnswer)
+    assert does_something(answer.error.message + answer.error.hint) == []
+    assert "gpj.exe" in answer.error.message

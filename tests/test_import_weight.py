@@ -1,0 +1,38 @@
+"""What a program loads: settings without the parts that they control, requests without the store, a node without the
+libraries of sources that it does not have. Asserted on the modules that a fresh interpreter holds, never on times."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROTOCOLS = ("asyncua", "pymodbus")
+OTHERS = ("pyspark", "pyarrow", "pandas", "rich", "apsw", "sqlite_utils")
+LIBRARIES = (*PROTOCOLS, *OTHERS, "paho", "cryptography", "prometheus_client", "watchdog", "sqlite3")
+PARTS = ("agent.fact_store", "agent.ingest", "agent.replication", "agent.health", "agent.query", "agent.node")
+MACHINERY = (
+    *("agent.fact_store", "agent.ingest", "agent.query", "agent.node", "agent.demo", "bench"),
+    *("agent.local_socket.serving", "agent.replication.mqtt", "agent.replication.pki", "agent.replication.serving"),
+    "agent.replication.pulling",
+)
+
+LIGHT_COMMANDS = "agent.cli.status, agent.cli.facts.append, agent.cli.consumer, agent.cli.run"  # `reload` is in run
+
+LOADS_NONE_OF = [
+    ("agent.config", (*LIBRARIES, *PARTS, "asyncio", "zstandard")),
+    (LIGHT_COMMANDS, (*LIBRARIES, *MACHINERY)),  # and agent.local_socket, for applications on the gateway
+    ("agent.cli.facts.latest", (*PROTOCOLS, *OTHERS, "paho", "agent.node")),
+    ("agent.node", (*PROTOCOLS, *OTHERS)),
+]
+
+
+@pytest.mark.parametrize("modules, unwanted", LOADS_NONE_OF, ids=["config", "light commands", "latest", "node"])
+def test_a_program_loads_what_it_uses(modules: str, unwanted: tuple[str, ...], tmp_path: Path) -> None:
+    """A command would be over before what it does not need is loaded: asyncua and pymodbus take 30 MB and half a
+    second, the fact store and what it needs 20 MB."""
+    program = f"import sys, {modules}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path)
+    loaded = set(done.stdout.split())
+    assert loaded.issuperset(modules.split(", "))
+    assert sorted(loaded.intersection(unwanted)) == []
