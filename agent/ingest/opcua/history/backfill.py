@@ -91,12 +91,13 @@ class HistorySession(Protocol):
 
 @dataclass(slots=True)
 class _Hole:
-    """Values of these tags were lost between two times. `noted_s`: our monotonic clock at the last such loss."""
+    """Values of these tags were lost between two times. `over_s`: our monotonic clock when the last such time is
+    over."""
 
     first_ns: int
     last_ns: int
     tags: set[int]
-    noted_s: float
+    over_s: float
 
     def touches(self, later: _Hole) -> bool:
         """Whether both are read at once: their times overlap or lie close together."""
@@ -105,7 +106,7 @@ class _Hole:
     def with_all_of(self, earlier: _Hole) -> _Hole:
         """Both as one."""
         first_ns, last_ns = min(self.first_ns, earlier.first_ns), max(self.last_ns, earlier.last_ns)
-        return _Hole(first_ns, last_ns, self.tags | earlier.tags, self.noted_s)
+        return _Hole(first_ns, last_ns, self.tags | earlier.tags, max(self.over_s, earlier.over_s))
 
 
 @dataclass(slots=True)
@@ -224,7 +225,7 @@ class HistoryBackfill:
             self._take_returns()
             if self._unfilled and self._is_settled:
                 self._add_unfilled()
-            while self._holes and time.monotonic() > self._holes[0].noted_s + COMMITTED_S:
+            while self._holes and time.monotonic() > self._holes[0].over_s + COMMITTED_S:
                 hole = self._holes.pop(0)
                 self._add(self._sliced("gap", hole.first_ns, hole.last_ns + 1, hole.tags))
             if not self._jobs:
@@ -400,11 +401,11 @@ class HistoryBackfill:
         first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - SEAM_NS
         later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
         if later:
-            self._add_hole(first_ns, last_ns, {one.tag for one in later})
+            self._add_hole(first_ns, last_ns, {one.tag for one in later}, over_in_s=CLOCK_JUMP_NS / 1e9)
         return [one for one in missing if not first_ns <= one.source_time_ns <= last_ns]
 
-    def _add_hole(self, first_ns: int, last_ns: int, tags: Collection[int]) -> None:
-        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic())
+    def _add_hole(self, first_ns: int, last_ns: int, tags: Collection[int], over_in_s: float = 0.0) -> None:
+        hole = _Hole(first_ns, last_ns, set(tags), time.monotonic() + over_in_s)
         for known in reversed(list(self._holes)):
             if known.touches(hole) or len(self._holes) >= HOLES_MAX:
                 self._holes.remove(known)

@@ -550,8 +550,12 @@ class GoingHistory(FakeHistory):
         super().__init__()
         self._begun_ns = now_ns - time.monotonic_ns()
 
-    async def clock_ns(self) -> int | None:
+    @property
+    def shown_ns(self) -> int:
         return self._begun_ns + time.monotonic_ns()
+
+    async def clock_ns(self) -> int | None:
+        return self.shown_ns
 
 
 async def test_a_gap_is_read_at_once_when_it_has_ended() -> None:
@@ -591,3 +595,24 @@ async def test_a_gap_in_which_the_clock_stands_again_is_filled_in_two_readings(
         now_s, history.now_ns = 170, 170 * S
         await wait_until_async(lambda: len(fills(store)) == 2, "the second reading")
     assert times(store, "a") == [t for t in range(100, 201) if t != 145]
+
+
+async def test_a_time_that_comes_again_is_read_when_its_values_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second reading reaches beyond what the server's clock showed at the first one. The store is asked when that
+    time is over, and what was sampled in it had the time to come."""
+    monkeypatch.setattr(backfill, "COMMITTED_S", 0.5)
+    store, stored, history = FakeStore(), FakeStored(), GoingHistory(150 * S)
+    delivery = await made(store, tag("a"))
+    shown_ns: list[int] = []
+
+    async def committed() -> None:
+        shown_ns.append(history.shown_ns)
+
+    monkeypatch.setattr(delivery.recorder, "committed", committed)
+    async with filling(delivery, store, history, stored):
+        await delivery.deliver([Sample(1, 100 * S, 100)], 100 * S)
+        await lose_and_return(delivery, 101, 200)
+        await wait_until_async(lambda: len(fills(store)) == 2, "the second reading")
+    (_, _, last_ns) = stored.asked[-1]
+    assert last_ns > 151 * S
+    assert shown_ns[-1] >= last_ns + S // 2
