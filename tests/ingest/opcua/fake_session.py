@@ -7,7 +7,9 @@ import struct
 import time
 from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import SERVER_CLOCK, Reading
@@ -24,6 +26,10 @@ from agent.ingest.opcua.session import (
     TooManySubscriptions,
 )
 from agent.ingest.opcua.values.variant import ValueReader
+
+if TYPE_CHECKING:
+    from agent.ingest.opcua.poll_source import OpcuaPollSource
+    from agent.ingest.opcua.source import OpcuaSource
 
 
 def answer(
@@ -214,3 +220,17 @@ def opening(session: FakeSession) -> Any:
         yield session
 
     return opened
+
+
+@asynccontextmanager
+async def living(
+    monkeypatch: pytest.MonkeyPatch, source: OpcuaSource | OpcuaPollSource, session: FakeSession
+) -> AsyncIterator[None]:
+    """The source lives with this session for the length of a block."""
+    monkeypatch.setattr(f"{type(source).__module__}.open_session", opening(session))
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(source.run(lambda: None), name="life")
+        try:
+            yield
+        finally:
+            life.cancel()

@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from agent.ingest.tags.tag_map import Tag
 from agent.message import Sample, TagDefinition
 from agent.settings.sources import OpcuaSourceSettings
 from tests.ingest.fakes import Busy, FakeStore
-from tests.ingest.opcua.fake_session import FakeSession, opening
+from tests.ingest.opcua.fake_session import FakeSession, living, opening
 from tests.waiting import wait_until_async
 
 S = 1_000_000_000
@@ -48,18 +46,6 @@ async def polled(store: FakeStore, *names: str) -> OpcuaPollSource:
     numbers = await recorder.define([tag.definition for tag in tags])
     settings = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), mode="poll", poll_interval_ms=10)
     return OpcuaPollSource(settings, Delivery("plc", tags, numbers, recorder))
-
-
-@asynccontextmanager
-async def living(monkeypatch: pytest.MonkeyPatch, source: OpcuaPollSource, session: FakeSession) -> AsyncIterator[None]:
-    """The source lives with this session for the length of a block."""
-    monkeypatch.setattr(poll_source, "open_session", opening(session))
-    async with asyncio.TaskGroup() as group:
-        life = group.create_task(source.run(lambda: None), name="life")
-        try:
-            yield
-        finally:
-            life.cancel()
 
 
 async def test_values_are_read_in_intervals(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

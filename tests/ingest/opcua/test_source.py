@@ -4,8 +4,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -50,6 +49,7 @@ from tests.ingest.opcua.fake_session import (
     FakeSession,
     answer,
     answer_of,
+    living,
     opening,
     status_change,
 )
@@ -85,18 +85,6 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
 def publication(*changes: Change) -> Publication:
     """One message with these values."""
     return Publication(1, 1, has_data=True, changes=Changes.of(changes))
-
-
-@asynccontextmanager
-async def living(monkeypatch: pytest.MonkeyPatch, source: OpcuaSource, session: FakeSession) -> AsyncIterator[None]:
-    """The source lives with this session for the length of a block."""
-    monkeypatch.setattr(source_module, "open_session", opening(session))
-    async with asyncio.TaskGroup() as group:
-        life = group.create_task(source.run(lambda: None), name="life")
-        try:
-            yield
-        finally:
-            life.cancel()
 
 
 async def take(source: OpcuaSource, *changes: Change) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import struct
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -48,6 +47,7 @@ from agent.replication.protocol.messages import (
     StreamsAnswer,
     operation_of,
 )
+from tests.replication.message_fields import Place, integers
 
 EPOCH = "0123456789abcdef" * 2
 names = st.from_regex(r"\A[a-z0-9._-]{1,64}\Z")
@@ -401,7 +401,6 @@ def test_an_oversized_request_is_not_sent() -> None:
     )  # a command prints it; no peer answers a request that is not sent
 
 
-Place = tuple[str | int, ...]
 TEXTS = ("a", "0" * 16, "0" * 32, f"a/{'0' * 32}", f"sha256:{'0' * 64}")
 
 

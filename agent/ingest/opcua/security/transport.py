@@ -12,7 +12,7 @@
 - It ignores an aborted answer, and waits for it for ever.
 - It needs the list of endpoints in the answer to CreateSession, which some servers leave empty for a name that they do
   not know themselves by (gopcua).
-- It ends the connection over an answer that nobody waits for, and numbers the requests of every connection from 1.
+- It ends the connection over an answer to no open request, and numbers the requests of every connection from 1.
   asyncua's server answers a subscription that was taken over from another connection by the requests of that one: the
   numbers must not be those of requests that wait here, and the notifications are asked for again.
 - A request that is cancelled as its answer comes ends with a CancelledError of a kind of its own below Python 3.12
@@ -198,7 +198,7 @@ class Protocol(UASocketProtocol):
 
     def _call_callback(self, request_id: int, body: Buffer | ua.Acknowledge) -> None:
         if request_id not in self._callbackmap:
-            log.debug("an answer that nobody waits for", extra={"action": "answer_unknown", "request": request_id})
+            log.debug("an answer to no open request", extra={"action": "answer_unknown", "request": request_id})
             return
         super()._call_callback(request_id, body)
 
