@@ -54,9 +54,11 @@ types: venv
 	$(VENV)/mypy --no-error-summary
 
 # Tests wait half of the time for a disk, a broker or a clock, so four processes share the files of two cores.
-# PYTEST=-n0: only one.
+# PYTEST=-n0: only one. A test that fails runs once more, one of each process: a stall of the machine is no verdict on a
+# change. The summary counts and shows what failed first (docs/reference/tests.md).
 pytest: foreign
-	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
+		--reruns 1 --max-suite-reruns 1 --rerun-show-tracebacks $(PYTEST)
 
 # Without a time limit for a test; the output of each (seed, figures) is shown at the end.
 sim: foreign
