@@ -291,7 +291,7 @@ class Session:
 
     async def resize_queues(self, subscription_id: int, items: Sequence[tuple[int, ItemRequest]]) -> list[Created]:
         """Give items, by the server's number, the queue of the request. CallTooLarge if it was too many. A server that
-        cannot modify items refuses each."""
+        cannot modify items, or does not answer for each, refuses all."""
         parameters = ua.ModifyMonitoredItemsParameters(
             SubscriptionId=subscription_id,
             TimestampsToReturn=ua.TimestampsToReturn.Both,
@@ -308,6 +308,8 @@ class Session:
             if not isinstance(error.__cause__, _NO_SERVICE):
                 raise
             return [Created(error.__cause__.code) for _ in items]
+        if len(results) != len(items):
+            return [Created(quality.BAD_NOT_SUPPORTED) for _ in items]
         return [
             Created(result.StatusCode.value, number, result.RevisedSamplingInterval, result.RevisedQueueSize)
             for result, (number, _) in zip(results, items, strict=True)

@@ -283,7 +283,11 @@ class Subscription:
         size = self.plan.size
         for start in range(0, len(short), size):
             part = short[start : start + size]
-            for (_, request), answer in zip(part, await self._session.resize_queues(self.id, part), strict=True):
+            try:
+                answers = await self._session.resize_queues(self.id, part)
+            except CallTooLarge:  # the items are there: only their queues stay short
+                answers = [Created(quality.BAD_TOO_MANY_MONITORED_ITEMS)] * len(part)
+            for (_, request), answer in zip(part, answers, strict=True):
                 if not quality.is_bad(answer.status):
                     self._note_queue(request.handle, answer.queue_size)
                 if quality.is_bad(answer.status) or answer.queue_size < request.queue_size:

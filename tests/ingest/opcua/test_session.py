@@ -192,6 +192,18 @@ async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: p
         await session.resize_queues(1, [(5, item)])
 
 
+async def test_a_server_that_answers_for_too_few_items_keeps_its_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of the items it answered for is not known."""
+    session, _ = session_with(monkeypatch)
+
+    async def modify(_: object) -> list[ua.MonitoredItemModifyResult]:
+        return [ua.MonitoredItemModifyResult()]
+
+    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
+    assert [one.status for one in await session.resize_queues(1, [(5, item), (6, item)])] == [BAD_NOT_SUPPORTED] * 2
+
+
 async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """python-opcua answers HistoryRead of a node without history with no values and a good status. The gap would be
     declared as filled."""

@@ -26,7 +26,7 @@ from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
 from agent.ingest.opcua.server_clock import Moment
-from agent.ingest.opcua.session import HEARTBEAT_HANDLE, ItemRequest, Session
+from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, Session
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import CallSize, Subscription
 from agent.ingest.quality import (
@@ -698,6 +698,27 @@ async def test_a_server_that_republishes_something_else_does_not_hold_it(
     assert session.republished == 1
     assert [s.value for s in store.of("a/1")] == [1.0, 3.0]
     assert ["notifications_missing" in str(message.fact) for message in store.messages.values()] == [True]
+
+
+async def test_items_whose_queue_stays_short_are_created_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server refuses the call that gives them a longer queue for its size. They are there, and the log tells of
+    the queue."""
+    store = FakeStore()
+    source, _ = await made(store, [tag(1), tag(2)])
+    session = FakeSession()
+    session.revised = 20.0, 3
+
+    async def refused(*_: object) -> list[Created]:
+        raise CallTooLarge
+
+    monkeypatch.setattr(session, "resize_queues", refused)
+    async with living(monkeypatch, source, session):
+        session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
+        await wait_until_async(lambda: store.of("a/1"), "a value")
+    assert len(session.items[1]) == 2
+    assert [getattr(one, "action", "") for one in caplog.records].count("queues_short") == 1
 
 
 async def test_what_a_tag_map_says_of_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
