@@ -89,7 +89,7 @@ _benchmark(
     "replication.hostile",
     "The lag of an honest zone while another zone floods the node that serves both, beside its lag while nothing does.",
     [
-        _seconds(5.0),
+        _seconds(20.0),
         click.option(
             *("--flood", "floods"),
             type=click.Choice(["requests", "ranges", "parked", "artifacts", "silent", "sockets"]),
