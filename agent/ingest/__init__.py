@@ -15,7 +15,7 @@ The package drops no value without a fact that says so. It never writes to a dev
 
 from agent.ingest.errors import SourceError, StoredUnreadable, TagMapError
 from agent.ingest.gap import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS
-from agent.ingest.lifecycle import Newest, State
+from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.ports import RemovedTag
 from agent.ingest.probe_result import ProbeStep, TagReading
 from agent.ingest.quality import BAD_OUT_OF_SERVICE

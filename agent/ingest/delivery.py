@@ -111,6 +111,7 @@ class Delivery:
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
         if columns.tags:
+            self.recorder.hand_in_gaps()
             self._hand_in(columns)
             await self.recorder.settle()
 

@@ -32,6 +32,7 @@ AGENT_STOPPED = "agent_stopped"  # what happened at the source while no process 
 SOURCE_LOST = "source_lost"  # what happened at the source after its last sign of life is not known
 CLOCK_SET_BACK = "clock_set_back"  # a gap in the times that came again, because the server's clock was set back in it
 OUTAGE_REASONS = frozenset({AGENT_STOPPED, SOURCE_LOST})
+GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 FILL_PREDICATE = "history_backfilled"  # the values of some outages were read from the source's own records
 
 

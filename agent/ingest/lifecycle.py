@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from agent.ingest.gap import SOURCE_LOST
+from agent.ingest.gap import GAP_INTERVAL_S, SOURCE_LOST
 from agent.message import Sample
 
 
@@ -106,6 +106,8 @@ class Failures:
 
 
 AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minute ahead of another (decision 0042)
+TOLD_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)  # with what the turn of the source took that tells it
+EVENTS_LATE_NS = 60 * 1_000_000_000  # an outage's events are recorded or declared by then (opcua/rescue: RESCUE_S)
 CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: a clock of ours that shows less was never set
 
 
@@ -143,6 +145,34 @@ def stop_of(streams: Iterable[Sequence[Newest]], undelivered_ns: int) -> Stop | 
     stops = [_stop_of(newest, undelivered_ns) for newest in streams if newest]
     ahead = [one.ahead for one in stops if one.ahead is not None]
     return Stop(max(one.first_ns for one in stops), max(ahead, default=None)) if stops else None
+
+
+class DeclaredGap(NamedTuple):
+    """A gap that the store has a fact of, in the times of its source."""
+
+    first_ns: int
+    last_ns: int
+    is_outage: bool
+
+
+def values_missing_since(stop_ns: int, gaps: Sequence[DeclaredGap]) -> int:
+    """Since when values may be missing that no fact names, by the end of the last process and the gaps that it
+    declared, newest first. Losses that follow one another are told once in GAP_INTERVAL_S: what was lost in the last of
+    these was not told."""
+    untold = [one.last_ns for one in gaps[:1] if stop_ns - one.last_ns <= TOLD_LATE_NS]
+    return min([stop_ns, *untold])
+
+
+def events_missing_since(stop_ns: int, gaps: Iterable[DeclaredGap]) -> int:
+    """The same for events. The newest values say nothing of them: after an outage, those of before it may still have
+    been on their way when the process ended."""
+    since_ns = stop_ns - TOLD_LATE_NS
+    for one in gaps:
+        if one.last_ns < since_ns - EVENTS_LATE_NS:
+            break
+        if one.is_outage:
+            since_ns = min(since_ns, one.first_ns)
+    return since_ns
 
 
 def _stop_of(newest: Sequence[Newest], undelivered_ns: int) -> Stop:

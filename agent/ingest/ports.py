@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
 from agent.columns import SampleColumns
-from agent.ingest.lifecycle import Newest
+from agent.ingest.lifecycle import DeclaredGap, Newest
 from agent.message import Message, TagDefinition
 
 Refusals = tuple[type[Exception], ...]
@@ -60,6 +60,9 @@ class StoredFacts(Protocol):
         """The times of all samples of these tags from `first_ns` to `last_ns`, by their numbers; those of other numbers
         that the same tag had (live, from history, before an edit) under one of these. None if there are more than
         `times_max`. Raises StoredUnreadable."""
+
+    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:
+        """The last gaps of a source that were declared, newest first."""
 
     def open_outages(self, source: str) -> Sequence[int]:
         """The first times of outages of a source that were declared and whose history was not filled."""

@@ -3,8 +3,8 @@
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
 samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder.
-Gaps are written as facts, and merged until they can be written. Which samples are worth recording is decided elsewhere
-(`sampling`).
+Gaps are written as facts, and merged until they can be written; one that is due is written ahead of the samples behind
+it. Which samples are worth recording is decided elsewhere (`sampling`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from agent.columns import SampleColumns
-from agent.ingest.gap import GAP_PREDICATE, STORE_REJECTED, Gap, GapLog, gap_message
+from agent.ingest.gap import GAP_INTERVAL_S, GAP_PREDICATE, OUTAGE_REASONS, STORE_REJECTED, Gap, GapLog, gap_message
 from agent.ingest.ports import Refusals, StorePort
 from agent.ingest.quality import is_bad
 from agent.message import Message, TagDefinition
@@ -29,18 +29,24 @@ IN_FLIGHT_SAMPLES_MAX = 100_000  # some seconds of a fast source at 100 bytes ea
 REFUSED_WAIT_S = 0.05  # first pause after a refusal; a group commit takes about this long
 REFUSED_WAIT_MAX_S = 2.0  # a store that is full for hours is asked this often
 FAILURES_MAX = 3  # attempts to hand in samples at which the store fails without refusing
-GAP_INTERVAL_S = 10.0  # gaps are merged for this long before they become a fact
 MESSAGE_BYTES_A_SAMPLE = 100  # a message counts as so many samples more within IN_FLIGHT_SAMPLES_MAX
 
 
 class _Flight:
     """Facts that are not known to be committed, and their times. Without a future they have to be appended (again).
-    `weight` is what they take of IN_FLIGHT_SAMPLES_MAX."""
+    `weight` is what they take of IN_FLIGHT_SAMPLES_MAX; `gap`: what they say, if it is no sample and no message."""
 
-    __slots__ = ("append", "count", "failures", "future", "times_ns", "value_ns", "weight")
+    __slots__ = ("append", "count", "failures", "future", "gap", "times_ns", "value_ns", "weight")
 
-    def __init__(self, append: Callable[[], Future[Any]], count: int, weight: int, times_ns: Sequence[int]) -> None:
-        self.append, self.count, self.weight, self.times_ns = append, count, weight, times_ns
+    def __init__(
+        self,
+        append: Callable[[], Future[Any]],
+        count: int,
+        weight: int,
+        times_ns: Sequence[int],
+        gap: Gap | None = None,
+    ) -> None:
+        self.append, self.count, self.weight, self.times_ns, self.gap = append, count, weight, times_ns, gap
         self.future: Future[Any] | None = None
         self.failures = 0
         self.value_ns = times_ns[-1]  # of the newest value, 0 if there is none
@@ -120,9 +126,27 @@ class Recorder:
         await self._settle_done()
 
     def add_gap(self, gap: Gap) -> None:
-        """Note a loss. The next `flush_gaps` that is due writes it as a fact."""
+        """Note a loss. The next `flush_gaps` or `hand_in_gaps` that is due writes it as a fact: of an outage at
+        once."""
         self.lost_total += gap.count
         self._gaps.add(gap)
+        if gap.reason in OUTAGE_REASONS:
+            self._gaps_due_s = 0.0
+
+    def hand_in_gaps(self) -> None:
+        """Hand in the gaps that are due, ahead of the facts that follow: a process that is killed leaves no value
+        behind a loss that no fact names. The caller then awaits `settle`."""
+        if not self._gaps or time.monotonic() < self._gaps_due_s:
+            return
+        self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
+        for gap in self._gaps.take():
+            append = partial(self._store.append_message, self._operational_stream, self._gap_message(gap))
+            flight = _Flight(append, 0, 1, [gap.last_time_ns], gap)
+            flight.value_ns = 0
+            self._take_over(flight)
+
+    def _gap_message(self, gap: Gap) -> Message:
+        return gap_message(gap, self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
 
     async def flush_gaps(self, *, at_once: bool = False) -> None:
         """Write open gaps as facts, at most once in GAP_INTERVAL_S unless `at_once`."""
@@ -131,9 +155,8 @@ class Recorder:
         self._gaps_due_s = time.monotonic() + GAP_INTERVAL_S
         gaps = self._gaps.take()
         while gaps:
-            message = gap_message(gaps[0], self.zone, time.time_ns() // 1_000_000, self._gap_predicate)
             try:
-                await _committed(self._store.append_message(self._operational_stream, message))
+                await _committed(self._store.append_message(self._operational_stream, self._gap_message(gaps[0])))
             except self._refusals:
                 self.refused_total += 1
                 self._gaps.put_back(gaps)
@@ -185,6 +208,9 @@ class Recorder:
             return
         self._flights.remove(flight)
         self._in_flight -= flight.weight
+        if flight.gap is not None:
+            self._gaps.add(flight.gap)
+            return
         first_ns, last_ns = min(flight.times_ns), max(flight.times_ns)
         self.add_gap(Gap(self.source, STORE_REJECTED, first_ns, last_ns, flight.count, count_exact=True))
 

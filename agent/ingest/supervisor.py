@@ -26,7 +26,19 @@ from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
-from agent.ingest.lifecycle import Ahead, Backoff, Event, Failures, Newest, Outage, State, next_state, stop_of
+from agent.ingest.lifecycle import (
+    Ahead,
+    Backoff,
+    Event,
+    Failures,
+    Newest,
+    Outage,
+    State,
+    events_missing_since,
+    next_state,
+    stop_of,
+    values_missing_since,
+)
 from agent.ingest.ports import MemoryPort, Refusals, StoredFacts, StorePort
 from agent.ingest.probe_result import ReadTags, TagReading
 from agent.ingest.recorder import Recorder
@@ -208,6 +220,7 @@ class SourceSupervisor:
         self._running: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._outage: Outage | None = None  # from a loss to the first value after it
+        self._events_missing_ns = 0  # since when events may be missing that an earlier process did not declare
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
         self._last_error = ""
@@ -395,7 +408,7 @@ class SourceSupervisor:
             if source.backfill is not None:
                 source.backfill.note_stop(self._outage.first_ns)
             if source.events is not None:
-                source.events.note_stop(self._outage.first_ns, self._outage.ahead)
+                source.events.note_stop(self._events_missing_ns, self._outage.ahead)
         return source
 
     async def _resume(self, delivery: Delivery, stored: StoredFacts) -> None:
@@ -410,7 +423,9 @@ class SourceSupervisor:
                 streams.append([] if last is None else [last])
         stop = stop_of(streams, self.settings.undelivered_ms(delivery.points.values()) * 1_000_000)
         if stop is not None:
-            self._outage = Outage(stop.first_ns, AGENT_STOPPED, stop.ahead)
+            gaps = await asyncio.to_thread(stored.declared_gaps, self.settings.name)
+            self._events_missing_ns = events_missing_since(stop.first_ns, gaps)
+            self._outage = Outage(values_missing_since(stop.first_ns, gaps), AGENT_STOPPED, stop.ahead)
             _add_gap(delivery, self._outage, time.time_ns(), is_over=True)
             await self._recorder.flush_gaps(at_once=True)  # before the first value hides where the last process ended
 

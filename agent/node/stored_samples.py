@@ -14,10 +14,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import itemgetter
+from typing import NamedTuple
 
 from agent.batch import Kind, Origin
 from agent.fact_store import StoreError, StoreReader
-from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, Newest, StoredUnreadable
+from agent.ingest import FILL_PREDICATE, GAP_PREDICATE, OUTAGE_REASONS, DeclaredGap, Newest, StoredUnreadable
 from agent.message import Sample
 from agent.query.scan import Bounds, Dictionary, Facts, NumbersOnly, Scanner, parse_time_ns
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 OPERATIONAL_STREAM = "facts.operational"
 NEWEST_DEPTH_FACTS = 1_000_000  # some 0.3 s of reading; at 1,000 facts a second a quarter of an hour
 OUTAGE_DEPTH_FACTS = 200_000  # operational facts are few: months of them
+GAPS_MAX = 100  # a source that was lost as often in its last minutes
 
 
 class StoredSamples:
@@ -89,23 +91,38 @@ class StoredSamples:
     def open_outages(self, source: str) -> Sequence[int]:
         """First times of outages of a source that no later fact calls filled, newest first."""
         filled, found = set[str](), dict[str, int]()
+        for one in self._gap_facts(source, GAP_PREDICATE, FILL_PREDICATE):
+            filled.update(one.outages)
+            first_ns = parse_time_ns(one.first) if one.reason in OUTAGE_REASONS and one.first not in filled else None
+            if first_ns is not None:
+                found.setdefault(one.first, first_ns)
+        return list(found.values())
+
+    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:
+        """The last gaps of a source that were declared, newest first."""
+        found = list[DeclaredGap]()
+        for one in self._gap_facts(source, GAP_PREDICATE):
+            first_ns, last_ns = parse_time_ns(one.first), parse_time_ns(one.last)
+            if first_ns is not None and last_ns is not None:
+                found.append(DeclaredGap(first_ns, last_ns, one.reason in OUTAGE_REASONS))
+            if len(found) >= GAPS_MAX:
+                break
+        return found
+
+    def _gap_facts(self, source: str, *predicates: str) -> Iterator[_GapTexts]:
+        """What the facts of these predicates about a source say, newest first; nothing if the store cannot be read."""
         bounds = Bounds(
             frozenset({OPERATIONAL_STREAM}),
             kinds=frozenset({Kind.MESSAGES.value}),
             subject_tests=(f"source:{source}".__eq__,),
-            predicates=frozenset({GAP_PREDICATE, FILL_PREDICATE}),
+            predicates=frozenset(predicates),
         )
         try:
             for facts in self._own(bounds, depth_facts=OUTAGE_DEPTH_FACTS):
                 bodies = facts.column("object_json")
-                for first, reason, outages in map(_gap_texts, bodies[::-1] if _is_forward(facts) else bodies):
-                    filled.update(outages)
-                    first_ns = parse_time_ns(first) if reason in OUTAGE_REASONS and first not in filled else None
-                    if first_ns is not None:
-                        found.setdefault(first, first_ns)
+                yield from map(_gap_texts, bodies[::-1] if _is_forward(facts) else bodies)
         except StoreError as error:
             _log_unreadable(OPERATIONAL_STREAM, error)
-        return list(found.values())
 
     def _samples(self, bounds: Bounds, depth_facts: int | None = None) -> Iterator[Facts]:
         return (one for one in self._own(bounds, depth_facts) if one.samples is not None)
@@ -168,16 +185,25 @@ def _is_forward(facts: Facts) -> bool:
     return facts.places[0] <= facts.places[-1]
 
 
-def _gap_texts(body: bytes) -> tuple[str, str, list[str]]:
-    """First time, reason and outages of a fact about a gap; empty where it has none. Applications may append facts of
-    these predicates too, with any content."""
+class _GapTexts(NamedTuple):
+    """What a fact about a gap says; empty where it does not."""
+
+    first: str = ""
+    last: str = ""
+    reason: str = ""
+    outages: Sequence[str] = ()
+
+
+def _gap_texts(body: bytes) -> _GapTexts:
+    """Applications may append facts of these predicates too, with any content."""
     content = json.loads(body)
     if not isinstance(content, dict):
-        return "", "", []
-    first, reason, outages = (content.get(name) for name in ("first_time", "reason", "outages"))
-    return (
-        first if isinstance(first, str) else "",
-        reason if isinstance(reason, str) else "",
+        return _GapTexts()
+    texts = (content.get(name) for name in ("first_time", "last_time", "reason"))
+    first, last, reason = (text if isinstance(text, str) else "" for text in texts)
+    outages = content.get("outages")
+    return _GapTexts(
+        *(first, last, reason),
         [one for one in outages if isinstance(one, str)] if isinstance(outages, list) else [],
     )
 

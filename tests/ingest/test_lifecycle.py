@@ -10,14 +10,17 @@ from agent.ingest.lifecycle import (
     TRANSITIONS,
     Ahead,
     Backoff,
+    DeclaredGap,
     Event,
     Failures,
     Newest,
     Outage,
     State,
     Stop,
+    events_missing_since,
     next_state,
     stop_of,
+    values_missing_since,
 )
 from agent.message import Sample
 
@@ -119,3 +122,28 @@ def test_a_clock_that_was_ahead_goes_on() -> None:
 def test_a_clock_of_ours_that_was_never_set_judges_no_time(recorded_ns: int) -> None:
     """A gateway without a battery begins in 1970; and a store without marks does not say when it recorded."""
     assert stop_of([[newest(NOW, recorded_ns), newest(NOW + 5 * S, recorded_ns)]], S) == Stop(NOW - S, None)
+
+
+S = 1_000_000_000
+
+
+def test_what_was_lost_behind_the_last_gap_told_is_not_told() -> None:
+    """Losses that follow one another are told once in ten seconds. A process that ended within these leaves values
+    behind losses that no fact names, so the time without a process begins where the last fact ends."""
+    assert values_missing_since(100 * S, []) == 100 * S
+    assert values_missing_since(100 * S, [DeclaredGap(60 * S, 92 * S, is_outage=False)]) == 92 * S
+    assert values_missing_since(100 * S, [DeclaredGap(60 * S, 80 * S, is_outage=True)]) == 100 * S
+    assert values_missing_since(100 * S, [DeclaredGap(60 * S, 900 * S, is_outage=False)]) == 100 * S
+
+
+def test_events_of_an_outage_may_not_have_come_when_the_process_ended() -> None:
+    """They are missing since that outage began, or since one that ended right before it; not since one that was over
+    for long, and not since a gap of values."""
+    least = events_missing_since(1_000 * S, [])
+    assert 985 * S < least < 1_000 * S
+    lost, later = DeclaredGap(300 * S, 900 * S, is_outage=True), DeclaredGap(905 * S, 960 * S, is_outage=True)
+    assert events_missing_since(1_000 * S, [later, lost]) == 300 * S
+    assert events_missing_since(1_000 * S, [later]) == 905 * S
+    assert events_missing_since(1_000 * S, [lost]) == least
+    assert events_missing_since(1_000 * S, [DeclaredGap(300 * S, 999 * S, is_outage=False)]) == least
+    assert events_missing_since(1_000 * S, [DeclaredGap(300 * S, 999 * S, is_outage=False), later]) == 905 * S

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from agent.columns import SampleColumns
-from agent.ingest.gap import STORE_REFUSED, Gap
-from agent.ingest.recorder import Recorder
+from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST, STORE_REFUSED, Gap
+from agent.ingest.recorder import FAILURES_MAX, Recorder
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition
 from tests.ingest.fakes import Busy, FakeStore
 from tests.waiting import wait_until_async
@@ -91,6 +91,49 @@ async def test_gaps_become_one_fact_for_each_reason() -> None:
         "tags": ["tag:a/b"],
     }
     assert one.lost_total == 500
+
+
+async def test_a_gap_is_handed_in_ahead_of_what_follows_it() -> None:
+    """A process that is killed leaves no value behind a loss that no fact names. Losses that follow at once are told
+    together later; the end of an outage is not kept back. Gaps count as no samples."""
+    store = FakeStore()
+    one = recorder(store)
+    await one.define([DEFINITION])
+
+    async def lose_and_go_on(reason: str, time_ns: int) -> int:
+        one.add_gap(Gap("plc", reason, time_ns, time_ns + 1, 5, count_exact=True))
+        one.hand_in_gaps()
+        await one.record("facts.telemetry", SampleColumns.of([Sample(1, time_ns + 2, 1)]))
+        return len(store.messages)
+
+    assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 10) == 1
+    assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 20) == 1
+    assert await lose_and_go_on(SOURCE_LOST, 30) == 3
+    assert await lose_and_go_on(SERVER_QUEUE_OVERFLOW, 40) == 3
+    await one.drain()
+    assert len(store.messages) == 4
+    assert (one.samples_total, one.last_value_unix_ms) == (4, 0)
+
+
+async def test_a_gap_that_the_store_fails_at_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no sample that is given up: what was lost stays known, and is told as what it is."""
+    store = FakeStore()
+    one = recorder(store)
+
+    def broken(*_: object) -> Future[Any]:
+        raise OSError("the disk")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "append_message", broken)
+        one.add_gap(Gap("plc", SOURCE_LOST, 1, 2, 5, count_exact=True))
+        one.hand_in_gaps()
+        for _ in range(FAILURES_MAX):
+            with pytest.raises(OSError, match="the disk"):
+                await one.settle()
+        await one.settle()
+    await one.drain()
+    (message,) = store.messages.values()
+    assert json.loads(message.fact.object_json)["reason"] == "source_lost"
 
 
 async def test_what_is_no_refusal_is_not_hidden() -> None:

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import pytest
 
+from agent.columns import SampleColumns
 from agent.ingest import supervisor
 from agent.ingest.errors import SourceBusy, SourceLost, SourceRefused, UnknownSource
-from agent.ingest.lifecycle import Newest, State
+from agent.ingest.lifecycle import DeclaredGap, Newest, State
 from agent.ingest.modbus.source import ModbusSource
 from agent.ingest.ports import StoredFacts
 from agent.ingest.quality import BAD_COMMUNICATION_ERROR
@@ -128,17 +129,31 @@ def gaps(store: FakeStore) -> list[tuple[str, str, int, bool]]:
     return [(g["first_time"], g["last_time"], g["count"], g["count_exact"]) for g in found]
 
 
+class OrderedStore(FakeStore):
+    """Remembers behind how many gap facts each append of samples came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gaps_before: list[int] = []
+
+    def append_columns(self, stream: str, columns: SampleColumns) -> Future[Any]:
+        self.gaps_before.append(len(self.messages))
+        return super().append_columns(stream, columns)
+
+
 async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Also the bad sample has its time. A gap fact stands from the moment of the loss, and a second one with the same
-    begin when a value has come."""
+    begin before the value that ends it: a process that is killed leaves no value behind an outage that no fact ends."""
     lives(monkeypatch, SourceLost("gone"), alive_ns=10**9)
-    async with ingesting(modbus(1, tmp_path, TAG)) as run:
+    store = OrderedStore()
+    async with ingesting(modbus(1, tmp_path, TAG), store=store) as run:
         await run.wait_good("plant/x", 1)
-        (first,) = gaps(run.store)
+        first, second = gaps(store)
         assert (first[0], first[2:]) == ("1970-01-01T00:00:01Z", (0, False))
-        lost = run.store.of("plant/x")[1]
+        assert second[0] == first[0]
+        lost = store.of("plant/x")[1]
         assert (lost.source_time_ns, lost.quality) == (10**9 + 1, BAD_COMMUNICATION_ERROR)
-    assert [gap[0] for gap in gaps(run.store)] == ["1970-01-01T00:00:01Z"] * 2
+    assert store.gaps_before == [0, 0, 2], "a value, the loss, a value"
 
 
 async def test_a_source_returns_with_a_value(
@@ -244,9 +259,9 @@ async def test_the_time_without_a_process_is_declared(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_found: bool
 ) -> None:
     """From the newest sample in the store, or from the node's last one where those of the source lie too deep: at once,
-    in case this process ends too, and up to the first value."""
+    in case this process ends too, and up to the first value, ahead of it."""
     lives(monkeypatch)
-    store = FakeStore()
+    store = OrderedStore()
 
     class Stored:
         def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
@@ -255,12 +270,54 @@ async def test_the_time_without_a_process_is_declared(
         def last_sample(self, _: str) -> Newest:
             return Newest(Sample(9, 2 * 10**9, 1.0), 0)
 
+        def declared_gaps(self, _: str) -> list[DeclaredGap]:
+            return []
+
     stored = cast(StoredFacts, Stored())
     async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:
-        await wait_until_async(lambda: len(reasons(store)) == 1, "the gap at the start")
         await run.wait_good("plant/x", 0)
     assert reasons(store) == ["agent_stopped"] * 2
+    assert store.gaps_before[0] == 2
     assert {first for first, *_ in gaps(store)} == {f"1970-01-01T00:00:0{1 if is_found else 2}Z"}
+
+
+async def test_events_are_missing_since_the_outage_before_a_stop(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last process recorded values again after an outage, and was killed: events of the outage may not have come.
+    They are missing since it began, and values since the last gap that was told."""
+    second = 10**9
+
+    class Stored:
+        def newest_samples(self, _: str, numbers: Sequence[int]) -> dict[int, Newest]:
+            return {n: Newest(Sample(n, 1_000 * second, 1.0), 1_000 * second) for n in numbers}
+
+        def declared_gaps(self, _: str) -> list[DeclaredGap]:
+            return [DeclaredGap(300 * second, 995 * second, is_outage=True)]
+
+    class Events:
+        def statistics(self) -> tuple[int, int, int, int]:
+            return 0, 0, 0, 0
+
+        def note_stop(self, first_ns: int, _: object) -> None:
+            noted.append(first_ns)
+
+        async def end(self) -> None: ...
+
+    noted: list[int] = []
+    lives(monkeypatch)
+    made = ModbusSource.__init__
+
+    def made_with_events(source: ModbusSource, *arguments: Any) -> None:
+        made(source, *arguments)
+        source.events = Events()  # type: ignore[assignment]
+
+    monkeypatch.setattr(ModbusSource, "__init__", made_with_events)
+    store, stored = FakeStore(), cast(StoredFacts, Stored())
+    async with ingesting(modbus(1, tmp_path, TAG), store=store, stored=stored) as run:
+        await run.wait_good("plant/x", 0)
+    assert noted == [300 * second]
+    assert {first for first, *_ in gaps(store)} == {"1970-01-01T00:16:35Z"}
 
 
 def reasons(store: FakeStore) -> list[str]:

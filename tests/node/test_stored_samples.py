@@ -11,7 +11,7 @@ from agent.batch import open_packed
 from agent.fact_store import FactStore, StoreDamaged, StoreReader
 from agent.ingest import StoredUnreadable
 from agent.ingest.gap import AGENT_STOPPED, SERVER_QUEUE_OVERFLOW, SOURCE_LOST, Gap, gap_message
-from agent.ingest.lifecycle import Newest
+from agent.ingest.lifecycle import DeclaredGap, Newest
 from agent.message import Envelope, Fact, Message, Sample, TagDefinition, canonical_json, time_text
 from agent.node import stored_samples
 from agent.node.stored_samples import StoredSamples
@@ -125,7 +125,9 @@ def test_what_applications_append_under_our_predicates_is_no_outage(tmp_path: Pa
         store.appends.append_message("facts.operational", outage(10)).result()
         foreign = Message(Envelope("foreign", "plant-a", "*", 1), Fact("source:plc", "samples_lost", content.encode()))
         store.appends.append_message("facts.operational", foreign).result()
-        assert StoredSamples(store.reader, lambda: store.origin).open_outages("plc") == [10 * S]
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.open_outages("plc") == [10 * S]
+        assert [one.first_ns for one in stored.declared_gaps("plc")] == [10 * S]
 
 
 def outage(first_s: int) -> Message:
@@ -156,8 +158,9 @@ def test_the_times_of_a_tag_are_those_of_all_its_numbers(tmp_path: Path) -> None
         assert stored.sample_times(STREAM, [4], 0, 9 * S, 9) == {4: {1 * S, 2 * S, 4 * S}}
 
 
-def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> None:
-    """Both facts of an outage count once. Gaps that are no outage and outages of other sources are not among them."""
+def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both facts of an outage count once. Gaps that are no outage and outages of other sources are not among them. The
+    last gaps of a source are found, too, whatever became of them."""
 
     def gap(source: str, reason: str, first_s: float, last_s: int) -> Message:
         return gap_message(Gap(source, reason, int(first_s * S), last_s * S, 0, count_exact=False), "plant-a", last_s)
@@ -178,4 +181,11 @@ def test_an_outage_is_open_until_a_fact_names_it_as_filled(tmp_path: Path) -> No
             gap("other", SOURCE_LOST, 70, 71),
         ):
             store.appends.append_message("facts.operational", message).result()
-        assert StoredSamples(store.reader, lambda: store.origin).open_outages("plc") == [50 * S, 30 * S + 100]
+        stored = StoredSamples(store.reader, lambda: store.origin)
+        assert stored.open_outages("plc") == [50 * S, 30 * S + 100]
+        monkeypatch.setattr(stored_samples, "GAPS_MAX", 3)
+        assert stored.declared_gaps("plc") == [
+            DeclaredGap(60 * S, 61 * S, is_outage=False),
+            DeclaredGap(50 * S, 51 * S, is_outage=True),
+            DeclaredGap(30 * S + 100, 40 * S, is_outage=True),
+        ]

@@ -26,7 +26,7 @@ from tests.waiting import wait_until_async
 STREAMS = [f"facts.forged-{number:02}" for number in range(40)]
 """Each is a pull of its own, because a pull asks once a minute after an answer that is wrong for good."""
 LIVES = scaled(1, 100)
-REQUESTS = scaled(500, 50_000)
+REQUESTS = scaled(500, 200_000)
 OPEN_MAX = 16
 RSS_MAX = 400 * MIB
 

@@ -268,6 +268,7 @@ class EventCollector:
         # One after the other: whether an event is wanted depends on what the book has taken in before it.
         events = (one for one in others if self._is_wanted(one))
         taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=content.more)
+        self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
         self._events_total += len(taken.events)

@@ -18,7 +18,7 @@ from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import HistoryRefused, StoredUnreadable
 from agent.ingest.gap import SERVER_QUEUE_OVERFLOW, SOURCE_LOST
-from agent.ingest.lifecycle import Newest
+from agent.ingest.lifecycle import DeclaredGap, Newest
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.history import HistoryBackfill, HistoryPage, HistoryRange, backfill
 from agent.ingest.opcua.history.gap_fill import HistoryValue
@@ -65,6 +65,9 @@ class FakeStored:
             raise StoredUnreadable("the store is damaged")
         found = {n: {t for t in times if first_ns <= t <= last_ns} for n, times in self.times.items() if n in numbers}
         return found if sum(map(len, found.values())) <= times_max else None
+
+    def declared_gaps(self, source: str) -> Sequence[DeclaredGap]:  # noqa: ARG002
+        return []
 
     def open_outages(self, source: str) -> Sequence[int]:  # noqa: ARG002
         return self.outages
