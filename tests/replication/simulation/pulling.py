@@ -302,8 +302,13 @@ class _WatchedInbound:
             return
         result = future.result()
         check.page_stored(pull, position, offered)
-        check.facts_refused(pull.node, offered.sealed, result.refused)
-        check.facts_uncompared(pull.node, result.uncompared)
-        machines = pull.node.world.machines(pull.peer.zone)  # the checkers look at the node's own file after the commit
-        pull.node.soon(lambda: check.check_skipped(pull.node, machines, position.offset, offered))
+        machines = pull.node.world.machines(pull.peer.zone)
+
+        def committed() -> None:
+            """One commit may hold several pages: what a page contradicts may have come with the page before it."""
+            check.facts_refused(pull.node, offered.sealed, result.refused)
+            check.facts_uncompared(pull.node, result.uncompared)
+            check.check_skipped(pull.node, machines, position.offset, offered)
+
+        pull.node.soon(committed)  # the checkers look at the node's own file after the commit
         pull.node.world.injected["retention"] += sum(reason == "expired" for _, _, reason in offered.holes)
