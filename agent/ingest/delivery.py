@@ -111,7 +111,6 @@ class Delivery:
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
         if columns.tags:
-            self.recorder.hand_in_gaps()
             self._hand_in(columns)
             await self.recorder.settle()
 
@@ -170,6 +169,7 @@ class Delivery:
             await self.recorder.settle()
 
     def _hand_in(self, columns: SampleColumns) -> None:
+        self.recorder.hand_in_gaps()
         if self._one_stream is not None:
             self.recorder.hand_in(self._one_stream, columns)
             return

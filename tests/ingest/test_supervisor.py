@@ -153,7 +153,7 @@ async def test_a_loss_begins_at_the_last_sign_of_life(monkeypatch: pytest.Monkey
         assert second[0] == first[0]
         lost = store.of("plant/x")[1]
         assert (lost.source_time_ns, lost.quality) == (10**9 + 1, BAD_COMMUNICATION_ERROR)
-    assert store.gaps_before == [0, 0, 2], "a value, the loss, a value"
+    assert store.gaps_before == [0, 1, 2], "of a value, of the loss, of a value"
 
 
 async def test_a_source_returns_with_a_value(
