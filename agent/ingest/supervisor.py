@@ -108,8 +108,8 @@ class Backfill(Protocol):
     def values_total(self) -> int:
         """Values recorded from history since the start of the process."""
 
-    def note_stop(self, first_ns: int) -> None:
-        """No process of this node ran since then."""
+    def note_stop(self, first_ns: int, ended_ns: int) -> None:
+        """No process of this node ran since then. The newest value of the last one is of `ended_ns`."""
 
     def request(self, first_ns: int, last_ns: int) -> None: ...
 
@@ -220,6 +220,7 @@ class SourceSupervisor:
         self._running: asyncio.Task[None] | None = None
         self._is_stopping = False
         self._outage: Outage | None = None  # from a loss to the first value after it
+        self._ended_ns = 0  # the newest value of the last process
         self._events_missing_ns = 0  # since when events may be missing that an earlier process did not declare
         self._retry = asyncio.Event()
         self._connects_total = self._errors_total = 0
@@ -406,7 +407,7 @@ class SourceSupervisor:
         source = self._source_from(self._delivery)
         if self._outage is not None and self._outage.first_ns:
             if source.backfill is not None:
-                source.backfill.note_stop(self._outage.first_ns)
+                source.backfill.note_stop(self._outage.first_ns, self._ended_ns)
             if source.events is not None:
                 source.events.note_stop(self._events_missing_ns, self._outage.ahead)
         return source
@@ -421,8 +422,10 @@ class SourceSupervisor:
             if not newest:  # slow tags, too deep in a large stream: then the node's last sample dates its stop
                 last = await asyncio.to_thread(stored.last_sample, stream)
                 streams.append([] if last is None else [last])
-        stop = stop_of(streams, self.settings.undelivered_ms(delivery.points.values()) * 1_000_000)
+        undelivered_ns = self.settings.undelivered_ms(delivery.points.values()) * 1_000_000
+        stop = stop_of(streams, undelivered_ns)
         if stop is not None:
+            self._ended_ns = stop.first_ns + undelivered_ns
             gaps = await asyncio.to_thread(stored.declared_gaps, self.settings.name)
             self._events_missing_ns = events_missing_since(stop.first_ns, gaps)
             self._outage = Outage(values_missing_since(stop.first_ns, gaps), AGENT_STOPPED, stop.ahead)

@@ -159,6 +159,7 @@ class HistoryBackfill:
         self._rescued: set[int] = set()  # tags of the outage whose values the old subscriptions brought, all of them
         self._values_rescued = 0
         self._turns: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
+        self._ended_ns = 0  # the newest value of the last process; 0: there was none
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
         self._renumbered: Mapping[int, int] = {}  # of the tag map whose numbers are in what stands above
@@ -182,9 +183,11 @@ class HistoryBackfill:
         """Values recorded from history since the start of the process."""
         return self._recorder.samples_total
 
-    def note_stop(self, first_ns: int) -> None:
-        """No process of this node ran since then, which was declared with this first time."""
+    def note_stop(self, first_ns: int, ended_ns: int) -> None:
+        """No process of this node ran since then, which was declared with this first time. Earlier outages were over by
+        `ended_ns`."""
         self._outages.append(first_ns)
+        self._ended_ns = ended_ns
         self._stopped = dict.fromkeys(self._delivery.tags, first_ns)
 
     def note_gap(self, gap: TagGap) -> None:
@@ -254,7 +257,8 @@ class HistoryBackfill:
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            job = self._sliced("restart", min(outages) - SEAM_NS, self.now_ns() - SEAM_NS)
+            last_ns = max(self._ended_ns, self.now_ns() - SEAM_NS)
+            job = self._sliced("restart", min(outages) - SEAM_NS, last_ns)
             self._add(replace(job, outages=outages))
 
     @property

@@ -199,6 +199,21 @@ async def test_outages_of_an_earlier_process_are_filled_with_what_the_store_lack
     assert times(store, "a") == [t for t in range(103, 990) if t != 200] + [995]
 
 
+async def test_an_outage_right_before_a_restart_is_filled() -> None:
+    """Two processes ended within seconds: the outage of the first is younger than what may be on its way from a server
+    that publishes slowly. It is over all the same, and was before the second one's last value."""
+    store = FakeStore()
+    delivery = await made(store, tag("a"))
+    live = {t * S for t in (*range(970, 981), 985)}
+    async with filling(delivery, store, FakeHistory(), FakeStored({1: live}, outages=[981 * S])) as fill:
+        fill.now_ns = lambda: 988 * S
+        fill.note_stop(983 * S, 985 * S)
+        delivery.seed({1: Newest(Sample(1, 985 * S, 985), 985 * S)})
+        await delivery.deliver([Sample(1, 987 * S, 987)], 987 * S)
+        await wait_until_async(lambda: len(fills(store)) == 2, "both gaps")
+    assert times(store, "a") == [981, 982, 983, 984, 986, 987]
+
+
 async def test_a_store_that_cannot_be_read_leaves_the_gap_unfilled_by_name() -> None:
     """The tags count as failed, the fact names them, nothing is read from the server, and the next gap is filled."""
     store, stored, history = FakeStore(), FakeStored(), FakeHistory()
@@ -359,7 +374,7 @@ async def test_the_time_without_a_process_is_filled_of_a_tag_that_is_edited_ahea
     store, history = FakeStore(), FakeHistory()
     delivery = await made(store, tag("a"))
     async with filling(delivery, store, history, FakeStored({2: {t * S for t in range(90, 101)}})) as fill:
-        fill.note_stop(100 * S)
+        fill.note_stop(100 * S, 102 * S)
         await edit(delivery, history)
         await delivery.deliver([Sample(delivery.renumbered[1], 110 * S, 110)], 115 * S)
         await wait_until_async(lambda: fills(store), "a filled gap")
