@@ -49,16 +49,15 @@ if TYPE_CHECKING:
 
 STREAM = "facts.telemetry"
 EVERYTHING = 2**40
-_RECORD_INSERTS = """
-PRAGMA temp_store = MEMORY;
-CREATE TEMP TABLE inserted AS
+_RECORD = """CREATE TEMP TABLE {table} AS
 SELECT stream, first_offset, last_offset, origin, first_sequence, count, digest, previous_digest FROM batch LIMIT 0;
-CREATE TEMP TRIGGER record_insert AFTER INSERT ON main.batch BEGIN
-    INSERT INTO inserted VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence,
+CREATE TEMP TRIGGER record_{table} AFTER {change} ON main.batch BEGIN
+    INSERT INTO {table} VALUES (NEW.stream, NEW.first_offset, NEW.last_offset, NEW.origin, NEW.first_sequence,
         NEW.count, NEW.digest, NEW.previous_digest);
-END
-"""
-"""Records every batch inserted, in a temporary table: a batch may arrive and be released within one commit."""
+END"""
+_RECORDED = {"inserted": "INSERT", "resealed": "UPDATE OF origin"}
+"""Temporary tables of every batch inserted, and of every batch resealed: one that arrived or was resealed may be
+released within the same commit."""
 _ROWS = """SELECT b.first_offset, b.last_offset, o.zone, o.epoch, b.first_sequence, b.count, b.digest, b.previous_digest
 FROM {} b JOIN origin o ON o.id = b.origin JOIN stream s ON s.id = b.stream
 WHERE s.name = ? AND b.first_offset > ? ORDER BY b.first_offset"""
@@ -204,7 +203,7 @@ class Checkers:
         renamed = dict[int, Row]()
         if self._origins.setdefault(node.name, store.origin) != store.origin:
             self._origins[node.name] = store.origin
-            renamed = {row.first_offset: row for row in _rows(store, "batch", 0)}
+            renamed = {row.first_offset: row for table in ("resealed", "batch") for row in _rows(store, table, 0)}
             self._check_resealed(node, renamed)
             log = self.logs[node.name]
         if store.end_offset(STREAM) > log.end_offset:
@@ -441,8 +440,10 @@ class Checkers:
         self._origins[node.name] = store.origin
         if is_old and node.is_whole_image:  # its present epoch, and others that it may repeat, go on twice
             self.forks |= {Origin(node.zone, epoch) for epoch in (store.epoch, *store.former_epochs)}
-        for statement in _RECORD_INSERTS.strip().split(";\n", 2):
-            stepped.writer_of(store).execute(statement)
+        stepped.writer_of(store).execute("PRAGMA temp_store = MEMORY")
+        for table, change in _RECORDED.items():
+            for statement in _RECORD.format(table=table, change=change).split(";\n", 1):
+                stepped.writer_of(store).execute(statement)
         found = {row.first_offset: row for row in _rows(store, "batch", 0)}
         if is_old:
             self._restored(node, [*found.values()])

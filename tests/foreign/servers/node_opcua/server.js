@@ -17,6 +17,10 @@ for (const level of ["log", "info", "warn", "debug"]) {
     console[level] = (...words) => process.stderr.write(words.join(" ") + "\n");
 }
 
+// Of more than ten event items at one object, as sessions of killed clients leave them, Node warns with a text in which
+// the library's objects throw, and the server would end.
+require("node:events").defaultMaxListeners = 1000;
+
 globalThis.crypto ??= require("node:crypto").webcrypto; // node 18 has it, and not as a global
 
 const { OPCUACertificateManager } = require("node-opcua-certificate-manager");
