@@ -23,20 +23,13 @@ class RestoreProof:
         if head is None or head.head is None or stream is None:
             return False
         end = ChainEnd(stream, self._store.origin, head.last_sequence, bytes.fromhex(head.digest))
-        return self._judge.proves_own(head.head, end) and not self._holds(end)
+        if not self._judge.proves_own(head.head, end):
+            return False
+        # A signature of what is held, or was before retention, proves nothing.
+        return self._store.contradiction(stream, (end.last_sequence, end.digest)) is not None
 
     def _stream(self, request: FetchFacts | ConfirmReceipt) -> str | None:
         consumer = self._store.consumers.get(request.consumer_name)
         if consumer is not None:
             return consumer.stream
         return request.stream if isinstance(request, FetchFacts) else None
-
-    def _holds(self, end: ChainEnd) -> bool:
-        """Whether the chain is here, or was before retention: a signature of what is held proves nothing."""
-        for held in self._store.held(end.stream).get(end.origin, ()):
-            if held.last_sequence == end.last_sequence:
-                return held.last_digest == end.digest
-            if held.first_sequence <= end.last_sequence < held.last_sequence:
-                found = self._store.batch_ends(end.stream, end.origin, [end.last_sequence])
-                return not found or tuple(found[0]) == (end.last_sequence, end.digest)
-        return False

@@ -1,17 +1,21 @@
 """What proves to a serving node that its store is an old copy: our own signature on facts that it lacks, nothing
 less."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.fact_store import FactStore
+from agent.message import Message, canonical_json
 from agent.node.restore_proof import RestoreProof
 from agent.replication.protocol.messages import ConfirmReceipt, FetchFacts, OriginHead
 from agent.replication.pulling import Beliefs, PageJudge
+from agent.settings.store import StreamSettings
 from agent.signing.certificates import SignerTrust
 from agent.signing.keys import SigningKey, ZoneSigner
 from tests.fact_store.making import AT_ONCE, done
@@ -33,6 +37,11 @@ def append(store: FactStore, *numbers: int) -> None:
     """Append facts, one a commit."""
     for number in numbers:
         done(store.appends.append_message(STREAM, message(number)))
+
+
+def with_object(one: Message, content: bytes) -> Message:
+    """A message with another object."""
+    return replace(one, fact=replace(one.fact, object_json=content))
 
 
 def last_head(store: FactStore) -> OriginHead:
@@ -73,6 +82,28 @@ def test_our_signature_on_facts_that_are_not_here_is_proof(copied: tuple[Path, O
     with opened(path) as store:
         assert proof(store)(".", claim(head))
         append(store, 13, 14, 15)
+        assert proof(store)(".", claim(head))
+
+
+def test_a_released_fact_is_compared_by_its_successor(tmp_path: Path) -> None:
+    """The copy has written another third fact and released it; the fourth says that it was another one. The peer's
+    head proves that the copy is one: else peer and copy would stand still for ever."""
+    path, copy = tmp_path / "facts.db", tmp_path / "copy" / "facts.db"
+    copy.parent.mkdir()
+    with opened(path) as store:
+        append(store, 1, 2)
+    shutil.copy(path, copy)
+    with opened(path) as store:
+        append(store, 3)
+        head = last_head(store)
+    streams = [StreamSettings(STREAM, bytes_max=1_000_000, on_full="drop_oldest")]
+    with FactStore.open(copy, "plant", settings=AT_ONCE, signer=SIGNER, streams=streams) as store:
+        number = 13
+        while store.streams()[0].first_offset == 1:
+            large = canonical_json(os.urandom(40_000).hex())
+            done(store.appends.append_message(STREAM, with_object(message(number), large)))
+            number += 1
+        assert store.streams()[0].first_offset == 4
         assert proof(store)(".", claim(head))
 
 

@@ -45,6 +45,21 @@ FOUND = [
         "restored_grown_restarted",
         930003739,
     ),  # the head that proves the lost history was displaced by one of the other history, behind a gap: a standstill
+    (
+        "two_readers",
+        "restored_grown_full",
+        536057646,
+    ),  # what a proof contradicts was released, and only its successor told that: a standstill
+    (
+        "ring",
+        "restored_grown_full",
+        536059473,
+    ),  # what a new epoch resealed was released in the same commit: the checker had it under its old name
+    (
+        "diamond",
+        "serving_twin",
+        536044834,
+    ),  # two pages in one commit, of which the first makes the second a fork: the checker had seen neither
 ]
 """Schedules that once broke a promise, with what broke it. A change of the product may make another schedule of the
 seed, so each also has a test where it was mended."""
