@@ -74,7 +74,7 @@ def append(
     object_json: str,
     as_json: bool,
 ) -> None:
-    """Append the fact SUBJECT PREDICATE OBJECT_JSON once; return when it is durable here, or where --acks says."""
+    """Append the fact SUBJECT PREDICATE OBJECT_JSON once; return when it is durable here, or as --acks says."""
     settings = load(config_file)
     content = canonical_json(parse_json("object_json", object_json.encode()))
     envelope = Envelope(

@@ -72,9 +72,9 @@ def check(
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Print how many hours of facts fit, how long the flash lasts, and the sums. Without PROFILE, this machine is
-    measured (64 MB are written and deleted) and its profile chosen; PROFILE, a name or a file, answers for a gateway
-    that is not here. Exit status 1 when there is a concern."""
+    """Print how many hours of facts fit and how long the flash lasts, with the calculations. Without PROFILE, this
+    machine is measured (64 MB are written and deleted) and its profile chosen. With PROFILE, a name or a file, the
+    figures are for another gateway. Exit status 1 when there is a concern."""
     machine = measured = None
     if profile is None:
         machine, measured = read_machine(), measure_disk(folder or _state_folder())

@@ -47,7 +47,7 @@ class PortUnknown(BsfgError):
 @click.option("--user", default=unit.USER, show_default=True, help="Whose connections are restricted.")
 @click.option("--systemd", "is_drop_in", is_flag=True, help="Print the drop-in conduit.conf instead.")
 def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
-    """Print nftables rules by which the nodes with these CONFIGS reach their brokers and sources, and nothing else.
+    """Print nftables rules that let the nodes with these CONFIGS reach only their brokers and sources.
 
     Name every node of this machine, because they share a user. [default: node.toml]
     """
@@ -63,7 +63,7 @@ def conduits(configs: tuple[Path, ...], user: str, is_drop_in: bool) -> None:
 @_configs
 @click.option("--group", default=unit.USER, show_default=True, help="Who may use the ports.")
 def udev(configs: tuple[Path, ...], group: str) -> None:
-    """Print udev rules that give the serial port of each Modbus RTU source of these CONFIGS a name that stays.
+    """Print udev rules that give the serial port of each Modbus RTU source of these CONFIGS a permanent name.
 
     The adapters must be plugged in. Afterwards name the new port in node.toml. [default: node.toml]
     """

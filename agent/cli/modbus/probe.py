@@ -63,7 +63,7 @@ def probe(
     1. TABLE is input or holding; without it both are read.
 
     DEVICE is tcp://host:502, tls://host, rtu+tcp://host:port, a serial port such as /dev/ttyS1, or a source of
-    node.toml. Exit status 1 when nothing meets the value.
+    node.toml. Exit status 1 when nothing matches the value.
     """
     target = target_of(options)
     try:

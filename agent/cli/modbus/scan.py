@@ -34,8 +34,8 @@ BITS_PER_READ = 1_000  # far below what the standard allows, which many devices 
 def scan(registers: str | None, units: str | None, reads_max: int, as_json: bool, **options: Any) -> None:
     """Ask which units answer at DEVICE, or which registers a unit has: scan tcp://host:502 --base 1 holding:1-500.
 
-    Units are asked for one register each; a silent one costs --timeout-ms. Registers are found by cutting the ranges
-    that are refused into parts. Only reads, one at a time, with a pause. Exit status 1 when nothing was found.
+    Each unit is asked for one register; a silent unit takes --timeout-ms. Registers are found by splitting refused
+    ranges. The command only reads, one request at a time, with a pause. Exit status 1 when nothing was found.
     """
     if registers is not None and units is not None:
         raise click.UsageError(

@@ -27,7 +27,7 @@ from agent.query.scan import parse_moment_ns
 @click.option("--to", "last", default="0s", show_default=True, help="End, in the same forms.")
 @json_option
 def backfill(config_file: Path, name: str, first: str, last: str, as_json: bool) -> None:
-    """Read what is missing of the source NAME between two times from its server's history.
+    """Read missing values of the source NAME between two times from its server's history.
 
     Returns at once; the fact history_backfilled in facts.operational says when it is done and what was found. The last
     ten seconds before now are left to the live values.

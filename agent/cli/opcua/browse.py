@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 def browse(csv_file: Path | None, force: bool, as_json: bool, **options: Any) -> None:
     """List the variables of URL as a tree, or write them as a tag file.
 
-    What cannot be browsed or read is counted and named at the end. Exit status 1 when no variable was found.
+    Nodes that cannot be browsed or read are counted and named at the end. Exit status 1 when no variable was found.
     """
     names = ("start", "text", "pattern", "depth", "max_nodes", "properties", "server_object", "scope")
     wanted = {name: options.pop(name) for name in names}

@@ -24,7 +24,7 @@ from agent.settings.sources import OpcuaSourceSettings
 @click.option("--trust", is_flag=True, help="Trust the server's certificate without asking.")
 @json_option
 def test(trust: bool, as_json: bool, **options: Any) -> None:
-    """Try URL step by step: name, port, endpoints, certificates, session, state, clock, limits.
+    """Test URL step by step: name, port, endpoints, certificates, session, state, clock, limits.
 
     Prints the [[opcua]] section to paste into node.toml. An unknown certificate of the server is shown and trusted on
     confirmation. Exit status 1 when a step fails.

@@ -128,7 +128,7 @@ def renew(
     days: int,
     as_json: bool,
 ) -> None:
-    """Issue the next certificate of NAME. The present one stays valid until it expires.
+    """Issue the next certificate of NAME. The current one stays valid until it expires.
 
     A node uses new files without a restart if they are complete and valid.
     """

@@ -31,9 +31,9 @@ from agent.replication import pki as authority
 @force_option
 @json_option
 def request(name: str, for_broker: bool, hosts: tuple[str, ...], pki_folder: Path, force: bool, as_json: bool) -> None:
-    """Make a new key for NAME on this machine, and the request for its certificate.
+    """Create a new key for NAME on this machine, and the request for its certificate.
 
-    The certificate in force stays so until the new one is imported.
+    The current certificate stays in use until the new one is imported.
     """
     if for_broker != bool(hosts):
         raise click.UsageError("--broker needs --host, and only a broker has hosts")
@@ -63,7 +63,7 @@ def sign(
 ) -> None:
     """Sign the request of zone or broker NAME at the authority.
 
-    Compare the fingerprint with what bsfg pki request printed: it proves that the request comes from there.
+    Compare the fingerprint with the one that bsfg pki request printed: equal ones prove the origin of the request.
     """
     passphrase = passphrase_of(pki_folder, passphrase_file)
     now = datetime.now(UTC)
@@ -99,7 +99,7 @@ def import_command(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Check a certificate that an authority signed for NAME, and put it in force with its key.
+    """Check a certificate that an authority signed for NAME, and install it with its key.
 
     On a node it also installs a renewed identity: certificate and key are replaced together.
     """

@@ -125,7 +125,7 @@ def sign(
 ) -> None:
     """Sign the request of ZONE's signing key at the facts authority.
 
-    Compare the fingerprint with what bsfg pki signer request printed: it proves that the request comes from there.
+    Compare the fingerprint with the one that bsfg pki signer request printed: equal ones prove the origin of the request.
     """
     passphrase = passphrase_of(facts_folder, passphrase_file)
     issued = authority.sign_signer(
@@ -143,8 +143,8 @@ def sign(
 @pki_option
 @json_option
 def import_command(zone: str, cert_file: Path, facts_ca_file: Path | None, pki_folder: Path, as_json: bool) -> None:
-    """Check the certificate that was issued for ZONE's signing key, and put it in its place. bsfg reload has the node
-    sign with it."""
+    """Check the certificate that was issued for ZONE's signing key, and install it. After bsfg reload the node signs
+    with it."""
     files, found = authority.import_signer(pki_folder, zone, cert_file, facts_ca_file, datetime.now(UTC))
     _print_signer(files.cert_file, found, as_json=as_json)
 
@@ -172,7 +172,7 @@ def show(files: tuple[Path, ...], facts_ca_file: Path | None, as_json: bool) -> 
 def pin(cert_file: Path) -> None:
     """Print the lines for node.toml of a receiver that accepts this signer certificate of its zone, and no other.
 
-    Compare the fingerprint with what bsfg pki signer show prints on the zone's node.
+    Compare the fingerprint with the one that bsfg pki signer show prints on the zone's node.
     """
     found = authority.read_signer(cert_file)
     facts = authority.describe(authority.load_certificates(cert_file)[0], datetime.now(UTC))

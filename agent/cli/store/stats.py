@@ -34,7 +34,7 @@ MEASURED_S_MIN = 300.0
 @file_option
 @json_option
 def stats(config_file: Path, store_file: Path | None, as_json: bool) -> None:
-    """Count what a store holds: streams, origins, definitions, consumers, files, incidents."""
+    """Print statistics of a store: streams, origins, definitions, consumers, files, incidents."""
     with open_reader(config_file, store_file) as reader:
         found = statistics(reader)
         flash = _measured(config_file, found.origin) if store_file is None else None
