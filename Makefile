@@ -24,25 +24,25 @@ help:
 	echo 'make demo           three zones, a broker and a plant on this machine; KEEP=1 leaves them running'
 	echo 'make test           style, types and every test'
 	echo 'make sim            the seeded tests at full length, about an hour; SEED=n replays one (docs/reference/tests.md)'
-	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, some 20 minutes; NAME=batch, RUNS=n'
-	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, some 15 minutes'
+	echo 'make fuzz           every decoder of foreign bytes, a million inputs each, about 20 minutes; NAME=batch, RUNS=n'
+	echo 'make fuzz-paths     forged pages into a puller, forged requests into a server, 200,000 in all, about 15 minutes'
 	echo 'make attacks        the attacks of a hostile zone at full length (tests/security); TEST=name for some'
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
 	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
-	echo 'make stall          tests while their own process is stopped at random moments; TEST=path, tests of sources'
+	echo 'make stall          tests while their own process is suspended at random moments; TEST=path, default: tests of sources'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
-	echo 'make docs           the pages as a static site that opens without a network, dist/docs/index.html'
+	echo 'make docs           the pages as a static site that needs no network, dist/docs/index.html'
 	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
-	echo 'make appliance-test installs them on clean Debian roots, as root, and a day of traffic; an hour; TEST=name for some'
+	echo 'make appliance-test installs them on clean Debian roots and sends a day of traffic; needs root, takes an hour; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 
 demo: system
 	$(VENV)/bsfg demo $(if $(KEEP),--keep)
 
-# Types are checked beside the tests, and end long before them: the last line is the summary of pytest.
+# Types are checked in parallel with the tests and finish long before them, so the last line is the summary of pytest.
 test: style
 	$(MAKE) -j2 types pytest
 
@@ -53,18 +53,18 @@ style: venv
 types: venv
 	$(VENV)/mypy --no-error-summary
 
-# Tests wait half of the time for a disk, a broker or a clock, so four processes share the files of two cores.
-# PYTEST=-n0: only one. A test that fails runs once more, one of each process: a stall of the machine is no verdict on a
-# change. The summary counts and shows what failed first (docs/reference/tests.md).
+# Half of the time, tests wait for a disk, a broker or a clock, so four processes share two cores. PYTEST=-n0: only one.
+# A failed test is run once more, at most one in each process, because a stall of the machine can fail a test. The
+# summary counts these reruns and shows the first failure (docs/reference/tests.md).
 pytest: foreign
 	$(VENV)/python -m pytest -q -n 4 --dist loadfile --no-loadscope-reorder \
 		--reruns 1 --max-suite-reruns 1 --rerun-show-tracebacks $(PYTEST)
 
-# Without a time limit for a test; the output of each (seed, figures) is shown at the end.
+# No time limit per test; the output of each test (seed, figures) is shown at the end.
 sim: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP -m sim -o timeout=0 -o faulthandler_timeout=0 $(PYTEST)
 
-# Coverage-guided. The corpus, inputs that break a decoder and the log stay in build/fuzz.
+# Coverage-guided. The corpus, the log and the inputs that break a decoder stay in build/fuzz.
 fuzz: venv
 	$(VENV)/python -c 'import atheris' 2>/dev/null || \
 		$(VENV)/python -m pip install --quiet --no-build-isolation -c <(grep -o '^[^ ]*==[^ ]*' requirements.lock) -e '.[fuzz]'
@@ -76,26 +76,26 @@ fuzz: venv
 		grep -h 'stat::' build/fuzz/$$name/log; \
 	done
 
-# Prints the seed; SEED=n repeats a run, up to the moments at which threads and disk take turns.
+# Prints the seed; SEED=n repeats a run, except for the timing of threads and disk.
 fuzz-paths: venv
 	$(VENV)/python -m tests.fuzz.paths $(or $(RUNS),200000) $(SEED)
 
 attacks: foreign
 	SIM=1 $(VENV)/python -m pytest -q -rP tests/security -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
 
-# A driver that needs minutes to start on a busy machine is no failure.
+# No time limit, because a driver may need minutes to start on a busy machine.
 spark-stream-test: system
 	SIM=1 $(VENV)/python -m pytest -q -rP tests/spark/streaming tests/spark/jobs -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST))
 
-# A minute or two, and some 3 GB of memory.
+# Takes a minute or two, and about 3 GB of memory.
 spark-cluster-test: system
 	SPARK_CLUSTER=1 $(VENV)/python -m pytest -q -rP tests/spark/test_{first_read,cluster,submit}.py -o timeout=0 -o faulthandler_timeout=0
 
-# pytest is stopped at random moments, as on a machine that stalls; what it tests goes on.
+# pytest is suspended at random moments, as on a machine that stalls; the programs under test continue.
 stall: foreign
 	$(VENV)/python -m tests.support.stalls $(or $(TEST),tests/foreign/modbus tests/ingest)
 
-# Each mutant is a bug in a copy of the tree, with the tests that must notice it (tests/mutants).
+# Each mutant is a bug in a copy of the tree, with the tests that must detect it (tests/mutants).
 mutants: system
 	$(VENV)/python -m tests.mutants.run $(if $(GROUP),--group $(GROUP)) $(if $(ID),--id $(ID))
 
@@ -110,7 +110,7 @@ bench: system
 		$(VENV)/bsfg bench $$name --json || exit 1; \
 	done
 
-# A link that leads nowhere fails it.
+# Fails if a link is dead.
 docs: venv
 	$(VENV)/python -m tools.draw_lifecycle
 	$(VENV)/python -m tools.draw_reference
@@ -121,7 +121,8 @@ docs: venv
 bundle: venv
 	$(VENV)/python -m appliance.build $(if $(TARGET),--target $(TARGET))
 
-# On minimal Debian without a network, some booted with systemd (tests/appliance). Skipped with the reason where it cannot.
+# On minimal Debian without a network, partly booted with systemd (tests/appliance). Tests that cannot run are skipped with
+# the reason.
 appliance-test: foreign bundle
 	APPLIANCE=1 $(VENV)/python -m pytest -q -rs tests/appliance -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST)) $(PYTEST)
 
