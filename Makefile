@@ -30,12 +30,12 @@ help:
 	echo 'make spark-cluster-test   a master, two workers, one of them killed, and a node over MQTT; FACTS=n, 500,000'
 	echo 'make spark-stream-test    the jobs killed with their JVM at the worst moments, and docs/how-to/analyse.md; TEST=name for some'
 	echo 'make mutants        applies known bugs one by one; tests must catch each; GROUP=store, ID=name for some'
-	echo 'make stall          tests while their own process is suspended at random moments; TEST=path, default: tests of sources'
+	echo 'make stall          tests while their own process is suspended at random moments; TEST=path'
 	echo 'make style types    only these; "make format" repairs what it can'
 	echo 'make bench          all benchmarks, a JSON object each; NAME=append for one'
 	echo 'make docs           the pages as a static site that needs no network, dist/docs/index.html'
 	echo 'make bundle         offline bundles and .deb packages for gateways, into dist/; TARGET=debian12-amd64 for one'
-	echo 'make appliance-test installs them on clean Debian roots and sends a day of traffic; needs root, takes an hour; TEST=name for some'
+	echo 'make appliance-test installs them on clean Debian roots, sends a day of traffic; as root, an hour; TEST=name for some'
 	echo 'make lock           updates requirements.lock from the ranges in pyproject.toml'
 	echo 'make clean          removes generated files'
 
@@ -121,8 +121,8 @@ docs: venv
 bundle: venv
 	$(VENV)/python -m appliance.build $(if $(TARGET),--target $(TARGET))
 
-# On minimal Debian without a network, partly booted with systemd (tests/appliance). Tests that cannot run are skipped with
-# the reason.
+# On minimal Debian without a network, partly booted with systemd (tests/appliance). Tests that cannot run are skipped,
+# with the reason.
 appliance-test: foreign bundle
 	APPLIANCE=1 $(VENV)/python -m pytest -q -rs tests/appliance -o timeout=0 -o faulthandler_timeout=0 $(if $(TEST),-k $(TEST)) $(PYTEST)
 
