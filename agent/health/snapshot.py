@@ -96,7 +96,8 @@ class StreamStatus:
     bytes: Annotated[int, Gauge("bsfg_store_bytes", "Bytes of batches kept.")]
     bytes_max: Annotated[int | None, Gauge("bsfg_store_bytes_max", "Bytes of batches the stream may keep.")] = None
     fill_percent: Annotated[
-        float | None, Gauge("bsfg_store_stream_fill_percent", "Part of the stream's limit that retention cannot free.")
+        float | None,
+        Gauge("bsfg_store_stream_fill_percent", "Percentage of the stream's limit that retention cannot free."),
     ] = None
     inflow_bytes_per_s: Annotated[
         float | None,
@@ -106,11 +107,12 @@ class StreamStatus:
         ),
     ] = None
     hours_until_full: Annotated[
-        float | None, Gauge("bsfg_store_hours_until_full", "Until the limit, if no consumer confirms from now on.")
+        float | None,
+        Gauge("bsfg_store_hours_until_full", "Hours until the limit, if no consumer confirms from now on."),
     ] = None
     ttl_hours: Annotated[float | None, Gauge("bsfg_store_ttl_hours", "Time to live of unconfirmed facts.")] = None
     hours_until_ttl_loss: Annotated[
-        float | None, Gauge("bsfg_store_hours_until_ttl_loss", "Until the first fact is dropped unconfirmed.")
+        float | None, Gauge("bsfg_store_hours_until_ttl_loss", "Hours until the first fact is dropped unconfirmed.")
     ] = None
 
 
@@ -141,13 +143,14 @@ class ConsumerStatus:
         Gauge("bsfg_consumer_held_hours", "Age of its oldest unconfirmed fact, as its time to live counts it."),
     ] = None
     hours_until_ttl_loss: Annotated[
-        float | None, Gauge("bsfg_consumer_hours_until_ttl_loss", "Until its oldest fact is dropped unconfirmed.")
+        float | None, Gauge("bsfg_consumer_hours_until_ttl_loss", "Hours until its oldest fact is dropped unconfirmed.")
     ] = None
     facts_per_s: Annotated[
         float | None, Gauge("bsfg_consumer_facts_per_second", "Facts confirmed per second, over the last minute.")
     ] = None
     seconds_left: Annotated[
-        float | None, Gauge("bsfg_consumer_catch_up_seconds_left", "Until it has confirmed everything, at that rate.")
+        float | None,
+        Gauge("bsfg_consumer_catch_up_seconds_left", "Seconds until it has confirmed everything, at that rate."),
     ] = None
 
 
@@ -176,7 +179,7 @@ class CatchUpStatus:
     facts_per_s: float | None
     seconds_left: Annotated[
         float | None,
-        Gauge("bsfg_peer_catch_up_seconds_left", "Until it has caught up, at the rate of the last seconds."),
+        Gauge("bsfg_peer_catch_up_seconds_left", "Seconds until it has caught up, at the rate of the last seconds."),
     ]
 
 
@@ -186,7 +189,7 @@ class PacingStatus:
     how long in all. The byte counts are of all streams of the peer together, because they share the limit."""
 
     bytes_per_second_max: Annotated[
-        int, Gauge("bsfg_peer_bandwidth_limit_bytes_per_second", "What the peer may send.", labels=("peer",))
+        int, Gauge("bsfg_peer_bandwidth_limit_bytes_per_second", "Rate at which the peer may send.", labels=("peer",))
     ]
     waits: Annotated[bool, Gauge("bsfg_peer_paced", "1 while the bandwidth limit delays the next request.")]
     waited_seconds_total: Annotated[
@@ -194,11 +197,15 @@ class PacingStatus:
     ]
     bytes_owed: Annotated[
         int,
-        Gauge("bsfg_peer_bandwidth_owed_bytes", "Bytes received early and not yet waited for.", labels=("peer",)),
+        Gauge("bsfg_peer_bandwidth_owed_bytes", "Bytes by which the token bucket is overdrawn.", labels=("peer",)),
     ]
     bytes_waited_off_total: Annotated[
         int,
-        Counter("bsfg_peer_bandwidth_waited_off_bytes_total", "Bytes received early and waited for.", labels=("peer",)),
+        Counter(
+            "bsfg_peer_bandwidth_waited_off_bytes_total",
+            "Overdrawn bytes that were paid back by waiting.",
+            labels=("peer",),
+        ),
     ]
 
 
@@ -232,7 +239,8 @@ class PeerStatus:
     position: Annotated[int, Gauge("bsfg_peer_position_offset", "Newest offset received.")]
     end_offset: Annotated[int, Gauge("bsfg_peer_end_offset", "Newest offset known to be at the peer.")]
     lag_seconds: Annotated[
-        float | None, Gauge("bsfg_replication_lag_seconds", "Age of the oldest fact there and not here.")
+        float | None,
+        Gauge("bsfg_replication_lag_seconds", "Age of the oldest fact that the peer has and this node lacks."),
     ] = None
     lag_seconds_max: Annotated[
         float, Gauge("bsfg_replication_lag_high_watermark", "Highest lag in seconds since the start.")
@@ -250,7 +258,7 @@ class PeerStatus:
     ] = 0
     pages_total: Annotated[int, Counter("bsfg_peer_pages_total", "Pages accepted.")] = 0
     pages_late_total: Annotated[
-        int, Counter("bsfg_peer_pages_late_total", "Of them, in answer to a request that had timed out.")
+        int, Counter("bsfg_peer_pages_late_total", "Accepted pages that answered a timed-out request.")
     ] = 0
     pages_dropped_total: Annotated[
         int, Counter("bsfg_peer_pages_dropped_total", "Pages dropped because they did not continue what is held.")
@@ -260,7 +268,7 @@ class PeerStatus:
         int,
         Counter(
             "bsfg_peer_unproven_total",
-            "Answers that are not proven to be the peer's; each counts as none.",
+            "Answers without a valid proof of the peer; they are ignored.",
         ),
     ] = 0
     restarts_total: Annotated[
@@ -298,7 +306,7 @@ class EventStatus:
         int, Counter("bsfg_source_events_lost_total", "Events lost, at least; a fact records each loss.")
     ]
     conditions_retained: Annotated[
-        int, Gauge("bsfg_source_conditions_retained", "Conditions that an operator has to look at.")
+        int, Gauge("bsfg_source_conditions_retained", "Conditions that need an operator's attention.")
     ]
     last_event_unix_ms: Annotated[
         int | None,
@@ -322,9 +330,9 @@ class SourceStatus:
     trouble: str = ""
     tags_problem: str = ""
     """Why the current tag file is not in use."""
-    tags: Annotated[int, Gauge("bsfg_source_tags", "Tags of its map.")] = 0
-    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Of them, whose last sample is bad.")] = 0
-    tags_silent: Annotated[int, Gauge("bsfg_source_tags_silent", "Of them, without a sample since the start.")] = 0
+    tags: Annotated[int, Gauge("bsfg_source_tags", "Tags in its tag map.")] = 0
+    tags_bad: Annotated[int, Gauge("bsfg_source_tags_bad", "Tags whose last sample is bad.")] = 0
+    tags_silent: Annotated[int, Gauge("bsfg_source_tags_silent", "Tags without a sample since the start.")] = 0
     connects_total: Annotated[int, Counter("bsfg_source_connects_total", "Connections made.")] = 0
     lost_total: Annotated[
         int, Counter("bsfg_source_values_lost_total", "Values received and lost; a fact records each gap.")
@@ -346,7 +354,7 @@ class SourceStatus:
     ] = 0
     certificate_days_left: Annotated[
         float | None,
-        Gauge("bsfg_source_certificate_days_left", "Until the first of our certificates that it uses ends."),
+        Gauge("bsfg_source_certificate_days_left", "Days until the first of our certificates for it expires."),
     ] = None
     events: EventStatus | None = None
     """None if no events are asked for."""
@@ -376,7 +384,7 @@ class ServingStatus:
         Mapping[str, int], Counter("bsfg_request_refusals_total", "Requests answered with an error.", key="code")
     ] = field(default_factory=dict)
     drops: Annotated[
-        Mapping[str, int], Counter("bsfg_request_drops_total", "Messages that got no answer.", key="reason")
+        Mapping[str, int], Counter("bsfg_request_drops_total", "Messages dropped without an answer.", key="reason")
     ] = field(default_factory=dict)
     facts_sent_total: Annotated[int, Counter("bsfg_facts_sent_total", "Facts in answers.")] = 0
     bytes_sent_total: Annotated[int, Counter("bsfg_bytes_sent_total", "Bytes of answers.")] = 0
@@ -418,7 +426,7 @@ class StoreStatus:
     log_bytes: Annotated[int, Gauge("bsfg_store_log_bytes", "Size of its write-ahead log.")] = 0
     written_bytes_total: Annotated[
         int | None,
-        Counter("bsfg_store_written_bytes_total", "What the node had its disks write, as the kernel counts."),
+        Counter("bsfg_store_written_bytes_total", "Bytes that the node wrote to its disks, as counted by the kernel."),
     ] = None
     artifact_bytes: Annotated[
         int, Gauge("bsfg_store_artifact_bytes", "Size of artifacts, including incomplete ones.")
@@ -427,12 +435,12 @@ class StoreStatus:
         int | None, Gauge("bsfg_store_artifact_bytes_max", "Their limit, artifacts_total_bytes_max.")
     ] = None
     artifact_bytes_lacking: Annotated[
-        int, Gauge("bsfg_store_artifact_bytes_lacking", "Room missing for the artifact that a limit last refused.")
+        int, Gauge("bsfg_store_artifact_bytes_lacking", "Bytes missing for the artifact that a limit last refused.")
     ] = 0
     artifact_limit: str = ""
     """The setting that last refused an artifact which still waits."""
     artifact_unreferenced_bytes_max: Annotated[
-        int, Gauge("bsfg_store_artifact_unreferenced_bytes_max", "What a zone may have; 0 is no limit.")
+        int, Gauge("bsfg_store_artifact_unreferenced_bytes_max", "Limit per zone; 0 is no limit.")
     ] = 0
     artifact_unreferenced: tuple[UnreferencedStatus, ...] = ()
 
@@ -472,7 +480,11 @@ class IntegrityStatus:
     ] = None
     set_aside_bytes: Annotated[int, Gauge("bsfg_store_set_aside_bytes", "Bytes of damaged files set aside.")] = 0
     losses: Annotated[
-        int, Gauge("bsfg_store_losses", "Starts of the last day at which the store was gone, or held less than before.")
+        int,
+        Gauge(
+            "bsfg_store_losses",
+            "Starts within the last day that found the store missing or with fewer facts than before.",
+        ),
     ] = 0
 
 
@@ -488,7 +500,7 @@ class NodeSnapshot:
     ]
     store_fill_percent: Annotated[
         float | None,
-        Gauge("bsfg_store_buffer_fill_percent", "Part of the nearest limit that retention cannot free."),
+        Gauge("bsfg_store_buffer_fill_percent", "Percentage of the nearest limit that retention cannot free."),
     ]
     streams: tuple[StreamStatus, ...] = ()
     consumers: tuple[ConsumerStatus, ...] = ()
@@ -501,7 +513,7 @@ class NodeSnapshot:
     store: StoreStatus = StoreStatus()
     spans: tuple[SpanStatus, ...] = ()
     certificate_days_left: Annotated[
-        float | None, Gauge("bsfg_certificate_days_left", "Until the first certificate in use ends.")
+        float | None, Gauge("bsfg_certificate_days_left", "Days until the first certificate in use expires.")
     ] = None
     integrity: IntegrityStatus = IntegrityStatus()
     config_changed: bool = False
