@@ -163,6 +163,14 @@ class Delivery:
         """What these tags are called."""
         return [self.tags[tag].definition.subject for tag in tags if tag in self.tags]
 
+    def named(self, tags: Sequence[int]) -> dict[str, object]:
+        """The fields of a log line about tags: how many, and of the first the name, the row of the tag file and the
+        address as the file writes it."""
+        known = [self.tags[tag] for tag in tags[:TAGS_NAMED_MAX] if tag in self.tags]
+        names = [f"{tag.name} (row {tag.row}, {tag.definition.address})" for tag in known]
+        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
+        return {"count": len(tags), "tags": ", ".join(names) + more}
+
     async def _record(self, rows: list[Sample]) -> None:
         if rows:
             self._hand_in(SampleColumns.of(rows))

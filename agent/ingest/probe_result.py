@@ -52,6 +52,11 @@ class TagReading:
     unit: str = ""
     why: str = ""
 
+    @classmethod
+    def of(cls, tag: Tag, value: Value, status: int, why: str = "", source_time_ns: int = 0) -> TagReading:
+        """What was read of a tag."""
+        return cls(tag.name, tag.definition.address, value, status, source_time_ns, tag.definition.unit, why)
+
     @property
     def is_bad(self) -> bool:
         """Whether the value must not be used."""

@@ -6,6 +6,8 @@ do not make a value. The bits for an overflow of the server's queue are defined 
 
 from __future__ import annotations
 
+from agent.status_codes import OVERFLOW_BITS
+
 GOOD = 0x0000_0000
 BAD_RESOURCE_UNAVAILABLE = 0x8004_0000
 BAD_COMMUNICATION_ERROR = 0x8005_0000
@@ -68,8 +70,6 @@ NO_ITEM = (
     }
 )
 """What a tag is recorded with that has no item: its node is gone, or the item was refused (OPC 10000-4, 5.13.2.4)."""
-
-OVERFLOW_BITS = 0x0000_0480  # InfoType DataValue (01 in bits 10, 11) and the Overflow bit 7
 
 
 def is_bad(quality: int) -> bool:

@@ -38,6 +38,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from agent.columns import SampleColumns
+from agent.ingest.quality import is_bad
 from agent.message import Sample, Value
 
 
@@ -58,11 +59,8 @@ class SamplingRule:
 
 @dataclass(slots=True)
 class SamplingCounts:
-    """What the rules did with the samples so far."""
+    """Repeated and late samples so far."""
 
-    recorded: int = 0
-    unchanged: int = 0
-    held_back: int = 0
     duplicates: int = 0
     out_of_order: int = 0
 
@@ -87,7 +85,6 @@ class Return(NamedTuple):
 LAG_NS_MIN = 120 * 1_000_000_000  # sampling and publishing, a minute each at most, are no lag of a clock
 
 _NEVER, _LIVE, _LOST = 0, 1, 2
-_BAD_BIT = 0x8000_0000  # of an OPC UA StatusCode
 
 
 class _State:
@@ -190,10 +187,10 @@ class Sampler:
         """Go on from the newest sample that an earlier process recorded of a tag; `good_ns` is the time of its newest
         good one. A value that stood still while no process ran is then a duplicate."""
         state = self._states[tag]
-        is_bad = bool(newest.quality & _BAD_BIT)
-        state.condition = _LOST if is_bad else _LIVE
+        is_lost = is_bad(newest.quality)
+        state.condition = _LOST if is_lost else _LIVE
         state.is_seeded = True
-        state.seen = newest._replace(source_time_ns=good_ns) if is_bad else newest
+        state.seen = newest._replace(source_time_ns=good_ns) if is_lost else newest
         state.value, state.quality, state.recorded_ns = newest.value, newest.quality, newest.source_time_ns
 
     def rule(self, tag: int) -> SamplingRule:
@@ -238,7 +235,6 @@ class Sampler:
             part = SampleColumns._make(list(compress(column, is_known)) for column in samples)
         if self._current.are_newer(part.tags, part.source_times_ns):
             self._current.put(*part)
-            self.counts.recorded += len(part.tags)
             if self._lags_ns or (part.tags and min(part.source_times_ns) < now_ns - LAG_NS_MIN):
                 for tag, time_ns, _, quality in zip(*part, strict=True):
                     self._note_lag(tag, now_ns - time_ns, quality)
@@ -300,7 +296,6 @@ class Sampler:
                 continue
             if state.held is not None:  # what was held back is the last that is known; the loss must not swallow it
                 found.append(state.held)
-                self.counts.recorded += 1
                 state.recorded_ns = max(state.recorded_ns, state.held.source_time_ns)
                 state.held = None
             had_value = state.condition == _LIVE or (state.condition == _NEVER and state.recorded_ns)  # or renumbered
@@ -317,7 +312,7 @@ class Sampler:
         then recorded as a return, whatever its time."""
         for tag in tags:
             state = self._state(tag)
-            if state.condition == _LIVE and state.quality & _BAD_BIT:
+            if state.condition == _LIVE and is_bad(state.quality):
                 state.condition = _LOST
 
     def is_lost(self, tag: int, quality: int) -> bool:
@@ -336,10 +331,10 @@ class Sampler:
         current = self._current.qualities
         for tag, state in self._states.items():
             if tag in current:
-                bad += current[tag] & _BAD_BIT != 0
+                bad += is_bad(current[tag])
             elif state.condition == _NEVER or state.is_seeded:
                 silent += 1
-            elif state.quality & _BAD_BIT:
+            elif is_bad(state.quality):
                 bad += 1
         return Tally(bad, silent)
 
@@ -403,7 +398,7 @@ class Sampler:
 
     def _note_lag(self, tag: int, lag_ns: int, quality: int) -> None:
         """A value that changed just now has a time so far behind. The time of a bad one may be of any clock."""
-        if quality & _BAD_BIT:
+        if is_bad(quality):
             return
         if lag_ns > LAG_NS_MIN:
             self._lags_ns[tag] = lag_ns
@@ -438,11 +433,9 @@ class Sampler:
         elapsed_ns = sample.source_time_ns - state.recorded_ns
         overdue = rule.max_interval_ns and elapsed_ns >= rule.max_interval_ns
         if not overdue and rule.deadband is not None and not _exceeds(rule, sample.value, state.value):
-            self.counts.unchanged += 1
             state.held = None  # it came back inside the band: what was held back is not needed
             return None
         if 0 <= elapsed_ns < rule.min_interval_ns:
-            self.counts.held_back += 1
             state.held = sample
             return None
         return sample
@@ -464,7 +457,6 @@ class Sampler:
         state.value, state.quality, state.recorded_ns = sample.value, sample.quality, sample.source_time_ns
         state.recorded_seen_ns = now_ns
         state.held = None
-        self.counts.recorded += 1
 
 
 def _is_repeated(sample: Sample, seen: Sample) -> bool:

@@ -60,12 +60,7 @@ def readings_of_node(tags: Sequence[Tag], found: Mapping[str, tuple[Value, int, 
     """Values that the running node has read for a command, given as (value, status, why) by tag, in the order of
     `tags`."""
     absent = (None, quality.BAD_NODE_ID_UNKNOWN, "the running node does not read it; bsfg source list says why")
-    readings = []
-    for tag in tags:
-        name, definition = tag.definition.subject.removeprefix("tag:"), tag.definition
-        value, status, why = found.get(name, absent)
-        readings.append(TagReading(name, definition.address, value, status, unit=definition.unit, why=why))
-    return readings
+    return [TagReading.of(tag, *found.get(tag.name, absent)) for tag in tags]
 
 
 def judge_readings_of_node(

@@ -305,8 +305,7 @@ class SourceSupervisor:
         read_tags = None if self._source is None else self._source.read_tags
         if read_tags is None or self._state is not State.CONNECTED:
             raise NotConnected(f"{self.settings.name} is {self._state.value}: {self._last_error or 'no value yet'}")
-        subjects = {f"tag:{name}" for name in names}
-        return await read_tags([tag for tag in self._tags.tags if tag.definition.subject in subjects])
+        return await read_tags([tag for tag in self._tags.tags if tag.name in names])
 
     def statistics(self) -> SourceStatistics:
         counts = self._delivery.sampler.counts if self._delivery is not None else None

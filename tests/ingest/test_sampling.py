@@ -104,11 +104,11 @@ def test_a_repeated_sample_leaves_no_fact() -> None:
 def test_a_late_sample_is_a_fact_too() -> None:
     """Out of order is counted and recorded; a clock that was set back does not silence its source."""
     one = sampler(SamplingRule(deadband=0))
-    assert one.select(
+    facts = one.select(
         [Sample(TAG, 100 * S, 1), Sample(TAG, 50 * S, 1), Sample(TAG, 51 * S, 1), Sample(TAG, 52 * S, 2)], 0
     )
     assert one.counts.out_of_order == 1
-    assert one.counts.recorded == 3
+    assert len(facts) == 3
 
 
 def test_a_loss_is_recorded_once_for_each_tag() -> None:
@@ -180,7 +180,6 @@ def test_the_last_fact_is_never_far_from_the_last_sample(
             continue
         last = Sample(TAG, time_s * S, value, quality)
         facts += one.select([last], now_ns)
-    assert one.counts.recorded == len(facts)
     if last is None or not facts:
         return
     assert facts[-1].quality == last.quality

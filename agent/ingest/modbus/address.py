@@ -13,7 +13,8 @@ from enum import Enum
 
 from agent.ingest.modbus.columns import COLUMNS, EXAMPLE_ROWS
 from agent.ingest.modbus.decode import ValueType, value_type
-from agent.ingest.tags.tag_map import CellError, Cells, Dialect
+from agent.ingest.tags.sheet import CellError
+from agent.ingest.tags.tag_map import Cells, Dialect
 from agent.ingest.tags.templates import add_whole
 from agent.settings.sources import POLL_INTERVAL_RANGE_MS, UNIT_ID_MAX, ModbusSourceSettings
 

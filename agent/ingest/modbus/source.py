@@ -25,7 +25,7 @@ from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TAGS_NAMED_MAX
+from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
 from agent.ingest.modbus.counters import CounterBook, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
@@ -256,20 +256,13 @@ class ModbusSource:
             by_code.setdefault(code, []).extend(map(sweep.tag, place))
         for code, tags in by_code.items():
             extra = {"action": "tags_parked", "source": self._settings.name, "why": reason(code)}
-            log.warning("tags are refused by their device and tried again later", extra=extra | self._named(tags))
+            log.warning(
+                "the device refuses these tags; they are tried again later", extra=extra | self._delivery.named(tags)
+            )
         returned = [sweep.tag(register) for place in sweep.returned for register in place]
         if returned:
             extra = {"action": "tags_returned", "source": self._settings.name}
-            log.info("tags that were refused are read again", extra=extra | self._named(returned))
-
-    def _named(self, tags: Sequence[int]) -> dict[str, object]:
-        """How many tags, and the first of them: name, row of the tag file, address as the file writes it."""
-        known = [self._delivery.tags[tag] for tag in tags[:TAGS_NAMED_MAX]]
-        names = [
-            f"{tag.definition.subject.removeprefix('tag:')} (row {tag.row}, {tag.definition.address})" for tag in known
-        ]
-        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-        return {"count": len(tags), "tags": ", ".join(names) + more}
+            log.info("tags that were refused are read again", extra=extra | self._delivery.named(returned))
 
     def _note_missed(self, missed: Iterable[Missed], clock_offset_ns: int, why: str) -> None:
         """Count missed slots, and note the gap. `clock_offset_ns`: wall clock less monotonic clock."""

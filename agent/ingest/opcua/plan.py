@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.quality import is_bad
 
 PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
 RELAPSE_PAUSES = 2  # an item that dies within so many of its last pauses was never well: the pause goes on growing
@@ -165,7 +166,7 @@ class ItemPlan:
         for handle, result in zip(handles, results, strict=True):
             status, item = result.status, result.item
             known = self._parked.pop(handle, None)
-            if not status & 0x8000_0000:
+            if not is_bad(status):
                 if handle not in self._wanted:
                     self._unwanted.append(item)
                     continue

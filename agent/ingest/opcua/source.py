@@ -33,7 +33,6 @@ from agent.ingest.gap import (
     NOTIFICATIONS_MISSING,
     SERVER_QUEUE_OVERFLOW,
     SUBSCRIPTION_LOST,
-    TAGS_NAMED_MAX,
     VALUES_UNREADABLE,
     TagGap,
 )
@@ -511,9 +510,8 @@ class OpcuaSource:
         self._note_parked(gone)
         self._declare_open(dead)
         if dead:
-            names = ", ".join(self._delivery.subjects(dead[:TAGS_NAMED_MAX]))
-            extra = {"action": "items_dead", "source": self._settings.name, "count": len(dead), "tags": names}
-            log.warning("the server does not publish these values although they change; created anew", extra=extra)
+            extra = {"action": "items_dead", "source": self._settings.name, **self._delivery.named(dead)}
+            log.warning("the server does not publish changes of these values; items are created again", extra=extra)
 
     def _note_overflow(
         self, subscription: Subscription, arrived: Buffered, marked: Iterable[Change], changes: Sequence[Change]

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import TAGS_NAMED_MAX
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.groups import ServerLimits
@@ -311,18 +310,10 @@ class Subscription:
 
 
 def log_parked(delivery: Delivery, news: Mapping[int, int]) -> None:
-    """Tell of tags that a server refuses from now on, by status: one line for each, with the first of the tags."""
+    """Log the tags that a server refuses from now on: one line for each status."""
     by_status: dict[int, list[int]] = {}
     for tag, status in news.items():
         by_status.setdefault(status, []).append(tag)
     for status, tags in by_status.items():
-        names = [name.removeprefix("tag:") for name in delivery.subjects(tags[:TAGS_NAMED_MAX])]
-        more = f" and {len(tags) - TAGS_NAMED_MAX} more" if len(tags) > TAGS_NAMED_MAX else ""
-        extra = {
-            "action": "tags_parked",
-            "source": delivery.source,
-            "count": len(tags),
-            "status": status_name(status),
-            "tags": ", ".join(names) + more,
-        }
-        log.warning("tags are refused by their server and tried again later", extra=extra)
+        extra = {"action": "tags_parked", "source": delivery.source, "status": status_name(status)}
+        log.warning("the server refuses these tags; they are tried again later", extra=extra | delivery.named(tags))

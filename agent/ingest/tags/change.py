@@ -62,8 +62,7 @@ def clashes(maps: Mapping[str, TagMap]) -> Iterator[tuple[str, str, Problem]]:
             owner, owned = owners.setdefault(tag.definition.subject, (source, tag))
             if owner != source:
                 why = f"is also in {maps[owner].place(owned)}, of source {owner}; a tag comes from one source"
-                name = tag.definition.subject.removeprefix("tag:")
-                yield owner, source, Problem(found.file, tag.row, "tag", name, why, tag.template_row)
+                yield owner, source, Problem(found.file, tag.row, "tag", tag.name, why, tag.template_row)
 
 
 def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> Admission:
@@ -83,7 +82,7 @@ def admit(in_force: Mapping[str, TagMap], candidates: Mapping[str, TagMap]) -> A
                 name = problem.value
                 where = place(problem.file, problem.row, problem.template_row)
                 why = f"is also in {where}, of source {second}; a tag comes from one source"
-                own = next(t for t in admitted[first].tags if t.definition.subject == f"tag:{name}")
+                own = next(tag for tag in admitted[first].tags if tag.name == name)
                 refused.setdefault(first, []).append(
                     Problem(admitted[first].file, own.row, "tag", name, why, own.template_row)
                 )

@@ -17,7 +17,6 @@ class Kind(Enum):
     TEXT = "string"
     WHOLE = "integer"
     NUMBER = "number"
-    SWITCH = "boolean"
 
 
 @dataclass(frozen=True, slots=True)

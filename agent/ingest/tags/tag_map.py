@@ -37,8 +37,6 @@ from agent.message import (
     enumeration_texts,
 )
 
-__all__ = ["CellError", "Cells", "Dialect", "Tag", "TagMap", "read_rows", "read_tag_map"]
-
 INTERVAL_MS_MAX = 86_400_000  # a day: a slower heartbeat proves nothing
 DEFAULT_STREAM = "facts.telemetry"
 SHARED_MAX = 1_024  # different rules of a site; beyond it a rule is made twice
@@ -57,6 +55,11 @@ class Tag:
     point: Any
     template_row: int = 0
     interval_ms: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name as the file writes it: scope/id."""
+        return self.definition.subject.removeprefix("tag:")
 
     @property
     def longest_interval_ms(self) -> int:

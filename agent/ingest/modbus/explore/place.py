@@ -8,7 +8,8 @@ import re
 from dataclasses import dataclass, replace
 
 from agent.ingest.modbus.address import Register, Table, dialect
-from agent.ingest.tags.tag_map import CellError, Cells
+from agent.ingest.tags.sheet import CellError
+from agent.ingest.tags.tag_map import Cells
 from agent.settings.sources import ModbusSourceSettings
 
 WITH_TABLE = 40_001  # the base in which the first digit names the table

@@ -76,8 +76,7 @@ def request_plan(settings: ModbusSourceSettings, tags: Sequence[Tag], learned: b
         if code is None:
             registers.setdefault(point.poll_interval_ms, []).append(point)
         else:
-            name = tag.definition.subject.removeprefix("tag:")
-            parked.append(Parked(name, tag.definition.address, reason(code)))
+            parked.append(Parked(tag.name, tag.definition.address, reason(code)))
     everything = [one for part in registers.values() for one in part]
     intervals = [
         Interval(interval_ms, len(part), len(plan_reads(part, limits, refused)))

@@ -19,12 +19,13 @@ from asyncua.ua.uaerrors import UaError
 
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading
-from agent.ingest.opcua.decode import Change, DecodeError
+from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
+from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.groups import told_limit
 from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
-from agent.ingest.opcua.session import CallTooLarge, Session, disconnect, new_client
+from agent.ingest.opcua.session import Session, disconnect, new_client
 from agent.ingest.opcua.values.type_reader import enumeration_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.opcua_address import STANDARD_URI, NodeAddress
@@ -37,7 +38,6 @@ PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
     *TOO_LARGE,
-    CallTooLarge,
     TimeoutError,
     Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
 )
@@ -115,19 +115,7 @@ class Services:
         one time for the beginning of the other. Raises SourceLost."""
         session = Session(self._client, self._settings)
         session.reader.namespaces = self.namespaces
-
-        async def call(part: Sequence[NodeAddress]) -> list[Change]:
-            try:
-                return await session.read_values([Reading(node) for node in part], self.namespaces)
-            except DecodeError as error:
-                if len(part) > 1:
-                    raise CallTooLarge(str(error)) from error
-                return [Change(0, None, BAD_DECODING_ERROR, 0, 0)]
-
-        results: list[Change] = []
-        while len(results) < len(nodes):
-            results += await self._halving(nodes[len(results) : len(results) + self._per_read], call)
-        return results
+        return await read_in_parts(session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
