@@ -128,12 +128,8 @@ class Changes(Sequence[Change]):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """The answer to one Publish. Without changes and status it is a sign of life. `values_lost`: notified after a
-    malformed value, and unreadable for that."""
+    """The values in the answer to one Publish. `values_lost`: values behind a malformed one, which cannot be read."""
 
-    subscription_id: int
-    sequence_number: int
-    has_data: bool
     changes: Changes
     status_change: int | None = None
     values_lost: int = 0
@@ -143,14 +139,14 @@ _SCALARS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "
 _TAIL = ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H"))  # bits of the mask and fields, in the order of the wire
 _SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in _SCALARS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
+_PUBLISH_HEAD, _MESSAGE_HEAD = struct.Struct("<Ii"), struct.Struct("<Iqi")
 _MALFORMED = (DecodeError, struct.error, IndexError, OverflowError)
 
 
-def decode_publication(data: bytes, position: int, reader: Reader, elements: Container[int] = ()) -> Publication:
-    """The PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`. The values of the handles in
-    `elements` are single elements of arrays."""
+def decode_publication(data: bytes, reader: Reader, elements: Container[int] = ()) -> Publication:
+    """The values in PublishResponse parameters. Those of the handles in `elements` are single elements of arrays."""
     try:
-        return _publication(data, position, reader, elements)
+        return _publication(data, reader, elements)
     except (struct.error, IndexError, OverflowError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
 
@@ -163,23 +159,45 @@ def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
     return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
 
 
-def _publication(data: bytes, position: int, reader: Reader, elements: Container[int]) -> Publication:
-    (subscription_id,) = _U32.unpack_from(data, position)
-    (available,) = _I32.unpack_from(data, position + 4)
-    position += 8 + 4 * max(0, available) + 1  # sequence numbers held for us, and "more notifications"
-    (sequence_number,) = _U32.unpack_from(data, position)
-    (parts,) = _I32.unpack_from(data, position + 12)
-    position += 16
+def _publication(data: bytes, reader: Reader, elements: Container[int]) -> Publication:
     changes = Changes()
     status_change = None
     values_lost = 0
-    for _ in range(max(0, parts)):
-        kind, body, position = extension_object(data, position)
+    for kind, body in notifications(data):
         if kind == DATA_CHANGE:
-            values_lost += _data_change(data[body:position], reader, elements, changes)
+            values_lost += _data_change(body, reader, elements, changes)
         elif kind == STATUS_CHANGE:
-            (status_change,) = _U32.unpack_from(data, body)
-    return Publication(subscription_id, sequence_number, parts > 0, changes, status_change, values_lost)
+            (status_change,) = _U32.unpack_from(body)
+    return Publication(changes, status_change, values_lost)
+
+
+class PublishHead(NamedTuple):
+    """The fields of PublishResponse parameters (OPC 10000-4, 5.14.5) before the notifications; these begin at `end`."""
+
+    subscription_id: int
+    has_more: bool
+    sequence_number: int
+    publish_time: int
+    notifications: int
+    end: int
+
+
+def publish_head(data: bytes) -> PublishHead:
+    """The head of PublishResponse parameters. Raises struct.error and IndexError."""
+    subscription_id, available = _PUBLISH_HEAD.unpack_from(data)
+    position = _PUBLISH_HEAD.size + 4 * max(0, available)  # sequence numbers that the server holds
+    has_more = data[position] != 0
+    message = _MESSAGE_HEAD.unpack_from(data, position + 1)
+    return PublishHead(subscription_id, has_more, *message, position + 1 + _MESSAGE_HEAD.size)
+
+
+def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The type (see `extension_object`) and body of each notification in PublishResponse parameters."""
+    head = publish_head(data)
+    position = head.end
+    for _ in range(max(0, head.notifications)):
+        kind, body, position = extension_object(data, position)
+        yield kind, data[body:position]
 
 
 def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
@@ -190,11 +208,11 @@ def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
     if form == 0 and kind not in _KINDS:
         return kind, position + 1, position + 1
     if form != 1 and (form != 2 or kind in _KINDS):
-        raise DecodeError("notification without a binary body")
+        raise DecodeError("extension object without a binary body")
     (length,) = _I32.unpack_from(data, position + 1)
     body = position + 5
     if length < 0 or body + length > len(data):
-        raise DecodeError(f"notification of {length} bytes in a message of {len(data)}")
+        raise DecodeError(f"extension object of {length} bytes in a message of {len(data)}")
     return kind, body, body + length
 
 
@@ -212,7 +230,7 @@ def _kind(data: bytes, position: int) -> tuple[int, int]:
         return -1, position + 19
     if form in (3, 5):
         return -1, position + 7 + max(0, _I32.unpack_from(data, position + 3)[0])
-    raise DecodeError(f"notification of an unknown kind (node id form {form})")
+    raise DecodeError(f"extension object of an unknown type (node id form {form})")
 
 
 def _data_change(data: bytes, reader: Reader, elements: Container[int], changes: Changes) -> int:

@@ -2,7 +2,8 @@
 
 Several requests are open at once, so that a long line carries more than one publication per round trip. An answer is
 acknowledged when it has been handed on; while that waits, no new request is sent, and the server queues. A notification
-that is missing is asked for again (Republish); if the server does not hold it any more, `on_missing` is called.
+that is missing is asked for again (Republish); if the server does not hold it any more, the `missing` of its
+route is called.
 
 Subscriptions are routed by their number: values go to the source; a component that needs another kind of notification
 (events) routes a subscription of its own.
@@ -29,12 +30,13 @@ REFUSED_PAUSE_S = 0.25  # after a Publish that was refused although it is the on
 
 
 class Route(NamedTuple):
-    """Reads the parameters of a PublishResponse, and takes what was read; the acknowledgement waits for that. `missing`
-    is called for notifications that never came; by default that of the values."""
+    """What handles the notifications of a subscription. `decode` reads the parameters of a PublishResponse, `take`
+    takes the result, and the notification is acknowledged when it returns. `missing` is called for notifications that
+    never came."""
 
-    decode: Callable[[bytes], Awaitable[Any]]
+    decode: Callable[[Header, bytes], Awaitable[Any]]
     take: Callable[[Header, Any], Awaitable[None]]
-    missing: Callable[[Missing], Awaitable[None]] | None = None
+    missing: Callable[[Missing], Awaitable[None]]
 
 
 class Publisher:
@@ -45,11 +47,9 @@ class Publisher:
         session: Session,
         requests: int,
         values: Route,
-        on_missing: Callable[[Missing], Awaitable[None]],
         on_none_left: Callable[[], None],
     ) -> None:
-        self._session, self._values = session, values
-        self._on_missing, self._on_none_left = on_missing, on_none_left
+        self._session, self._values, self._on_none_left = session, values, on_none_left
         self._requests = requests
         self._sequencer = Sequencer()
         self._routes: dict[int, Route] = {}
@@ -98,8 +98,8 @@ class Publisher:
             request, acks = self._sequencer.sent()
             try:
                 body = await self._session.publish(acks)
-                header = read_header(body, 0)._replace(arrived_s=time.monotonic())
-                content = await self._routes.get(header.subscription_id, self._values).decode(body)
+                header = read_header(body)._replace(arrived_s=time.monotonic())
+                content = await self._route(header.subscription_id).decode(header, body)
             except PublishRefused as error:
                 self._sequencer.failed(request, acks)
                 if error.status == BAD_TOO_MANY_PUBLISH_REQUESTS and self._requests > 1:
@@ -116,14 +116,16 @@ class Publisher:
             async with self._handing_on:
                 await self._hand_on()
 
+    def _route(self, subscription_id: int) -> Route:
+        return self._routes.get(subscription_id, self._values)
+
     async def _hand_on(self) -> None:
         """Everything whose turn it is. A cancellation leaves what was not taken in the sequencer (`leftover`)."""
         while (step := self._sequencer.next(time.monotonic())) is not None:
             if isinstance(step, Missing):
                 await self._recover(step)
                 continue
-            route = self._routes.get(step.header.subscription_id, self._values)
-            await route.take(step.header, step.content)
+            await self._route(step.header.subscription_id).take(step.header, step.content)
             self._sequencer.done(step)
 
     async def _recover(self, missing: Missing) -> None:
@@ -133,8 +135,7 @@ class Publisher:
             missing = missing._replace(last=missing.first)
             found = await self._republished(missing.subscription_id, missing.first)
         if found is None:
-            route = self._routes.get(missing.subscription_id, self._values)
-            await (route.missing or self._on_missing)(missing)
+            await self._route(missing.subscription_id).missing(missing)
             self._sequencer.give_up(missing)
             return
         self._sequencer.settle(found.header, found.content)
@@ -147,10 +148,10 @@ class Publisher:
         if body is None:
             return None
         try:
-            header = read_header(body, 0)._replace(more=True)  # what is asked for again was followed by others
+            header = read_header(body)._replace(more=True)  # what is asked for again was followed by others
             if not header.has_data or header.sequence_number != number:
                 return None
-            return Arrived(header, await self._routes.get(subscription_id, self._values).decode(body))
+            return Arrived(header, await self._route(subscription_id).decode(header, body))
         except DecodeError as error:
             extra = {"action": "notification_unreadable", "number": number, "why": str(error)}
             log.warning("a notification that was asked for again cannot be read; its values are lost", extra=extra)

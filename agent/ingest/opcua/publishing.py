@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Container
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import DecodeError, filetime_ns
+from agent.ingest.opcua.decode import DecodeError, filetime_ns, publish_head
 
 NUMBERS = 2**32 - 1  # 1 to 2^32 - 1, then 1 again: OPC 10000-4, 7.9
 EARLY_LAST_NUMBER = 2**32 - 1025  # node-opcua goes on with 1 behind it, as numbers of chunks do (OPC 10000-6, 6.7.2)
@@ -25,8 +25,6 @@ DUPLICATES_BACK_MAX = 1_000  # a number so little behind was seen before; one fu
 FIRST_NUMBER_MAX = 100  # a subscription that begins beyond counts from elsewhere; below, its first ones may be missing
 OVERTAKEN_S = 1.0  # an answer that a later one has overtaken comes soon, or was lost on its way
 ACKS_PER_PUBLISH_MAX = 100  # more than can be open at once; what is left goes with the next Publish
-
-_START, _MESSAGE = struct.Struct("<Ii"), struct.Struct("<Iqi")
 
 
 class Header(NamedTuple):
@@ -61,21 +59,14 @@ class Missing(NamedTuple):
     last: int
 
 
-def read_header(data: bytes, position: int) -> Header:
-    """The header of the PublishResponse parameters (OPC 10000-4, 5.14.5) that start at `position`."""
+def read_header(data: bytes) -> Header:
+    """The header of PublishResponse parameters. Raises DecodeError."""
     try:
-        subscription_id, available = _START.unpack_from(data, position)
-        position += _START.size + 4 * max(0, available) + 1
-        sequence_number, publish_time, parts = _MESSAGE.unpack_from(data, position)
-        more = data[position - 1] != 0
+        head = publish_head(data)
     except (struct.error, IndexError) as error:
         raise DecodeError(f"notification is cut short or malformed: {error}") from error
-    return Header(subscription_id, sequence_number, filetime_ns(publish_time), parts > 0, more)
-
-
-def subscription_of(data: bytes) -> int:
-    """The subscription that PublishResponse parameters, whose header could be read, are of."""
-    return _START.unpack_from(data)[0]  # type: ignore[no-any-return] # a struct gives anything
+    time_ns = filetime_ns(head.publish_time)
+    return Header(head.subscription_id, head.sequence_number, time_ns, head.notifications > 0, head.has_more)
 
 
 class _Order:

@@ -338,7 +338,7 @@ class Session:
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
         """The values in the parameters of a PublishResponse; those of the handles in `elements` are single elements of
         arrays. Data types that are met the first time are asked for. Raises DecodeError."""
-        return await self._decoded(lambda: decode_publication(body, 0, self.reader, elements))
+        return await self._decoded(lambda: decode_publication(body, self.reader, elements))
 
     async def _decoded(self, decode: Callable[[], ResultT]) -> ResultT:
         """What bytes hold, with the types that have to be learnt for it. Publications are decoded beside one another: a

@@ -44,7 +44,7 @@ from agent.ingest.opcua.history import HistoryBackfill
 from agent.ingest.opcua.monitoring import discarded, is_hole
 from agent.ingest.opcua.plan import Absences
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing, subscription_of
+from agent.ingest.opcua.publishing import Header, Missing
 from agent.ingest.opcua.rescue import EarlierSessions, Rescue, next_rescue
 from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, DELAY_NS, Moment, ServerClock, SetBacks, read_ns, sent_ns
 from agent.ingest.opcua.session import (
@@ -69,9 +69,10 @@ _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # an item
 
 
 class Buffered(NamedTuple):
-    """A publication. Everything that the server had up to `since_ns` was delivered before it, and by then its clock had
-    been set back by `set_back_ns` in all."""
+    """A publication of a subscription. Everything that the server had up to `since_ns` was delivered before it, and by
+    then its clock had been set back by `set_back_ns` in all."""
 
+    subscription_id: int
     publication: Publication
     since_ns: int
     set_back_ns: int
@@ -204,14 +205,8 @@ class OpcuaSource:
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(partial(self._decode, session), partial(self._take, session))
-        self._publisher = Publisher(
-            session,
-            self._settings.publish_requests,
-            values,
-            partial(self._find_missing, session),
-            self._note_none_left,
-        )
+        values = Route(*(partial(one, session) for one in (self._decode, self._take, self._find_missing)))
+        self._publisher = Publisher(session, self._settings.publish_requests, values, self._note_none_left)
 
     def _rescue_of_session_before(self) -> Rescue[Subscription] | None:
         """The rescue of the values that the session before did not receive."""
@@ -241,9 +236,9 @@ class OpcuaSource:
         for companion in self._companions:
             await companion.finish()
 
-    async def _decode(self, session: Session, body: bytes) -> Publication:
+    async def _decode(self, session: Session, header: Header, body: bytes) -> Publication:
         """The values of a publication."""
-        subscription = self._by_id.get(subscription_of(body))
+        subscription = self._by_id.get(header.subscription_id)
         return await session.decode(body, () if subscription is None else subscription.elements)
 
     async def _take(self, session: Session, header: Header, publication: Publication) -> None:
@@ -260,8 +255,8 @@ class OpcuaSource:
         """What a publication says of the life of its subscription."""
         subscription = self._by_id.get(header.subscription_id)
         if subscription is None:
-            return Buffered(publication, 0, 0)
-        arrived = Buffered(publication, subscription.since_ns, subscription.set_back_ns)
+            return Buffered(header.subscription_id, publication, 0, 0)
+        arrived = Buffered(header.subscription_id, publication, subscription.since_ns, subscription.set_back_ns)
         values, clock_ns, clock_moved = len(publication.changes), None, False
         if HEARTBEAT_HANDLE in publication.changes.handles:
             for change in publication.changes:
@@ -346,7 +341,7 @@ class OpcuaSource:
 
     async def _deliver(self, arrived: Buffered) -> None:
         publication = arrived.publication
-        subscription = self._by_id.get(publication.subscription_id)
+        subscription = self._by_id.get(arrived.subscription_id)
         if subscription is None:
             return  # an old one that is over: the new ones bring its values
         now_ns = self.now_ns()
@@ -362,7 +357,7 @@ class OpcuaSource:
             log_parked(self._delivery, subscription.note_denied(marked))
         if repeated >= subscription.queue_size_least - 1:
             self._note_full(subscription, arrived, changes)
-        is_old = self._rescue is not None and publication.subscription_id in self._rescue.subscriptions
+        is_old = self._rescue is not None and arrived.subscription_id in self._rescue.subscriptions
         if not is_old and not self._absences.handles.isdisjoint(handles):
             changes = self._note_absent(changes)
         if not is_old and not self._lives.keys().isdisjoint(handles):

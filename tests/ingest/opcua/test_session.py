@@ -22,7 +22,7 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.history import HistoryRange
 from agent.ingest.opcua.monitoring import AS_THE_SOURCE_SAYS, Monitoring, Trigger
 from agent.ingest.opcua.publisher import Publisher, Route
-from agent.ingest.opcua.publishing import Header, Missing
+from agent.ingest.opcua.publishing import Header, Missing, read_header
 from agent.ingest.opcua.session import (
     ItemRequest,
     OpenedSubscription,
@@ -45,7 +45,7 @@ SETTINGS = OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"))
 
 def decode_values(body: bytes) -> Publication:
     """The values of a publication, as a source reads them."""
-    return decode_publication(body, 0, ValueReader())
+    return decode_publication(body, ValueReader())
 
 
 def session_with(monkeypatch: pytest.MonkeyPatch, *answers: object) -> tuple[Session, list[Any]]:
@@ -91,8 +91,9 @@ async def test_a_notification_asked_for_again_reads_like_the_first(monkeypatch: 
     session, _ = session_with(monkeypatch, response, uaerrors.BadMessageNotAvailable())
     body = await session.republish(7, 5)
     assert body is not None
-    found = await session.decode(body)
-    assert (found.subscription_id, found.sequence_number) == (7, 5)
+    header = read_header(body)
+    assert (header.subscription_id, header.sequence_number) == (7, 5)
+    assert not (await session.decode(body)).changes
     assert await session.republish(7, 6) is None
 
 
@@ -308,13 +309,16 @@ async def test_a_publication_that_cannot_be_read_ends_the_session() -> None:
     session = FakeSession()
     session.answers.put_nowait(bytes(21) + struct.pack("<i", 1) + b"\xff" * 8)
 
+    async def decode(_: Header, body: bytes) -> Publication:
+        return await session.decode(body)
+
     async def take(_: Header, __: object) -> None:
         raise AssertionError("nothing was read")
 
     async def missing(_: Missing) -> None:
         raise AssertionError("nothing is missing")
 
-    publisher = Publisher(session, 1, Route(session.decode, take), missing, lambda: None)  # type: ignore[arg-type]
+    publisher = Publisher(session, 1, Route(decode, take, missing), lambda: None)  # type: ignore[arg-type]
     publisher.begin(1)
     with pytest.RaisesGroup(pytest.RaisesExc(SourceLost, match="cannot be read")):
         await publisher.run()

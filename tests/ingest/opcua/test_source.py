@@ -84,7 +84,7 @@ async def made(store: FakeStore, tags: list[Tag] = TAGS, **settings: object) -> 
 
 def publication(*changes: Change) -> Publication:
     """One message with these values."""
-    return Publication(1, 1, has_data=True, changes=Changes.of(changes))
+    return Publication(Changes.of(changes))
 
 
 async def take(source: OpcuaSource, *changes: Change) -> None:

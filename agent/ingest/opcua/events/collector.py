@@ -80,11 +80,12 @@ class _Subscription:
 
 
 class _Arrived(NamedTuple):
-    """A publication with events, and a time of the server at its arrival. Everything that the server had up to
-    `since_ns` was delivered before it, and by then its clock had been set back by `set_back_ns` in all. `is_old`: of a
-    subscription that was taken over."""
+    """A publication with events, and a time of the server at its arrival. `more`: the server has more to send at once.
+    Everything that the server had up to `since_ns` was delivered before it, and by then its clock had been set back by
+    `set_back_ns` in all. `is_old`: of a subscription that was taken over."""
 
     content: EventPublication
+    more: bool
     arrived_ns: int
     since_ns: int
     set_back_ns: int
@@ -180,7 +181,7 @@ class EventCollector:
     def _route(self, subscription: _Subscription, session: Session) -> Route:
         """Where the notifications of a subscription go in this session."""
 
-        async def decode(body: bytes) -> EventPublication:
+        async def decode(_: Header, body: bytes) -> EventPublication:
             return decode_events(body, subscription.fields, session.reader)
 
         return Route(decode, partial(self._take, subscription), partial(self._note_missing, session))
@@ -196,7 +197,7 @@ class EventCollector:
         if content.status_change is not None and quality.is_bad(content.status_change):
             subscription.ended = status_name(content.status_change)
         since_ns = subscription.liveness.complete_ns or subscription.opened_ns
-        arrived = _Arrived(content, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
+        arrived = _Arrived(content, header.more, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
         if not is_old:
             self._see_life(subscription, header)
         if content.events or content.unreadable:
@@ -206,7 +207,7 @@ class EventCollector:
                 self._unbuffered = arrived
                 raise
         if is_old and self._rescue and self._publisher:  # behind its events, which count before its end
-            if subscription.watch.take(content.events, more=content.more):
+            if subscription.watch.take(content.events, more=header.more):
                 self._rescue.spoil(subscription.id)
             self._rescue.see(header, self._publisher.positions(routed=True).get(subscription.id, 0))
 
@@ -267,7 +268,7 @@ class EventCollector:
         others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
         # One after the other: whether an event is wanted depends on what the book has taken in before it.
         events = (one for one in others if self._is_wanted(one))
-        taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=content.more)
+        taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=arrived.more)
         self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
@@ -331,7 +332,7 @@ class EventCollector:
     def _note_losses(self, arrived: _Arrived) -> None:
         content = arrived.content
         last_ns = max(arrived.arrived_ns, *(one.time_ns for one in content.events), 0)  # a clock may be set ahead
-        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=content.more)
+        reason = "" if arrived.is_old else self._subscription.watch.take(content.events, more=arrived.more)
         if reason:
             self._lose(
                 reason, arrived.since_ns, arrived.set_back_ns, last_ns, int(reason == event_loss.QUEUE_OVERFLOWED)

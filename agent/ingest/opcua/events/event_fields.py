@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, extension_object, filetime_ns
+from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, filetime_ns, notifications
 from agent.message import Json, parse_json
 
 EVENTS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
@@ -25,7 +25,7 @@ NULL_NODE = "i=0"
 BASE_EVENT, CONDITION, ACKNOWLEDGEABLE_CONDITION, ALARM_CONDITION = 2041, 2782, 2881, 2915  # types, namespace 0
 REFRESH_START, REFRESH_END, REFRESH_REQUIRED, QUEUE_OVERFLOW = 2787, 2788, 2789, 3035
 
-_START, _MESSAGE, _LIST = struct.Struct("<Ii"), struct.Struct("<Iqi"), struct.Struct("<Ii")
+_LIST = struct.Struct("<Ii")
 _I32, _U32, _I64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 
 
@@ -111,18 +111,17 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class EventPublication:
-    """The answer to one Publish of a subscription to events. `more`: the server has more to send at once. `unreadable`:
-    events behind malformed bytes, that one included."""
+    """The events in the answer to one Publish. `unreadable`: events that cannot be read, the malformed one and those
+    behind it."""
 
     events: Sequence[Event]
-    more: bool = False
     status_change: int | None = None
     unreadable: int = 0
 
 
 def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
-    """The PublishResponse parameters in `data` (OPC 10000-4, 5.14.5). `fields_of` has the fields that each handle was
-    asked for; events of other handles are left out."""
+    """The events in PublishResponse parameters. `fields_of` has the fields that each handle was asked for; events of
+    other handles are left out."""
     try:
         return _publication(data, fields_of, reader)
     except (struct.error, IndexError, OverflowError) as error:
@@ -130,20 +129,14 @@ def decode_events(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader:
 
 
 def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader) -> EventPublication:
-    _, available = _START.unpack_from(data, 0)
-    position = _START.size + 4 * max(0, available)
-    more = data[position] != 0
-    _, _, parts = _MESSAGE.unpack_from(data, position + 1)
-    position += 1 + _MESSAGE.size
     events: list[Event] = []
     status_change, unreadable = None, 0
-    for _ in range(max(0, parts)):
-        kind, body, position = extension_object(data, position)
+    for kind, body in notifications(data):
         if kind == EVENTS:
-            unreadable += _event_list(data[body:position], fields_of, reader, events)
+            unreadable += _event_list(body, fields_of, reader, events)
         elif kind == STATUS_CHANGE:
-            (status_change,) = _U32.unpack_from(data, body)
-    return EventPublication(events, more, status_change, unreadable)
+            (status_change,) = _U32.unpack_from(body)
+    return EventPublication(events, status_change, unreadable)
 
 
 def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:

@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from asyncua import ua
-from asyncua.common.utils import Buffer
-from asyncua.ua import ua_binary
 
 from agent.ingest import quality as status_of
-from agent.ingest.opcua.decode import DecodeError, decode_data_value
+from agent.ingest.opcua.decode import DecodeError, decode_data_value, extension_object
 from agent.ingest.opcua.history.gap_fill import HistoryPage, HistoryRange, HistoryValue
 from agent.ingest.opcua.values.variant import ValueReader
 
@@ -73,25 +71,10 @@ def _page(data: bytes, position: int, reader: ValueReader, index_range: str) -> 
     position += 8
     point = data[position : position + length] if length > 0 else None
     position += max(0, length)
-    kind, body, position = _history_data(data, position)
-    values = _values(data, body, reader, index_range) if kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} else []
+    kind, body, position = extension_object(data, position)
+    has_values = kind in {HISTORY_DATA, HISTORY_MODIFIED_DATA} and body < position
+    values = _values(data, body, reader, index_range) if has_values else []
     return HistoryPage(status, values, point), position
-
-
-def _history_data(data: bytes, position: int) -> tuple[int, int, int]:
-    """(type number in namespace 0 or -1, start of the body, position after it) of an extension object that may be
-    empty."""
-    buffer = Buffer(data, position)
-    node = ua_binary.nodeid_from_binary(buffer)
-    position = buffer.cur_pos
-    if data[position] == 0:
-        return -1, position + 1, position + 1
-    (length,) = _I32.unpack_from(data, position + 1)
-    body = position + 5
-    if length < 0 or body + length > len(data):
-        raise DecodeError(f"history of {length} bytes in a message of {len(data)}")
-    is_standard = node.NamespaceIndex == 0 and isinstance(node.Identifier, int)
-    return int(node.Identifier) if is_standard else -1, body, body + length
 
 
 def _values(data: bytes, position: int, reader: ValueReader, index_range: str) -> list[HistoryValue]:

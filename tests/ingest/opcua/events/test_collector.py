@@ -166,9 +166,9 @@ class Collecting:
         return [(one["reason"], one["count"], one["first_time"]) for one in found]
 
 
-def of(*events: Event, more: bool = False, unreadable: int = 0, status: int | None = None) -> EventPublication:
+def of(*events: Event, unreadable: int = 0, status: int | None = None) -> EventPublication:
     """A publication."""
-    return EventPublication(events, more, status, unreadable)
+    return EventPublication(events, status, unreadable)
 
 
 def logged(caplog: pytest.LogCaptureFixture, action: str) -> list[str]:
@@ -195,7 +195,7 @@ async def test_a_subscription_is_built_and_conditions_are_asked_for() -> None:
         assert handle == 1
         assert names == [".".join(field.path) for field in ALL_FIELDS]
         body = publication(notification(1, [ua.Variant(b"\x01", ua.VariantType.ByteString)]))
-        content = await run.server.routes[1].decode(body)
+        content = await run.server.routes[1].decode(Header(1, 1, 0, has_data=True), body)
         assert content.events[0].fields == {"event_id": b"\x01"}
 
 

@@ -88,7 +88,7 @@ async def test_what_the_old_subscription_holds_is_recorded_once(monkeypatch: pyt
         await wait_until_async(lambda: session.deleted == [1], "the end of the old subscription")
         session.answers.put_nowait(answer(1, 7, (1, 9.0, 9 * S)))
         source._buffer.put_nowait(
-            Buffered(publication(Change(1, 9.5, 0, 9 * S, 0)), 0, 0)
+            Buffered(1, publication(Change(1, 9.5, 0, 9 * S, 0)), 0, 0)
         )  # was on its way when the rescue ended
         session.answers.put_nowait(answer(11, 3, (2, 8.0, 8 * S)))
         await wait_until_async(lambda: len(store.good("a/2")) == 2, "the new subscription")
