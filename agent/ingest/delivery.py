@@ -65,7 +65,7 @@ class Delivery:
 
     def retag(self, now_ns: int) -> bool:
         """Take over the waiting tag map; True if there was one. Awaits nothing, so it happens as a whole. The caller
-        then awaits `settle`."""
+        then awaits `recorder.settle`."""
         wanted, self._wanted = self._wanted, None
         if wanted is None:
             return False
@@ -79,10 +79,6 @@ class Delivery:
         self._assign(wanted)
         return True
 
-    async def settle(self) -> None:
-        """Append what was handed in."""
-        await self.recorder.settle()
-
     def expect_value(self, on_value: Callable[[int], None]) -> None:
         """Call this once, with the time, when the next good value is delivered."""
         self._on_value = on_value
@@ -92,27 +88,21 @@ class Delivery:
         """Whether no good value has come since `expect_value`."""
         return self._on_value is not None
 
-    async def deliver(self, samples: Iterable[Sample], now_ns: int) -> None:
+    async def deliver(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
         """Record the samples that the rules let through (see `Sampler.select`). Waits while the store refuses."""
-        await self._deliver(SampleColumns.of(self.sampler.select(samples, now_ns)), now_ns)
-
-    async def deliver_columns(self, samples: SampleColumns, now_ns: int, returned_ns: int | None = None) -> None:
-        """As `deliver`, for columns."""
-        await self._deliver(self.sampler.select_columns(samples, now_ns, returned_ns), now_ns)
-
-    def hand_in_late(self, samples: SampleColumns) -> None:
-        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
-        the state with which later samples are compared. The caller then awaits `settle`."""
-        if samples.tags:
-            self._hand_in(samples)
-
-    async def _deliver(self, columns: SampleColumns, now_ns: int) -> None:
+        columns = self.sampler.select_columns(samples, now_ns, returned_ns)
         if self._on_value is not None and not all(map(status.is_bad, columns.qualities)):
             on_value, self._on_value = self._on_value, None
             on_value(now_ns)
         if columns.tags:
             self._hand_in(columns)
             await self.recorder.settle()
+
+    def hand_in_late(self, samples: SampleColumns) -> None:
+        """Record samples that are older than the last sample of their tags, regardless of the rules. They do not change
+        the state with which later samples are compared. The caller then awaits `recorder.settle`."""
+        if samples.tags:
+            self._hand_in(samples)
 
     async def deliver_due(self, now_ns: int) -> None:
         """Record the samples and gaps that are due by time alone."""

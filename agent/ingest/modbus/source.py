@@ -156,7 +156,7 @@ class ModbusSource:
             return False
         self._units = self._units_for(self._delivery.points, self._units)
         self._counters.keep(self._moduli())
-        await self._delivery.settle()
+        await self._delivery.recorder.settle()
         return True
 
     # --- polling ------------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ class ModbusSource:
         for fall in self._counters.falls(samples):
             (subject,) = self._delivery.subjects([fall.tag])
             recorder.hand_in_fact(fall_message(fall, subject, recorder.zone), fall.after_ns)
-        await self._delivery.deliver_columns(samples, self.now_ns())
+        await self._delivery.deliver(samples, self.now_ns())
 
     async def _mark(self, sweep: Sweep) -> None:
         """Record what a sweep could not read, and log what is refused from now on."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from agent.columns import SampleColumns
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
@@ -75,7 +76,7 @@ class OpcuaPollSource:
             self._earlier.begin(session, await session.server_start())
             group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
             if self.backfill is not None:
-                group.create_task(self.backfill.run(session, None), name=f"{self._settings.name} backfill")
+                group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
             limits = await session.limits()
             self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
             self._turns.clear()
@@ -86,7 +87,7 @@ class OpcuaPollSource:
         if self._delivery.retag(self.now_ns()):
             self._turns.clear()
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
-            await self._delivery.settle()
+            await self._delivery.recorder.settle()
 
     async def _poll(self, session: Session, on_up: Callable[[], None]) -> None:
         """Keep the grid."""
@@ -191,7 +192,7 @@ class OpcuaPollSource:
                     self._turns[tag] = self._turns.get(tag, 0) + 1
             else:
                 samples.append(Sample(tag, source_ns or server_ns or now_ns, value, status))
-        await self._delivery.deliver(samples, now_ns)
+        await self._delivery.deliver(SampleColumns.of(samples), now_ns)
         log_parked(self._delivery, {tag: status for tag, status in bad.items() if self._bad.get(tag) != status})
         for tag in tags:
             self._bad.pop(tag, None)

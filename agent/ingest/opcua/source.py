@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from agent.columns import SampleColumns
 from agent.ingest import quality
@@ -78,26 +78,6 @@ class Buffered(NamedTuple):
     set_back_ns: int
 
 
-class Companion(Protocol):
-    """Work beside the live values of a source: reading history, receiving events. It slows itself: what it asks of the
-    server and hands to the store comes on top of the live values."""
-
-    def note_gap(self, gap: TagGap) -> None:
-        """Values of these tags are missing between two times. Called as soon as the end of the gap is known, and must
-        not wait."""
-
-    async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
-        """Called in each life before anything is subscribed: what the lost session held is taken over now or never.
-        Awaits one answer; what comes is received by a task in `group`."""
-
-    async def run(self, session: Session, publisher: Publisher) -> None:
-        """Runs in each life once everything is subscribed, until it is cancelled with it. A subscription of its own is
-        made by `session` and routed by `publisher`. A SourceLost raised here ends the life."""
-
-    async def finish(self) -> None:
-        """Deliver what had arrived before the life ended."""
-
-
 class OpcuaSource:
     """One server. The object outlives its connections; what it keeps between them is the time offset and the last proof
     of life, nothing of the session."""
@@ -112,14 +92,12 @@ class OpcuaSource:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, events
         self.read_tags = None  # a server takes a second session
-        self._companions: list[Companion] = [one for one in (backfill, events) if one is not None]
-        for companion in self._companions:
-            delivery.on_gap(companion.note_gap)
         size = max(2, settings.buffer_values_max // NOTIFICATIONS_PER_PUBLISH_MAX)
         self._buffer: asyncio.Queue[Buffered] = asyncio.Queue(maxsize=size)
         self._clock, self._calls = ServerClock(), CallSize(settings.items_per_call_max)
         if backfill is not None:
             backfill.now_ns = self.now_ns
+            delivery.on_gap(backfill.note_gap)
         if events is not None:
             events.clock, events.read_clock = self._clock, self._read_clock
         self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
@@ -233,8 +211,8 @@ class OpcuaSource:
         if self._built is not None:
             self._end_rescue()
         await self._retag()
-        for companion in self._companions:
-            await companion.finish()
+        if self.events is not None:
+            await self.events.finish()
 
     async def _decode(self, session: Session, header: Header, body: bytes) -> Publication:
         """The values of a publication."""
@@ -332,7 +310,7 @@ class OpcuaSource:
             for one in self._subscriptions:
                 new = [renumbered[tag] for tag in one.plan.live if tag in renumbered]
                 self._absences.begin(new, ITEM_RENEWED, one.since)
-            await self._delivery.settle()
+            await self._delivery.recorder.settle()
 
     async def _deliver_buffered(self) -> None:
         """What has arrived up to now."""
@@ -365,11 +343,11 @@ class OpcuaSource:
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         if self._rescue is not None:
             samples = self._at_seam(self._rescue, samples, is_old=is_old)
-        await self._delivery.deliver_columns(samples, now_ns, subscription.created_ns)
+        await self._delivery.deliver(samples, now_ns, subscription.created_ns)
         if publication.values_lost:
             self._note_unreadable(subscription, arrived, now_ns)
         if is_old:
-            await self._delivery.settle()
+            await self._delivery.recorder.settle()
         elif marked:  # old items are deleted in any case
             self._note_gone(subscription, arrived, marked)
 
@@ -609,18 +587,21 @@ class OpcuaSource:
             subscription.ended = subscription.ended or "BadNoSubscription"
 
     async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
-        """Build the subscriptions, then look after them: parked nodes, signs of life. Companions run beside."""
+        """Build the subscriptions, then look after them: parked nodes, signs of life. History and events have tasks of
+        their own, which end with the life."""
         assert self._publisher is not None, "made in _begin"
         if self._rescue is not None:
             await self._rescue.begin(session, self._publisher, self._adopt)
         async with asyncio.TaskGroup() as group:
-            for companion in self._companions:
-                await companion.begin(session, self._publisher, group)
+            if self.events is not None:
+                await self.events.begin(session, self._publisher, group)
             await self._build(session)
             on_up()
             group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
-            for companion in self._companions:
-                group.create_task(companion.run(session, self._publisher), name=f"{self._settings.name} companion")
+            if self.backfill is not None:
+                group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
+            if self.events is not None:
+                group.create_task(self.events.run(session, self._publisher), name=f"{self._settings.name} events")
             group.create_task(self._audit(session), name=f"{self._settings.name} audit")
             await self._look_after(session)
 

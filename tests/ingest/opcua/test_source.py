@@ -2,6 +2,7 @@ import asyncio
 import json
 import logging
 import math
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -847,37 +848,42 @@ async def test_a_value_ahead_of_the_answer_is_read_as_the_element_that_it_is(mon
     assert store.of("a/1") == [Sample(1, S, 1.5)]
 
 
-async def test_a_companion_runs_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It begins before anything is subscribed, is told of gaps, has the open session once everything is, and is
-    cancelled with the life."""
+async def test_history_and_events_run_within_the_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events begin before anything is subscribed. Both have the open session once everything is, and are cancelled with
+    the life. History is told of gaps whose end is known."""
     told: list[object] = []
 
-    class Beside:
-        def note_gap(self, gap: TagGap) -> None:
-            told.append(gap)
-
+    class Work:
         async def begin(self, *_: object) -> None:
             assert not session.subscriptions
 
-        async def run(self, session: object, publisher: object) -> None:
-            told.append((session, publisher))
+        async def run(self, *given: object) -> None:
+            told.append(given)
             try:
                 await asyncio.Event().wait()
             finally:
                 told.append("ended")
 
+        async def finish(self) -> None:
+            told.append("finished")
+
+        def note_gap(self, gap: TagGap) -> None:
+            told.append(gap)
+
     plain, _ = await made(FakeStore())
-    source = OpcuaSource(plain._settings, plain._delivery, events=Beside())  # type: ignore[arg-type]
+    source = OpcuaSource(plain._settings, plain._delivery, Work(), Work())  # type: ignore[arg-type]
     session = FakeSession()
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: session.asked, "items")
         session.answers.put_nowait(answer(1, 1, (1, 1.0, S)))
-        await wait_until_async(lambda: told, "the companion")
-        assert told == [(session, source._publisher)]
+        await wait_until_async(lambda: len(told) == 2, "history and events")
+        assert told == [(session,), (session, source._publisher)]
         source._delivery.add_gap("reason", 1, 2, 0, [1], exact=False)
         source._delivery.add_gap("not over", 1, 2, 0, [1], exact=False, is_over=False)
-        assert told[1:] == [TagGap("reason", 1, 2, (1,))]
-    assert told[2:] == ["ended"]
+        assert told[2:] == [TagGap("reason", 1, 2, (1,))]
+    assert told[3:] == ["ended", "ended"]
+    await source.finish()
+    assert told[5:] == ["finished"]
 
 
 async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -891,5 +897,7 @@ async def test_the_log_names_parked_tags(monkeypatch: pytest.MonkeyPatch, caplog
             await wait_until_async(lambda: caplog.records, "lines")
     found = {record.status: (record.count, record.tags) for record in caplog.records if hasattr(record, "tags")}
     assert set(found) == {"BadNodeIdUnknown", "BadUserAccessDenied"}
-    assert found["BadNodeIdUnknown"] == (25, ", ".join(f"a/{n}" for n in range(1, 21)) + " and 5 more")
+    count, named = found["BadNodeIdUnknown"]
+    assert (count, re.findall(r"(\S+) \(row", named)) == (25, [f"a/{n}" for n in range(1, 21)])
+    assert named.endswith(" and 5 more")
     assert found["BadUserAccessDenied"][0] == 5

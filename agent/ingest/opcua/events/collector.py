@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
-from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap, TagGap
+from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap
 from agent.ingest.lifecycle import Ahead
 from agent.ingest.opcua.events import event_loss
 from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
@@ -93,7 +93,7 @@ class _Arrived(NamedTuple):
 
 
 class EventCollector:
-    """A companion of an OPC UA source. `recorder` is its own: events are recorded beside the values."""
+    """Receives the events of an OPC UA source. `recorder` is its own, because another task records the values."""
 
     def __init__(self, settings: OpcuaSourceSettings, recorder: Recorder) -> None:
         self._settings, self._recorder = settings, recorder
@@ -140,16 +140,14 @@ class EventCollector:
         """No process of this node ran since then, also by a clock that was ahead."""
         self._missing_since_ns, self._missing_why, self._ahead = first_ns, AGENT_STOPPED, ahead
 
-    def note_gap(self, gap: TagGap) -> None:
-        """Gaps of values do not concern events."""
-
     def statistics(self) -> tuple[int, int, int, int]:
         """Events received, at least so many lost, unix ms of the last one, conditions that the server retains."""
         counts = self._events_total, self._recorder.lost_total
         return *counts, self._last_event_ns // 1_000_000, len(self._book.retained)
 
     async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
-        """Take over what the lost session holds, and record it beside the building of the values' subscriptions."""
+        """Called in each life before anything is subscribed, because only then can the subscription of the lost session
+        be taken over. Awaits one answer. A task in `group` records what arrives."""
         self._rescue = self._rescue_of_session_before(session)
         self._publisher, self._server_start = publisher, await session.server_start()
         self._begin_subscription(0)
@@ -403,7 +401,8 @@ class EventCollector:
             self._rescue = None
 
     async def run(self, session: Session, publisher: Publisher) -> None:
-        """Keep a subscription with its items, and ask for refreshes, in a session whose values are subscribed."""
+        """Keep a subscription with its items, and ask for refreshes, once the values are subscribed and until the life
+        ends. A SourceLost raised here ends the life."""
         service = EventService(session.ask)
         pause_s = 0.0
         while True:

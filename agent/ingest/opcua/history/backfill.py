@@ -213,10 +213,7 @@ class HistoryBackfill:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
         self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
 
-    async def begin(self, *_: object) -> None:
-        """A lost session holds no history."""
-
-    async def run(self, session: HistorySession, _: object) -> None:
+    async def run(self, session: HistorySession) -> None:
         """Fill gaps for the length of a session."""
         for job in self._jobs:
             if job.fill is not None:
@@ -243,9 +240,6 @@ class HistoryBackfill:
                 await asyncio.sleep(min(RETRY_S * 2 ** (failures - 1), RETRY_MAX_S))
                 continue
             await asyncio.sleep(values / self._rate)
-
-    async def finish(self) -> None:
-        """Nothing is left: what was read is committed or is read again."""
 
     async def _look_back(self) -> None:
         """After a restart: the outages that earlier processes declared and did not fill."""

@@ -41,6 +41,9 @@ class Told:
     values: int = 0
     now_ns: Any = None
 
+    async def run(self, _: object) -> None:
+        await asyncio.Event().wait()
+
     def await_rescue(self) -> None:
         self.is_waiting = True
 
