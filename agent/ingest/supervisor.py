@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from agent.file_watch import PATIENT, WatchTimes
 from agent.ingest import quality
 from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
@@ -45,7 +46,7 @@ from agent.ingest.recorder import Recorder
 from agent.ingest.removal import FindRemoved, record_removed
 from agent.ingest.sampling import Tally
 from agent.ingest.tags.tag_map import TagMap
-from agent.ingest.tags.watch import PATIENT, TagWatch, WatchTimes
+from agent.ingest.tags.watch import TagWatch
 from agent.settings.sources import ModbusSourceSettings, SourceSettings
 
 log = logging.getLogger(__name__)

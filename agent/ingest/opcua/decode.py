@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from operator import add
-from typing import Any, NamedTuple, Protocol, overload
+from typing import Any, NamedTuple, Protocol
 
 from agent.ingest import quality
 from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
@@ -62,9 +62,9 @@ class Change(NamedTuple):
     server_time_ns: int
 
 
-class Changes(Sequence[Change]):
-    """The values of a publication as columns of equal length, in the order they were notified. As a sequence it gives
-    them one by one, for those who look at few."""
+class Changes:
+    """The values of a publication as columns of equal length, in the order they were notified. Iterating gives them one
+    by one, where few are needed."""
 
     __slots__ = ("handles", "qualities", "server_times_ns", "source_times_ns", "values")
 
@@ -107,24 +107,6 @@ class Changes(Sequence[Change]):
         columns = (self.handles, self.values, self.qualities, self.source_times_ns, self.server_times_ns)
         return map(Change._make, zip(*columns, strict=True))
 
-    @overload
-    def __getitem__(self, place: int) -> Change: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Change]: ...
-    def __getitem__(self, place: int | slice) -> Change | list[Change]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        times_ns = self.source_times_ns[place], self.server_times_ns[place]
-        return Change(self.handles[place], self.values[place], self.qualities[place], *times_ns)
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment] # it changes
-
-    def __repr__(self) -> str:
-        return f"Changes.of({list(self)})"
-
 
 @dataclass(frozen=True, slots=True)
 class Publication:
@@ -135,9 +117,9 @@ class Publication:
     values_lost: int = 0
 
 
-_SCALARS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
+NUMBER_FORMATS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
 _TAIL = ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H"))  # bits of the mask and fields, in the order of the wire
-_SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in _SCALARS.items()}
+_SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _PUBLISH_HEAD, _MESSAGE_HEAD = struct.Struct("<Ii"), struct.Struct("<Iqi")
 _MALFORMED = (DecodeError, struct.error, IndexError, OverflowError)
@@ -260,7 +242,7 @@ def _data_change(data: bytes, reader: Reader, elements: Container[int], changes:
 def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[int, int]:
     """Append the numbers that follow each other from here with one mask; (how many they are, position after them)."""
     mask = data[position + 4] if position + 6 <= len(data) else 0
-    if not mask & 1 or data[position + 5] not in _SCALARS:
+    if not mask & 1 or data[position + 5] not in NUMBER_FORMATS:
         return 0, position
     shapes = _shapes(mask & 0x3F)
     rows: list[tuple[Any, ...]] = []
@@ -286,7 +268,7 @@ def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[i
 @lru_cache(maxsize=64)
 def _shapes(mask: int) -> dict[int, struct.Struct]:
     """For each type of number the form of an item with this mask."""
-    return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in _SCALARS.items()}
+    return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in NUMBER_FORMATS.items()}
 
 
 @lru_cache(maxsize=64)
@@ -378,8 +360,8 @@ def _is_too_long(value: Value) -> bool:
 
 def _variant(data: bytes, position: int, reader: Reader) -> tuple[Value, int]:
     encoding = data[position]
-    if encoding in _SCALARS:
-        (value,) = struct.unpack_from(f"<{_SCALARS[encoding]}", data, position + 1)
+    if encoding in NUMBER_FORMATS:
+        (value,) = struct.unpack_from(f"<{NUMBER_FORMATS[encoding]}", data, position + 1)
         return value, position + 1 + _SIZES[encoding]
     if encoding == STRING:
         return _text(data, position + 1)

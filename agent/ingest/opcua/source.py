@@ -487,7 +487,7 @@ class OpcuaSource:
             log.warning("the server does not publish changes of these values; items are created again", extra=extra)
 
     def _note_overflow(
-        self, subscription: Subscription, arrived: Buffered, marked: Iterable[Change], changes: Sequence[Change]
+        self, subscription: Subscription, arrived: Buffered, marked: Iterable[Change], changes: Iterable[Change]
     ) -> None:
         """The server's word that it discarded values before these: between the last one we had and this one."""
         overflowed = {one.handle: one for one in marked if quality.has_overflowed(one.quality)}

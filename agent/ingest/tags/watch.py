@@ -13,14 +13,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from agent.file_watch import PATIENT, WatchTimes, watch_files
+from agent.file_watch import WatchTimes, watch_files
 from agent.ingest.errors import Problem, TagFileUnreadable, TagMapError
 from agent.ingest.tags.change import admit, difference
 from agent.ingest.tags.file import parse_tag_file, read_tag_file
 from agent.ingest.tags.tag_map import TagMap, digest_of
 from agent.settings.sources import SourceSettings
-
-__all__ = ["PATIENT", "TagWatch", "WatchTimes"]
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ QUEUE_SIZE = 10_000  # events that a server is asked to keep for each node; abou
 TYPES_PER_READ = 100  # far below what any server refuses
 _FILTER_REFUSED = frozenset(  # with these, fewer fields or no condition may be accepted
     {
-        *(0x8043_0000, 0x8044_0000, 0x8045_0000),  # BadMonitoredItemFilterInvalid, ...Unsupported, BadFilterNotAllowed
+        *(quality.BAD_FILTER_INVALID, quality.BAD_FILTER_UNSUPPORTED, quality.BAD_FILTER_NOT_ALLOWED),
         *(0x8047_0000, 0x8048_0000),  # BadEventFilterInvalid, BadContentFilterInvalid
         *(0x80C1_0000, 0x80C2_0000),  # BadFilterOperatorInvalid, BadFilterOperatorUnsupported
         *(0x8001_0000, 0x8002_0000, quality.BAD_NOT_SUPPORTED, quality.BAD_DECODING_ERROR),

@@ -15,14 +15,14 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIdNames
 
 from agent.escaping import csv_cell
-from agent.ingest.opcua.explore.services import Question, Services, open_services, status_name
+from agent.ingest.opcua.explore.services import Question, Services, open_services, status_text, value_of
 from agent.ingest.opcua.explore.tag_rows import TagRow, address_text, clean_text, tag_names
 from agent.ingest.opcua.explore.walk import Failures, FoundVariable, Walk
 from agent.ingest.opcua.values.type_reader import enum_property, names_text
 from agent.message import Json, Value, time_text
 from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
 from agent.settings.sources import OpcuaSourceSettings
-from agent.status_codes import status_name as symbolic_status
+from agent.status_codes import status_name
 
 _BY_INDEX = re.compile(r"ns=(\d{1,5});(.+)", re.DOTALL)
 _CURRENT_READ = 1  # bit 0 of AccessLevel (OPC 10000-3, 8.57)
@@ -120,15 +120,15 @@ class Explorer:
         await self._learn_types(answers[1::2])
         found = []
         for node, value, name, kind in zip(nodes, values, answers[::2], answers[1::2], strict=True):
-            shown = _value(name)
+            shown = value_of(name)
             is_array = isinstance(value.value, Json) and value.value.data.startswith(b"[")
             found.append(
                 NodeReading(
                     address=address_text(node),
                     name="" if shown is None else str(shown.Name),
-                    data_type=self._type_name(_value(kind), is_array=is_array),
+                    data_type=self._type_name(value_of(kind), is_array=is_array),
                     value=value_text(value.value),
-                    status=symbolic_status(value.quality),
+                    status=status_name(value.quality),
                     source_time=time_text(value.source_time_ns) if value.source_time_ns else None,
                     server_time=time_text(value.server_time_ns) if value.server_time_ns else None,
                 )
@@ -141,7 +141,7 @@ class Explorer:
         answers = await self._services.read([(units, AttributeIds.Value) for _, units in having])
         found = {}
         for (node, _), answer in zip(having, answers, strict=True):
-            value = _value(answer)
+            value = value_of(answer)
             if isinstance(value, ua.EUInformation) and value.DisplayName is not None:
                 found[node] = clean_text(value.DisplayName.Text or "")
         return found
@@ -152,13 +152,13 @@ class Explorer:
         """The names of the numbers of each variable, by a property of its own or by its data type; else empty."""
         found = dict.fromkeys((one.node for one in variables), "")
         for one, kind in zip(variables, kinds, strict=True):
-            node = _value(kind)
+            node = value_of(kind)
             if isinstance(node, ua.NodeId) and (address := self._services.address(node)) is not None:
                 found[one.node] = await self._names_of_type(address)
         having = [(one.node, one.names) for one in variables if one.names is not None]
         answers = await self._services.read([(names, AttributeIds.Value) for _, names in having])
         for (variable, _), answer in zip(having, answers, strict=True):
-            found[variable] = names_text(enum_property(_value(answer))) or found[variable]
+            found[variable] = names_text(enum_property(value_of(answer))) or found[variable]
         return found
 
     async def _names_of_type(self, data_type: NodeAddress) -> str:
@@ -173,19 +173,19 @@ class Explorer:
     ) -> tuple[TagRow | None, str]:
         """A row without its name, or why there is none."""
         kind, rank, description, interval, access = answers
-        if _value(kind) is None:
-            return None, status_name(kind.StatusCode)
-        level = _value(access)
+        if value_of(kind) is None:
+            return None, status_text(kind.StatusCode)
+        level = value_of(access)
         if isinstance(level, int) and not level & _CURRENT_READ:
             return None, "this user may not read it"
-        text = _value(description)
-        ms = _value(interval)
-        dimensions = _value(rank)
+        text = value_of(description)
+        ms = value_of(interval)
+        dimensions = value_of(rank)
         is_array = isinstance(dimensions, int) and dimensions >= 0
         return TagRow(
             tag="",
             address=address,
-            data_type=self._type_name(_value(kind), is_array=is_array),
+            data_type=self._type_name(value_of(kind), is_array=is_array),
             unit=unit,
             description=clean_text(getattr(text, "Text", None) or ""),
             sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
@@ -196,13 +196,13 @@ class Explorer:
         """Read the names of data types that are not the specification's own."""
         wanted: dict[NodeAddress, None] = {}
         for kind in kinds:
-            node = _value(kind)
+            node = value_of(kind)
             address = self._services.address(node) if isinstance(node, ua.NodeId) else None
             if address is not None and address.namespace_uri != STANDARD_URI and address not in self._type_names:
                 wanted[address] = None
         answers = await self._services.read([(address, AttributeIds.BrowseName) for address in wanted])
         for address, answer in zip(wanted, answers, strict=True):
-            name = _value(answer)
+            name = value_of(answer)
             self._type_names[address] = clean_text(str(name.Name)) if name is not None else "unknown"
 
     def _type_name(self, kind: Any, *, is_array: bool) -> str:
@@ -242,8 +242,3 @@ def value_text(value: Value) -> str:
         text = "" if value is None else str(value)
     text = "".join(one if one.isprintable() else " " for one in text)
     return text if len(text) <= VALUE_CHARACTERS_MAX else text[: VALUE_CHARACTERS_MAX - 3] + "..."
-
-
-def _value(answer: ua.DataValue) -> Any:
-    is_bad = answer.StatusCode is not None and answer.StatusCode.is_bad()
-    return None if is_bad or answer.Value is None else answer.Value.Value

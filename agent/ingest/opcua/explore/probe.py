@@ -21,7 +21,7 @@ from asyncua.ua.attribute_ids import AttributeIds
 from asyncua.ua.object_ids import ObjectIds
 
 from agent.ingest.errors import SourceError, SourceRefused
-from agent.ingest.opcua.explore.services import Services, open_services
+from agent.ingest.opcua.explore.services import Services, open_services, value_of
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
     hand_over_file,
@@ -263,7 +263,7 @@ async def _values(services: Services, names: Sequence[str]) -> list[Any]:
     """Values of standard nodes by the names of their ids; None for what the server has not."""
     nodes = [NodeAddress(STANDARD_URI, getattr(ObjectIds, name)) for name in names if hasattr(ObjectIds, name)]
     answers = await services.read([(node, AttributeIds.Value) for node in nodes])
-    found = [answer.Value.Value if answer.Value is not None else None for answer in answers]
+    found = [value_of(answer) for answer in answers]
     return found + [None] * (len(names) - len(found))
 
 

@@ -6,7 +6,6 @@ followed to their end. What fails for one node is that node's result and not the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -25,11 +24,12 @@ from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.groups import told_limit
 from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
-from agent.ingest.opcua.session import Session, disconnect, new_client
-from agent.ingest.opcua.values.type_reader import enumeration_text
+from agent.ingest.opcua.session import Session, disconnect, new_client, quiet_library
+from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
+from agent.status_codes import status_name
 
 NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
 REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself forever is left at that
@@ -55,30 +55,26 @@ class Services:
         self._session, self._url = client.uaclient.session, settings.url
         self.namespaces: list[str] = []
         self.limits: dict[str, int] = {}
-        self._per_browse = self._per_read = NODES_PER_CALL_MAX
+        self._per_read = NODES_PER_CALL_MAX
+        self.nodes_per_browse = NODES_PER_CALL_MAX  # in one Browse call, as far as is known by now
 
     async def prepare(self) -> None:
         """Read namespaces and limits, one by one: a server may lack any of them."""
         self.namespaces = [STANDARD_URI]
         found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
-        value = found[0].Value.Value if found[0].Value is not None else None
+        value = value_of(found[0])
         if not isinstance(value, list):
-            raise SourceLost(f"{self._url} does not tell its namespaces ({status_name(found[0].StatusCode)})")
+            raise SourceLost(f"{self._url} does not tell its namespaces ({status_text(found[0].StatusCode)})")
         self.namespaces = [str(uri) for uri in value]
         prefix = "Server_ServerCapabilities_OperationLimits_"
         names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
         answers = await self.read(
             [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
         )
-        values = [answer.Value.Value if answer.Value is not None else None for answer in answers]
-        self.limits = {name: limit for name, value in zip(names, values, strict=True) if (limit := told_limit(value))}
+        limits = [told_limit(value_of(answer)) for answer in answers]
+        self.limits = {name: limit for name, limit in zip(names, limits, strict=True) if limit}
         self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
-        self._per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
-
-    @property
-    def nodes_per_browse(self) -> int:
-        """How many nodes one Browse call takes, as far as is known by now."""
-        return self._per_browse
+        self.nodes_per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
 
     async def read(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None
@@ -100,7 +96,8 @@ class Services:
         while len(results) < len(questions):
             part = questions[len(results) : len(results) + self._per_read]
             answers = await self._halving(part, call)
-            self._per_read = len(answers) if len(answers) < len(part) else self._per_read
+            if len(answers) < len(part):
+                self._per_read = len(answers)
             results += answers
             progress(len(results))
         return results
@@ -108,7 +105,9 @@ class Services:
     async def enumeration(self, data_type: NodeAddress) -> str:
         """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
         index = data_type.index(self.namespaces)
-        return "" if index is None else await enumeration_text(self._session, (index, data_type.identifier))
+        if index is None:
+            return ""
+        return names_text(await TypeReader(self._session).definition((index, data_type.identifier)))
 
     async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
         """The values of nodes as a source records them, one result each, in order. The library takes the picoseconds of
@@ -121,7 +120,8 @@ class Services:
         """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
         takes, for the first of the nodes. Raises SourceLost."""
         answers = await self._halving(nodes, self._browse_once)
-        self._per_browse = len(answers) if len(answers) < len(nodes) else self._per_browse
+        if len(answers) < len(nodes):
+            self.nodes_per_browse = len(answers)
         return [await self._all_references(answer) for answer in answers]
 
     async def _browse_once(self, nodes: Sequence[NodeAddress]) -> list[ua.BrowseResult]:
@@ -146,7 +146,7 @@ class Services:
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
         """The references of one node, its continuation points followed."""
         if not result.StatusCode.is_good():
-            return status_name(result.StatusCode)
+            return status_text(result.StatusCode)
         found = [*self._references(result)]
         while point := result.ContinuationPoint:
             parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
@@ -155,7 +155,7 @@ class Services:
             except (UaError, OSError, TimeoutError) as error:
                 raise self._lost(error) from error
             if not result.StatusCode.is_good():
-                return status_name(result.StatusCode)
+                return status_text(result.StatusCode)
             more = [*self._references(result)]
             found += more
             if len(found) > REFERENCES_PER_NODE_MAX or (not more and result.ContinuationPoint == point):
@@ -220,7 +220,7 @@ class Services:
 @asynccontextmanager
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
-    logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
+    quiet_library()
     client = new_client(settings, WATCHDOG_S)
     try:
         await connect(client, settings, SteppedClient(settings), password)
@@ -231,6 +231,12 @@ async def open_services(settings: OpcuaSourceSettings, password: str = "") -> As
         await disconnect(client)
 
 
-def status_name(status: ua.StatusCode | None) -> str:
-    """A status as its symbolic name; what has none is good."""
-    return "Good" if status is None else str(status.name)
+def value_of(answer: ua.DataValue) -> Any:
+    """The value of an attribute; None where it was refused."""
+    is_bad = answer.StatusCode is not None and answer.StatusCode.is_bad()
+    return None if is_bad or answer.Value is None else answer.Value.Value
+
+
+def status_text(status: ua.StatusCode | None) -> str:
+    """The name of a status. An answer without one is good."""
+    return status_name(0 if status is None else status.value)

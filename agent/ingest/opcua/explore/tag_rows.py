@@ -7,18 +7,16 @@ what was read of them, returns text.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from uuid import UUID
 
 from agent.ingest.errors import IngestError
 from agent.ingest.tags.csv_rows import write_csv
 from agent.ingest.tags.sheet import ROWS_MAX
-from agent.opcua_address import STANDARD_URI, NodeAddress, parse_node_address
+from agent.opcua_address import STANDARD_URI, NodeAddress, identifier_text, parse_node_address
 
 ID_CHARACTERS_MAX = 200  # a subject may have 512 bytes; longer names are cut in the middle of the path
 TEXT_BYTES_MAX = 1_000  # unit and description; a definition holds 1,024
@@ -44,7 +42,7 @@ class TagRow:
 
 def address_text(node: NodeAddress) -> str:
     """A node id as a tag file holds it. Raises ValueError where no tag file can."""
-    text = _identifier_text(node.identifier)
+    text = identifier_text(node.identifier)
     if node.namespace_uri != STANDARD_URI:
         text = f"nsu={node.namespace_uri};{text}"
     if len(text.encode("utf-8", "replace")) > TEXT_BYTES_MAX or not text.isprintable() or text != text.strip():
@@ -52,16 +50,6 @@ def address_text(node: NodeAddress) -> str:
     if _parsed(text) != node:
         raise ValueError("the namespace URI or the node id has a form that a tag file cannot hold")
     return text
-
-
-def _identifier_text(identifier: int | str | UUID | bytes) -> str:
-    if isinstance(identifier, int):
-        return f"i={identifier}"
-    if isinstance(identifier, str):
-        return f"s={identifier}"
-    if isinstance(identifier, UUID):
-        return f"g={identifier}"
-    return f"b={base64.b64encode(identifier).decode()}"
 
 
 def _parsed(text: str) -> NodeAddress | None:

@@ -170,11 +170,6 @@ class GapFill:
         self._nodes_max, self.values_max = nodes_max, values_max
         self._stored = stored or {}
         self._is_ordered = True  # the server has given everything in the order of time
-        self.values_total = 0
-
-    @property
-    def is_done(self) -> bool:
-        return not self._open
 
     def next_call(self) -> list[HistoryRange]:
         """What to read now, in one call. The same tags are read to their end before others begin, so that a server
@@ -255,7 +250,6 @@ class GapFill:
             elif not has_moved:
                 # A full page without a continuation point: this server pages by time, and one instant filled the page.
                 cursor.start_ns += TICK_NS
-        self.values_total += len(missing)
         return missing
 
     def _taken(self, cursor: _Cursor, page: HistoryPage) -> list[HistoryValue]:

@@ -104,13 +104,9 @@ class TypeReader:
         return answer.Value.Value if answer.Value is not None else None
 
 
-async def enumeration_text(session: UaSession, data_type: TypeKey) -> str:
-    """The names of a data type's numbers as the column `enumeration` of a tag file has them; empty if it has none."""
-    return names_text(await TypeReader(session).definition(data_type))
-
-
 def names_text(described: object) -> str:
-    """The names of an enumeration in that form; empty if it is none, or has more than a definition holds."""
+    """The names of an enumeration as the column `enumeration` of a tag file has them; empty if it is none, or has more
+    than a definition holds."""
     if not isinstance(described, EnumType):
         return ""
     named = ((value, " ".join(_WORD.sub(" ", text).split())) for value, text in sorted(described.texts.items()))

@@ -16,17 +16,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID
 
-from agent.ingest.opcua.decode import DecodeError, time_text_of
+from agent.ingest.opcua.decode import NUMBER_FORMATS, DecodeError, time_text_of
 from agent.ingest.opcua.values.structures import EnumType, Field, Shape, StructureType, TypeKey, Types
 from agent.message import JSON_INTEGER_MAX, VALUE_BYTES_MAX, Json, MessageError, Value
+from agent.opcua_address import identifier_text
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least this many levels are to be supported
 DIMENSIONS_MAX = 32  # of one array; three are usual
 ELEMENTS_MAX = VALUE_BYTES_MAX // 2  # kept of one value: more, with their commas, exceed a fact's limit in any case
 _MALFORMED = (struct.error, IndexError, OverflowError, ValueError, MessageError, RecursionError)
 
-_LETTERS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
-_NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in _LETTERS.items()}
+_NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U16, _U32, _I32, _I64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<q")
 
 
@@ -61,7 +61,7 @@ class ValueReader:
     def node_id_text(self, key: TypeKey) -> str:
         """A node id with the URI of its namespace; with the index where the server has no such namespace."""
         namespace, identifier = key
-        return self.namespace_text(namespace) + _identifier_text(identifier)
+        return self.namespace_text(namespace) + identifier_text(identifier)
 
     def namespace_text(self, index: int) -> str:
         if index == 0:
@@ -168,7 +168,7 @@ class _Wire:
         start = self.take(count * _NUMBERS[kind].size)
         kept = min(count, self.elements_left)
         self.elements_left -= kept
-        return list(struct.unpack_from(f"<{kept}{_LETTERS[kind]}", self.data, start))
+        return list(struct.unpack_from(f"<{kept}{NUMBER_FORMATS[kind]}", self.data, start))
 
     def enter(self) -> None:
         """One level deeper; the caller counts the level down again, unless it fails."""
@@ -191,7 +191,7 @@ class _Wire:
         kind = encoding & 0x3F
         found = None
         if encoding & 0x80:
-            found = self.numbers(kind) if kind in _LETTERS else self.array(lambda: self.built_in(kind))
+            found = self.numbers(kind) if kind in _NUMBERS else self.array(lambda: self.built_in(kind))
             if encoding & 0x40:
                 found = _shaped(found, self.dimensions())
         elif kind:
@@ -246,7 +246,7 @@ class _Wire:
         key = self.node_key(form)
         uri = self.plain_text() if form & 0x80 else ""
         server = self.number(_U32) if form & 0x40 else 0
-        text = f"nsu={uri};{_identifier_text(key[1])}" if uri else self.reader.node_id_text(key)
+        text = f"nsu={uri};{identifier_text(key[1])}" if uri else self.reader.node_id_text(key)
         return f"svr={server};{text}" if server else text
 
     def qualified_name(self) -> str | None:
@@ -414,18 +414,6 @@ def _shaped(values: list[Any] | None, dimensions: list[int]) -> list[Any] | None
     for size in reversed(dimensions[1:]):
         values = [values[start : start + size] for start in range(0, len(values), size)]
     return values
-
-
-def _identifier_text(identifier: int | str | UUID | bytes) -> str:
-    match identifier:
-        case int():
-            return f"i={identifier}"
-        case str():
-            return f"s={identifier}"
-        case UUID():
-            return f"g={identifier}"
-        case _:
-            return f"b={base64.b64encode(identifier).decode()}"
 
 
 def _json(value: Any) -> Any:

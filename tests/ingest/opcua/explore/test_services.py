@@ -16,7 +16,7 @@ from asyncua.ua.ua_binary import struct_to_binary
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
-from agent.ingest.opcua.explore.services import Services, status_name
+from agent.ingest.opcua.explore.services import Services, status_text
 from agent.ingest.opcua.session import new_client
 from agent.message import Json
 from agent.opcua_address import STANDARD_URI, NodeAddress
@@ -107,8 +107,8 @@ async def test_one_value_that_cannot_be_read_costs_that_value() -> None:
     found = await services(FakeSession(error=struct.error("short"), bad=7)).read(
         [(node, AttributeIds.Value) for node in nodes(20)]
     )
-    assert [status_name(each.StatusCode) for each in found].count("BadDecodingError") == 1
-    assert status_name(found[7].StatusCode) == "BadDecodingError"
+    assert [status_text(each.StatusCode) for each in found].count("BadDecodingError") == 1
+    assert status_text(found[7].StatusCode) == "BadDecodingError"
     assert found[8].Value is not None
 
 
