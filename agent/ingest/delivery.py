@@ -3,7 +3,7 @@
 A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler needs
 the last recorded values when the source returns. It keeps no sample that it has passed on.
 
-A new tag map waits here (`offer_map`) until the source takes it over (`retag`) in the one task that records, behind
+A new tag map waits here (`offer_map`) until the source takes it over (`take_over_map`) in the one task that records, behind
 everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
 ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
 value would look current forever.
@@ -63,7 +63,7 @@ class Delivery:
         """Offer a new tag map to the source. It replaces one that is still waiting."""
         self._wanted = _numbered(tags, numbers)
 
-    def retag(self, now_ns: int) -> bool:
+    def take_over_map(self, now_ns: int) -> bool:
         """Take over the waiting tag map; True if there was one. Awaits nothing, so it happens as a whole. The caller
         then awaits `recorder.settle`."""
         wanted, self._wanted = self._wanted, None

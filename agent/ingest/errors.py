@@ -42,14 +42,14 @@ class Problem:
     template_row: int = 0
 
     def __str__(self) -> str:
-        _, column = _words_of(self.file)
+        _, column = _terms(self.file)
         where = place(self.file, self.row, self.template_row) + (f" {column} {self.column}" if self.column else "")
         return f"{where}: {self.value!r} {self.why}" if self.column else f"{where}: {self.why}"
 
 
 def place(file: str, row: int, template_row: int = 0) -> str:
     """Where a row is, in the words of the kind of file: `meters.csv row 7 (template row 2)`."""
-    word, _ = _words_of(file)
+    word, _ = _terms(file)
     return file + (f" {word} {row}" if row else "") + (f" (template {word} {template_row})" if template_row else "")
 
 
@@ -58,7 +58,7 @@ def is_toml(file: str) -> bool:
     return file.lower().endswith(".toml")
 
 
-def _words_of(file: str) -> tuple[str, str]:
+def _terms(file: str) -> tuple[str, str]:
     return ("line", "key") if is_toml(file) else ("row", "column")
 
 

@@ -106,7 +106,7 @@ class Failures:
 
 
 AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minute ahead of another (decision 0042)
-TOLD_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)  # with what the turn of the source took that tells it
+REPORTED_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)  # with what the turn of the source took that tells it
 EVENTS_LATE_NS = 60 * 1_000_000_000  # an outage's events are recorded or declared by then (opcua/rescue: RESCUE_S)
 CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: a clock of ours that shows less was never set
 
@@ -120,7 +120,7 @@ class Newest(NamedTuple):
     recorded_ns: int = 0
 
 
-class Ahead(NamedTuple):
+class FastClock(NamedTuple):
     """One moment by a clock of a source that was ahead, and by ours."""
 
     first_ns: int
@@ -135,7 +135,7 @@ class Stop(NamedTuple):
     """When an earlier process ended, or earlier, in the times of its source; also by a clock that was ahead then."""
 
     first_ns: int
-    ahead: Ahead | None
+    ahead: FastClock | None
 
 
 def stop_of(streams: Iterable[Sequence[Newest]], undelivered_ns: int) -> Stop | None:
@@ -159,14 +159,14 @@ def values_missing_since(stop_ns: int, gaps: Sequence[DeclaredGap]) -> int:
     """Since when values may be missing that no fact names, by the end of the last process and the gaps that it
     declared, newest first. Losses that follow one another are told once in GAP_INTERVAL_S: what was lost in the last of
     these was not told."""
-    untold = [one.last_ns for one in gaps[:1] if stop_ns - one.last_ns <= TOLD_LATE_NS]
-    return min([stop_ns, *untold])
+    unreported = [one.last_ns for one in gaps[:1] if stop_ns - one.last_ns <= REPORTED_LATE_NS]
+    return min([stop_ns, *unreported])
 
 
 def events_missing_since(stop_ns: int, gaps: Iterable[DeclaredGap]) -> int:
     """The same for events. The newest values say nothing of them: after an outage, those of before it may still have
     been on their way when the process ended."""
-    since_ns = stop_ns - TOLD_LATE_NS
+    since_ns = stop_ns - REPORTED_LATE_NS
     for one in gaps:
         if one.last_ns < since_ns - EVENTS_LATE_NS:
             break
@@ -179,7 +179,7 @@ def _stop_of(newest: Sequence[Newest], undelivered_ns: int) -> Stop:
     right_ns = [one.sample.source_time_ns for one in newest if not _is_ahead(one)]
     last, ahead = newest[0], None
     if _is_ahead(last):
-        ahead = Ahead(last.sample.source_time_ns - undelivered_ns, last.recorded_ns - undelivered_ns)
+        ahead = FastClock(last.sample.source_time_ns - undelivered_ns, last.recorded_ns - undelivered_ns)
     if not right_ns:  # what was recorded last had come late by the one, and what had not come by the other
         return Stop(last.recorded_ns - 2 * undelivered_ns, ahead)
     # By the order of recording, for a clock may have been set back; but not by that of a device that is far behind.
@@ -198,16 +198,16 @@ _DIGITS = re.compile(r"\d+")
 class Outage:
     """An outage of a source: its start, and the reasons that were logged."""
 
-    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST, ahead: Ahead | None = None) -> None:
+    def __init__(self, first_ns: int | None = None, reason: str = SOURCE_LOST, ahead: FastClock | None = None) -> None:
         self.first_ns = first_ns  # the last sign of life before it; 0: there was none; None: not known yet
         self.reason = reason
         self.ahead = ahead  # see Stop
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
-    def is_news(self, why: str) -> bool:
+    def is_new_reason(self, why: str) -> bool:
         """Whether this reason is logged for the first time in this outage. Numbers in the text are ignored."""
         reason = _DIGITS.sub("#", why)
-        if reason in self._told or len(self._told) >= REASONS_PER_OUTAGE_MAX:
+        if reason in self._logged or len(self._logged) >= REASONS_PER_OUTAGE_MAX:
             return False
-        self._told.add(reason)
+        self._logged.add(reason)
         return True

@@ -2,7 +2,7 @@
 
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
-samples is bounded. Messages are taken the same way, by a recorder of their own (`beside`): one task uses a recorder.
+samples is bounded. Messages are taken the same way, by a recorder of their own (`for_another_task`): one task uses a recorder.
 Gaps are written as facts, and merged until they can be written; one that is due is written ahead of the samples behind
 it. Which samples are worth recording is decided elsewhere (`sampling`).
 """
@@ -81,7 +81,7 @@ class Recorder:
         self.refused_total = 0
         self.last_value_unix_ms = 0
 
-    def beside(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
+    def for_another_task(self, gap_predicate: str = GAP_PREDICATE) -> Recorder:
         """Another recorder of the same source, for a task that works beside the live values."""
         return Recorder(*(self.source, self.zone, self._store, self._refusals, self._operational_stream), gap_predicate)
 

@@ -28,10 +28,10 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import NoHistory, NotConnected, Problem, SourceBusy, UnknownSource
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, SOURCE_LOST
 from agent.ingest.lifecycle import (
-    Ahead,
     Backoff,
     Event,
     Failures,
+    FastClock,
     Newest,
     Outage,
     State,
@@ -121,7 +121,7 @@ class Events(Protocol):
     def statistics(self) -> tuple[int, int, int, int]:
         """The fields of EventStatistics."""
 
-    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
+    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
         """No process of this node ran since then, also by a clock that was ahead."""
 
     async def end(self) -> None:
@@ -188,10 +188,10 @@ def source_maker(
     def make(delivery: Delivery) -> OpcuaSource | OpcuaPollSource:
         backfill = None
         if stored is not None and rate:
-            backfill = HistoryBackfill(delivery, recorder.beside(), stored, rate)
+            backfill = HistoryBackfill(delivery, recorder.for_another_task(), stored, rate)
         if settings.mode == "poll":
             return OpcuaPollSource(settings, delivery, backfill)
-        events = EventCollector(settings, recorder.beside(EVENTS_LOST)) if settings.events else None
+        events = EventCollector(settings, recorder.for_another_task(EVENTS_LOST)) if settings.events else None
         return OpcuaSource(settings, delivery, backfill, events)
 
     return make
@@ -345,13 +345,13 @@ class SourceSupervisor:
         while True:
             self._become(Event.START)
             self._failures.begin()
-            error = await self._outcome(self._one_life())
+            error = await self._error_of(self._one_life())
             assert error is not None, "a life ends only by an exception"
             self._become(Event.DOWN)
             self._retry.clear()
             outage = self._outage = self._outage or Outage()
             self._log_loss(outage, error)
-            await self._outcome(self._finish_life(outage))
+            await self._error_of(self._finish_life(outage))
             failures = self._failures.end(0.0 if self._source is None else self._source.alive_s)
             wait_s = self._backoff.wait_ms(failures, random.random()) / 1000  # noqa: S311 jitter
             await self._pause(min(wait_s, BUSY_WAIT_S) if isinstance(_innermost(error), SourceBusy) else wait_s)
@@ -364,7 +364,7 @@ class SourceSupervisor:
         except TimeoutError:
             pass
 
-    async def _outcome(self, part: Awaitable[None]) -> Exception | None:
+    async def _error_of(self, part: Awaitable[None]) -> Exception | None:
         """Await a part of a life, and count its error. Returns the error, or None."""
         try:
             await part
@@ -437,7 +437,7 @@ class SourceSupervisor:
         while True:
             await self._offered.wait()
             self._offered.clear()
-            error = await self._outcome(self._number_offer())
+            error = await self._error_of(self._number_offer())
             self._numbering_problem = "" if error is None else f"the store does not number the tags: {_text(error)}"
             if error is not None:
                 await asyncio.sleep(NUMBERING_RETRY_S)
@@ -497,7 +497,7 @@ class SourceSupervisor:
     def _log_loss(self, outage: Outage, error: Exception) -> None:
         """One line for each reason of an outage."""
         why = _text(error)
-        if outage.is_news(why):
+        if outage.is_new_reason(why):
             log.warning("source lost", extra={"action": "source_lost", "source": self.settings.name, "why": why})
 
     def _become(self, event: Event) -> None:
@@ -529,7 +529,7 @@ class Ingest:
         self._notes = [note for found in tag_maps.values() for note in found.notes]
         self._stop = asyncio.Event()
         self._group: asyncio.TaskGroup | None = None
-        self._beside: list[asyncio.Task[None]] = []
+        self._background: list[asyncio.Task[None]] = []
 
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
@@ -539,11 +539,11 @@ class Ingest:
             self._group = group
             for supervisor in self._by_name.values():
                 supervisor.start(group)
-            self._run_beside(group)
+            self._run_background(group)
             await self._stop.wait()
             for supervisor in self._by_name.values():
                 supervisor.stop()
-            for task in self._beside:
+            for task in self._background:
                 task.cancel()
 
     def stop(self) -> None:
@@ -565,23 +565,23 @@ class Ingest:
         for name, supervisor in self._by_name.items():
             if name not in kept:
                 supervisor.start(self._group)
-        for task in self._beside:
+        for task in self._background:
             task.cancel()
-        self._run_beside(self._group)
+        self._run_background(self._group)
 
-    def _run_beside(self, group: asyncio.TaskGroup) -> None:
+    def _run_background(self, group: asyncio.TaskGroup) -> None:
         """Watch the tag files of the sources, and record once which tags are in none of them any more."""
-        self._beside = []
+        self._background = []
         supervisors = list(self._by_name.values())
         maps = {one.settings.name: one.tags for one in supervisors}
         if supervisors:
             settings = [one.settings for one in supervisors]
             watch = TagWatch(settings, maps, self._offer, self._note_file_problems, self._watch_times)
-            self._beside.append(group.create_task(watch.run(), name="tag files"))
+            self._background.append(group.create_task(watch.run(), name="tag files"))
         if self._find_removed is not None:
             subjects = frozenset(tag.definition.subject for found in maps.values() for tag in found.tags)
             removal = record_removed(self._find_removed, subjects, self._recorder_of("removed-tags"))
-            self._beside.append(group.create_task(removal, name="removed tags"))
+            self._background.append(group.create_task(removal, name="removed tags"))
 
     def _supervisor(self, settings: SourceSettings, tags: TagMap) -> SourceSupervisor:
         return SourceSupervisor(settings, tags, self._recorder_of(settings.name), self._stored, self._memory)

@@ -29,9 +29,9 @@ async def made(store: FakeStore, *tags: Tag) -> Delivery:
 async def retagged(delivery: Delivery, now_ns: int, *tags: Tag) -> None:
     """These tags instead."""
     delivery.offer_map(tags, await delivery.recorder.define([one.definition for one in tags]))
-    assert delivery.retag(now_ns)
+    assert delivery.take_over_map(now_ns)
     await delivery.recorder.settle()
-    assert not delivery.retag(now_ns)
+    assert not delivery.take_over_map(now_ns)
 
 
 async def test_tags_that_stay_keep_number_and_state() -> None:
@@ -131,7 +131,7 @@ async def test_only_the_newest_map_that_waits_counts() -> None:
     delivery = await made(store, tag("a"))
     delivery.offer_map([tag("b")], [2])
     delivery.offer_map([tag("a"), tag("c")], [1, 3])
-    assert delivery.retag(S)
+    assert delivery.take_over_map(S)
     await delivery.recorder.settle()
     assert delivery.points == {1: "a", 3: "c"}
     assert store.samples == []

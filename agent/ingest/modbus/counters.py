@@ -35,7 +35,7 @@ class CounterFall:
         return RESTARTED if self.counted is None else WRAPPED
 
 
-class CounterBook:
+class CounterTracker:
     """The last reading of each counter of a source. `last`: that of an earlier process, by tag."""
 
     def __init__(self, moduli: Mapping[int, int | float], last: Callable[[int], tuple[int, Value]]) -> None:

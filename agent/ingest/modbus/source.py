@@ -27,7 +27,7 @@ from agent.ingest.delivery import Delivery
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED
 from agent.ingest.modbus.address import Register
-from agent.ingest.modbus.counters import CounterBook, fall_message
+from agent.ingest.modbus.counters import CounterTracker, fall_message
 from agent.ingest.modbus.explore.tag_values import read_tags_over
 from agent.ingest.modbus.line import Line, ReadRefused, UnitGarbled, UnitSilent, end_if_cancelled
 from agent.ingest.modbus.plan import Limits, Span
@@ -55,7 +55,7 @@ class ModbusSource:
         self._learned = self._remembered()
         self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
-        self._counters = CounterBook(self._moduli(), delivery.sampler.last_reading)
+        self._counters = CounterTracker(self._moduli(), delivery.sampler.last_reading)
         self._read: list[SampleColumns] = []  # read and not delivered yet
         self._silence = asyncio.Event()  # some unit has fallen silent
         self.backfill = self.events = None  # a device keeps no records, and raises no events
@@ -63,7 +63,7 @@ class ModbusSource:
         self.polls_missed_total = self.polls_late_total = 0
         self.alive_s, self.alive_ns = 0.0, 0
         self._answered_ns: dict[int, int] = {}  # by unit: the time of its last values
-        self._is_missing_told = False
+        self._is_missing_logged = False
         self._takes_one_line = False  # the device hung up on a second connection in this life
         self._verb_missing = "answers"  # what the unit that fell silent last does not do
 
@@ -78,13 +78,13 @@ class ModbusSource:
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
-        await self._retag()
+        await self._take_over_map()
         for unit in self._units:
             unit.answered()  # over a new connection every unit is asked again
-            unit.remark()
+            unit.mark_parked_again()
             unit.replan()  # the last life may have ended amid a search
         self._silence.clear()
-        self._is_missing_told = self._takes_one_line = False
+        self._is_missing_logged = self._takes_one_line = False
         settings = self._settings
         async with Line(settings) as line:
             # Before the grid begins there is time: what a device refuses is mostly found here, before values flow.
@@ -149,10 +149,10 @@ class ModbusSource:
         """All poll intervals, in ms."""
         return frozenset(chain.from_iterable(unit.intervals for unit in self._units))
 
-    async def _retag(self) -> bool:
+    async def _take_over_map(self) -> bool:
         """Take over a new tag map, if there is one. Called between polls only: a read and its samples belong to one
         map."""
-        if not self._delivery.retag(self.now_ns()):
+        if not self._delivery.take_over_map(self.now_ns()):
             return False
         self._units = self._units_for(self._delivery.points, self._units)
         self._counters.keep(self._moduli())
@@ -173,7 +173,7 @@ class ModbusSource:
                 refused = self._delivery.recorder.refused_total != refused_before
                 self._note_missed(slot.missed, time.time_ns() - now_ns, STORE_REFUSED if refused else POLLS_MISSED)
             refused_before = self._delivery.recorder.refused_total
-            if await self._retag():
+            if await self._take_over_map():
                 grid.keep(self._intervals(), now_ns)
             if slot.due:
                 await self._poll_all(line, slot.due, grid.next_ns())
@@ -277,8 +277,8 @@ class ModbusSource:
             ]
             first_ns, last_ns = one.first_ns + clock_offset_ns, one.last_ns + clock_offset_ns
             self._delivery.add_gap(why, first_ns, last_ns, one.count * len(tags), tags, exact=True)
-        if not self._is_missing_told:
-            self._is_missing_told = True
+        if not self._is_missing_logged:
+            self._is_missing_logged = True
             extra = {"action": "polls_missed", "source": self._settings.name, "why": why}
             log.warning("polls are missed: the device or the store is slower than the poll interval", extra=extra)
 
@@ -318,7 +318,7 @@ class ModbusSource:
         except UnitSilent:
             return False
         unit.answered()
-        unit.remark()
+        unit.mark_parked_again()
         return True
 
     async def _try_side_line(self, line: Line) -> None:

@@ -101,7 +101,7 @@ class Unit:
             for read in plan_reads(left, self.limits)
         ]
         if any(self.tags[register] != before.get(register) for register in self.tags):
-            self.remark()
+            self.mark_parked_again()
         self.replan()
         proven = [planned.read for planned in self._kept.values() if planned.is_proven]
         self._kept = {}  # a decoder knows the numbers of the tags
@@ -208,10 +208,10 @@ class Unit:
         """Take over what an earlier process learned. Each is asked for again soon, as nothing is known since."""
         for span, code in refused.items():
             self._refused[span] = RefusedSpan(code, 0, 0)
-        self.remark()
+        self.mark_parked_again()
         self.replan()
 
-    def remark(self) -> None:
+    def mark_parked_again(self) -> None:
         """Record the status of each parked value again: its tag is new, or another loss was recorded since."""
         self._unmarked = {span for span in self._refused if span in self._places}
 

@@ -21,7 +21,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.address import Reading, TagPoint
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.monitoring import Monitoring, Trigger
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import CallTooLarge, Session
 from agent.ingest.opcua.subscription import Subscription
 from agent.ingest.sampling import Sampler
@@ -39,7 +39,7 @@ class Findings(NamedTuple):
 
     gone: dict[int, int]
     dead: list[int]
-    since: dict[int, Moment]
+    since: dict[int, ServerTime]
 
 
 _NOTHING = Findings({}, [], {})
@@ -60,7 +60,7 @@ class _Turn:
     """Where the audit of a subscription stands."""
 
     due_s: float
-    asked: Moment  # before the suspects were read
+    asked: ServerTime  # before the suspects were read
     place: int = 0
     looks: int = 0
     suspects: dict[int, _Suspicion] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class _Turn:
 class Audit:
     """The audits of one session. `now` is the server's clock as known, or earlier."""
 
-    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], Moment]) -> None:
+    def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], ServerTime]) -> None:
         self._session, self._sampler, self._now = session, sampler, now
         self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
         self._turns: dict[int, _Turn] = {}
-        self._alive: dict[int, Moment] = {}  # by tag: everything up to then is published; bounded by the tags
+        self._alive: dict[int, ServerTime] = {}  # by tag: everything up to then is published; bounded by the tags
 
-    async def look(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
+    async def check(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
         """Read items of a subscription if it is due. Raises SourceLost if the server publishes nothing any more and its
         clock would not show it."""
         now_s = time.monotonic()
@@ -110,12 +110,12 @@ class Audit:
             )
         return Findings(gone, dead, {tag: self.last_life(one, tag) for tag in found})
 
-    def last_life(self, one: Subscription, tag: int) -> Moment:
+    def last_life(self, one: Subscription, tag: int) -> ServerTime:
         """Up to when everything of an item was published: a Read has shown it, or its last value is later."""
         now, since = self._now(), self._alive.get(tag, one.opened)
         published_ns = self._sampler.last_time_ns(tag)
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
-            since = Moment(published_ns, now.set_back_ns)
+            since = ServerTime(published_ns, now.set_back_ns)
         return since
 
     def _next_tags(self, one: Subscription, turn: _Turn, points: Mapping[int, TagPoint]) -> list[int]:

@@ -24,7 +24,7 @@ class ServerLimits:
     subscriptions: int = 0
 
 
-def told_limit(value: object) -> int:
+def limit_of(value: object) -> int:
     """A limit as a server tells it; 0, no limit (OPC 10000-5, 6.3.11), also for what is no number of operations."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 

@@ -21,7 +21,7 @@ from collections.abc import Container, Iterable, KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.quality import is_bad
 
 PAUSE_DOUBLINGS_MAX = 10  # times the first pause, at most
@@ -193,7 +193,7 @@ class Absence(NamedTuple):
     """Since when, and why (the reason of a gap), a handle has no item that publishes."""
 
     reason: str
-    since: Moment
+    since: ServerTime
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class Absences:
         """Those that are absent."""
         return self._open.keys()
 
-    def begin(self, handles: Iterable[int], reason: str, since: Moment) -> list[int]:
+    def begin(self, handles: Iterable[int], reason: str, since: ServerTime) -> list[int]:
         """Nothing is published of these from now on, and perhaps since that moment. The first sign of it dates it.
         Returns those that were not absent."""
         news: list[int] = []
@@ -235,7 +235,7 @@ class Absences:
                 known.is_longer, known.has_published = known.is_declared, False
         return news
 
-    def since(self, handle: int) -> Moment | None:
+    def since(self, handle: int) -> ServerTime | None:
         """The last sign of life of a handle that is absent."""
         known = self._open.get(handle)
         return None if known is None else known.absence.since

@@ -23,7 +23,7 @@ from agent.ingest.gap import POLLS_MISSED, STORE_REFUSED, TagGap
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.decode import Change, DecodeError
 from agent.ingest.opcua.history import HistoryBackfill
-from agent.ingest.opcua.rescue import EarlierSessions
+from agent.ingest.opcua.rescue import LostSessions
 from agent.ingest.opcua.server_clock import ClockReading, ServerClock, SetBacks
 from agent.ingest.opcua.session import CallTooLarge, Session, close_session, open_session
 from agent.ingest.opcua.subscription import log_parked
@@ -47,7 +47,7 @@ class OpcuaPollSource:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)
         self._clock = ServerClock()
-        self._earlier = EarlierSessions(partial(close_session, settings))
+        self._lost_sessions = LostSessions(partial(close_session, settings))
         self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
         delivery.on_gap(self._set_backs.add)
         self._namespaces: list[str] = []
@@ -68,13 +68,13 @@ class OpcuaPollSource:
     async def finish(self) -> None:
         """Take over a new tag map. What was read was delivered at once."""
         self._set_backs.end_life()
-        await self._retag()
+        await self._take_over_map()
 
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, poll until something breaks. Ends only by an exception."""
         async with open_session(self._settings) as session, asyncio.TaskGroup() as group:
-            self._earlier.begin(session, await session.server_start())
-            group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
+            self._lost_sessions.begin(session, await session.server_start())
+            group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:
                 group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
             limits = await session.limits()
@@ -83,8 +83,8 @@ class OpcuaPollSource:
             group.create_task(self._poll(session, on_up), name=f"{self._settings.name} poll")
             raise await session.lost
 
-    async def _retag(self) -> None:
-        if self._delivery.retag(self.now_ns()):
+    async def _take_over_map(self) -> None:
+        if self._delivery.take_over_map(self.now_ns()):
             self._turns.clear()
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
@@ -96,7 +96,7 @@ class OpcuaPollSource:
         is_up = False
         while True:
             refused_before, slot_ns = self._delivery.recorder.refused_total, self.now_ns()
-            await self._retag()
+            await self._take_over_map()
             await self._read_all(session)
             await self._delivery.deliver_due(self.now_ns())
             if not is_up:

@@ -19,7 +19,7 @@ DELAY_NS = 100_000_000  # a reading may come so much faster than the one before 
 GAPS_MAX = 100  # gaps that may still turn out to be longer; a server whose clock stands never settles them
 
 
-class Moment(NamedTuple):
+class ServerTime(NamedTuple):
     """A time of a server's clock, and by how much the clock had been set back in all until then."""
 
     time_ns: int
@@ -51,7 +51,7 @@ class ServerClock:
         """What it shows now, as far as it is known. `wall_ns`, our own clock, until it has shown anything."""
         return wall_ns if self._shown is None else monotonic_ns + self._ahead_ns
 
-    def in_new_times(self, moment: Moment) -> int:
+    def in_new_times(self, moment: ServerTime) -> int:
         """A moment in the times of the clock as it is now."""
         return moment.time_ns - (self.set_back_ns - moment.set_back_ns)
 

@@ -40,7 +40,7 @@ from agent.ingest.opcua.decode import (
     decode_read_values,
     filetime_ns,
 )
-from agent.ingest.opcua.groups import ServerLimits, told_limit
+from agent.ingest.opcua.groups import ServerLimits, limit_of
 from agent.ingest.opcua.history import HistoryPage, HistoryRange, decode_history, history_request
 from agent.ingest.opcua.monitoring import Monitoring, publishing_ms_of, sampling_ms_of
 from agent.ingest.opcua.plan import Created
@@ -49,9 +49,9 @@ from agent.ingest.opcua.security.client import (
     TOO_LARGE,
     ReactivatingClient,
     SessionKey,
-    SteppedClient,
+    StepTrackingClient,
     connect,
-    of_library,
+    library_call,
 )
 from agent.ingest.opcua.server_clock import ClockReading, read_ns
 from agent.ingest.opcua.values.type_reader import learn_missing
@@ -157,7 +157,7 @@ class _RawSession(UaSession):
 class Session:
     """An open session. Made by `open_session`."""
 
-    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in new_client"
@@ -189,8 +189,8 @@ class Session:
 
     async def limits(self) -> ServerLimits:
         """What the server says that it takes. It is not known yet how many nodes one Read may name."""
-        told = await self._told(list(_LIMITS.values()))
-        return ServerLimits(**{name: told_limit(value) for name, value in zip(_LIMITS, told, strict=True)})
+        told = await self._standard_values(list(_LIMITS.values()))
+        return ServerLimits(**{name: limit_of(value) for name, value in zip(_LIMITS, told, strict=True)})
 
     async def ignores_ranges(self) -> bool:
         """Whether this server gives a whole array where elements of it are asked for, with a good status (asyncua,
@@ -202,7 +202,7 @@ class Session:
             self._ignores_ranges = value is not None and isinstance(value.Value, list) and len(value.Value) > 1
         return self._ignores_ranges
 
-    async def _told(self, nodes: Sequence[int]) -> list[Any]:
+    async def _standard_values(self, nodes: Sequence[int]) -> list[Any]:
         """The values of nodes of the standard namespace; None for what the server lacks, denies, or tells in a way that
         cannot be read. Raises SourceLost."""
         asked = [ua.ReadValueId(NodeId=_node_id(node, 0), AttributeId=AttributeIds.Value) for node in nodes]
@@ -213,7 +213,7 @@ class Session:
                 raise  # no answer
             answers = []
         if len(answers) != len(nodes):
-            return [None] if len(nodes) == 1 else [(await self._told([node]))[0] for node in nodes]
+            return [None] if len(nodes) == 1 else [(await self._standard_values([node]))[0] for node in nodes]
         return [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else None for one in answers]
 
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
@@ -256,7 +256,7 @@ class Session:
         """When the server was started, in its own words; None if it does not say. Asked once in a session."""
         if self._start is not None:
             return self._start
-        (self._start,) = await self._told([ObjectIds.Server_ServerStatus_StartTime])
+        (self._start,) = await self._standard_values([ObjectIds.Server_ServerStatus_StartTime])
         return self._start
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
@@ -268,7 +268,7 @@ class Session:
         status of each; a refusal of the whole call is the status of all. Raises SourceLost."""
         asked = ua.TransferSubscriptionsParameters(SubscriptionIds=list(numbers), SendInitialValues=False)
         try:
-            found = await of_library(self._session.transfer_subscriptions(asked))
+            found = await library_call(self._session.transfer_subscriptions(asked))
         except UaStatusCodeError as error:
             return [int(error.code)] * len(numbers)
         except (UaError, OSError, TimeoutError) as error:
@@ -479,7 +479,7 @@ class Session:
     async def _call(self, request: Awaitable[Any]) -> Any:
         """One service call, its errors in our words."""
         try:
-            return await of_library(request)
+            return await library_call(request)
         except TOO_LARGE as error:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
@@ -512,7 +512,7 @@ async def close_session(settings: OpcuaSourceSettings, key: SessionKey) -> None:
     SourceError."""
     client = ReactivatingClient(settings, key)
     try:
-        await connect(client, settings, scout=new_client(settings))
+        await connect(client, settings, endpoint_client=new_client(settings))
     finally:
         await disconnect(client)
 
@@ -522,19 +522,19 @@ def quiet_library() -> None:
     logging.getLogger("asyncua").setLevel(logging.CRITICAL + 1)
 
 
-def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> SteppedClient:
-    """A client for a `Session`, not connected. `watchdog_s`: see SteppedClient."""
-    client = SteppedClient(settings, watchdog_s)
+def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> StepTrackingClient:
+    """A client for a `Session`, not connected. `watchdog_s`: see StepTrackingClient."""
+    client = StepTrackingClient(settings, watchdog_s)
     client.session_timeout = max(SESSION_TIMEOUT_MS_MIN, SIGNS_IN_TIMEOUT * settings.request_timeout_ms)
     client.uaclient.session = _RawSession(client.uaclient)
     client.nodes = Shortcuts(client.uaclient.session)
     return client
 
 
-async def _connect(client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, scout=new_client(settings))
+            await connect(client, settings, endpoint_client=new_client(settings))
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
 

@@ -45,8 +45,8 @@ from agent.ingest.opcua.monitoring import discarded, is_hole
 from agent.ingest.opcua.plan import Absences
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header, Missing
-from agent.ingest.opcua.rescue import EarlierSessions, Rescue, next_rescue
-from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, DELAY_NS, Moment, ServerClock, SetBacks, read_ns, sent_ns
+from agent.ingest.opcua.rescue import LostSessions, Rescue, next_rescue
+from agent.ingest.opcua.server_clock import CLOCK_JUMP_NS, DELAY_NS, ServerClock, ServerTime, SetBacks, read_ns, sent_ns
 from agent.ingest.opcua.session import (
     HEARTBEAT_HANDLE,
     NOTIFICATIONS_PER_PUBLISH_MAX,
@@ -115,16 +115,18 @@ class OpcuaSource:
         undelivered_ns = settings.undelivered_ms(delivery.points.values()) * 1_000_000  # when a node was gone
         for tag, (status, lost_ns) in delivery.sampler.losses().items():  # in an earlier process
             if status & quality.CODE_BITS in quality.NO_ITEM:
-                self._absences.begin([tag], ITEM_REFUSED, Moment(lost_ns - undelivered_ns, 0))
+                self._absences.begin([tag], ITEM_REFUSED, ServerTime(lost_ns - undelivered_ns, 0))
         self._auditor: Audit | None = None  # of the present session
-        self._lives: dict[int, Moment] = {}  # last signs of life of the items before; until a tag has its first value
+        self._lives: dict[
+            int, ServerTime
+        ] = {}  # last signs of life of the items before; until a tag has its first value
         self._lives_ended_ns = 0  # everything that the server had until then should have come from those items
         self._has_open_gap = False  # a gap whose end is not known; it is to stand also if this process is killed
         self._ended: list[tuple[list[int], int]] = []  # tags of subscriptions that were ended, and the last proof
         self._ends_recorded = asyncio.Event()
         self._server_start: object = None  # of the server of the present session, in its own words
-        self._built: Moment | None = None  # when everything of the present session was
-        self._earlier = EarlierSessions(partial(close_session, settings))
+        self._built: ServerTime | None = None  # when everything of the present session was
+        self._lost_sessions = LostSessions(partial(close_session, settings))
         self._rescue: Rescue[Subscription] | None = None
         self.polls_missed_total = self.polls_late_total = 0  # nothing is polled here
 
@@ -154,18 +156,18 @@ class OpcuaSource:
     async def run(self, on_up: Callable[[], None]) -> None:
         """One life: connect, subscribe, deliver until something breaks. Ends only by an exception."""
         settings = self._settings
-        await self._retag()
+        await self._take_over_map()
         try:
             async with open_session(settings) as session:
                 started = await session.server_start()
-                self._earlier.begin(session, started)
+                self._lost_sessions.begin(session, started)
                 await self._read_clock(session)  # what is created from now on dates losses
                 self._begin(session, await session.limits(), started)
                 assert self._publisher is not None, "made in _begin"
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._drain(), name=f"{settings.name} drain")
                     group.create_task(self._publisher.run(), name=f"{settings.name} publish")
-                    group.create_task(self._tend(session, on_up), name=f"{settings.name} tend")
+                    group.create_task(self._build_and_maintain(session, on_up), name=f"{settings.name} tend")
                     raise await session.lost
         except asyncio.CancelledError:  # a stop
             self._declare_open(self._absences.handles)
@@ -210,7 +212,7 @@ class OpcuaSource:
         await self._deliver_due()
         if self._built is not None:
             self._end_rescue()
-        await self._retag()
+        await self._take_over_map()
         if self.events is not None:
             await self.events.finish()
 
@@ -266,8 +268,8 @@ class OpcuaSource:
         self._set_backs.read(at_ns, set_back_ns)
         return server_ns
 
-    def _now(self) -> Moment:
-        return Moment(self.now_ns(), self._clock.set_back_ns)
+    def _now(self) -> ServerTime:
+        return ServerTime(self.now_ns(), self._clock.set_back_ns)
 
     async def _read_clock(self, session: Session) -> int:
         """Read the server's clock, so that a gap that ends now ends behind everything the server has done. What it
@@ -295,15 +297,15 @@ class OpcuaSource:
             if time.monotonic() >= due_s:
                 await self._deliver_due()
                 await self._rescue_due()
-                await self._retag()
+                await self._take_over_map()
                 due_s = time.monotonic() + TICK_S
 
-    async def _retag(self) -> None:
+    async def _take_over_map(self) -> None:
         """Take over a new tag map, behind all that has arrived under the old one."""
         if not self._delivery.has_pending_map:
             return
         await self._deliver_buffered()
-        if self._delivery.retag(self.now_ns()):
+        if self._delivery.take_over_map(self.now_ns()):
             # What still comes for the old number of a tag that goes on under a new one is discarded.
             renumbered = self._delivery.renumbered
             self._absences.keep(self._delivery.points, renumbered)
@@ -342,7 +344,7 @@ class OpcuaSource:
             self._note_died(changes)
         samples = SampleColumns(changes.handles, changes.times_ns(now_ns), changes.values, changes.qualities)
         if self._rescue is not None:
-            samples = self._at_seam(self._rescue, samples, is_old=is_old)
+            samples = self._without_duplicates(self._rescue, samples, is_old=is_old)
         await self._delivery.deliver(samples, now_ns, subscription.created_ns)
         if publication.values_lost:
             self._note_unreadable(subscription, arrived, now_ns)
@@ -351,13 +353,15 @@ class OpcuaSource:
         elif marked:  # old items are deleted in any case
             self._note_gone(subscription, arrived, marked)
 
-    def _at_seam(self, rescue: Rescue[Subscription], samples: SampleColumns, *, is_old: bool) -> SampleColumns:
+    def _without_duplicates(
+        self, rescue: Rescue[Subscription], samples: SampleColumns, *, is_old: bool
+    ) -> SampleColumns:
         """The samples that are delivered, of those that an old or a new subscription brings. Late ones are handed in,
         and nothing is awaited before the others are: an end of the session loses none."""
         if not is_old:
-            return rescue.seam.of_new(samples)
+            return rescue.deduplicator.of_new(samples)
         refused = self._groups.unplaced.union(*(one.plan.parked for one in self._subscriptions))
-        samples, late = rescue.seam.of_old(samples, refused)
+        samples, late = rescue.deduplicator.of_old(samples, refused)
         rescue.values_total += len(samples.tags) + len(late.tags)
         self._delivery.hand_in_late(late)
         return samples
@@ -449,7 +453,7 @@ class OpcuaSource:
     def _note_died(self, changes: Changes) -> None:
         """First values of a session that were there, by their times, long before the end of the session before, and did
         not come in it: the items of that published nothing any more, and the audit had not found it yet."""
-        sampler, died = self._delivery.sampler, dict[int, Moment]()
+        sampler, died = self._delivery.sampler, dict[int, ServerTime]()
         for change in changes:
             tag, time_ns = change.handle, change.source_time_ns
             if tag not in self._lives or quality.is_bad(change.quality):
@@ -469,7 +473,7 @@ class OpcuaSource:
         """Nodes that do not exist any more: their items give no value again, so new ones are to be created."""
         gone = {c.handle: c.quality for c in changes if c.quality & quality.CODE_BITS in quality.GONE}
         news = subscription.plan.died(gone, time.monotonic_ns())
-        begun = self._absences.begin(news, ITEM_REFUSED, Moment(arrived.since_ns, arrived.set_back_ns))
+        begun = self._absences.begin(news, ITEM_REFUSED, ServerTime(arrived.since_ns, arrived.set_back_ns))
         self._delivery.sampler.mark_lost(news)  # the bad samples are recorded as the server sent them
         log_parked(self._delivery, {tag: news[tag] for tag in begun})
 
@@ -565,7 +569,7 @@ class OpcuaSource:
         self._declare_since(NOTIFICATIONS_MISSING, subscription.since, sorted(subscription.plan.live), count, until)
 
     def _declare_since(
-        self, reason: str, since: Moment, tags: Iterable[int], count: int = 0, until: Moment | None = None
+        self, reason: str, since: ServerTime, tags: Iterable[int], count: int = 0, until: ServerTime | None = None
     ) -> None:
         """At least so many values of these tags are lost, from one moment to the other, or to now."""
         until = until or self._now()
@@ -586,7 +590,7 @@ class OpcuaSource:
         for subscription in self._subscriptions:
             subscription.ended = subscription.ended or "BadNoSubscription"
 
-    async def _tend(self, session: Session, on_up: Callable[[], None]) -> None:
+    async def _build_and_maintain(self, session: Session, on_up: Callable[[], None]) -> None:
         """Build the subscriptions, then look after them: parked nodes, signs of life. History and events have tasks of
         their own, which end with the life."""
         assert self._publisher is not None, "made in _begin"
@@ -597,20 +601,20 @@ class OpcuaSource:
                 await self.events.begin(session, self._publisher, group)
             await self._build(session)
             on_up()
-            group.create_task(self._earlier.run(), name=f"{self._settings.name} earlier sessions")
+            group.create_task(self._lost_sessions.run(), name=f"{self._settings.name} lost sessions")
             if self.backfill is not None:
                 group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
             if self.events is not None:
                 group.create_task(self.events.run(session, self._publisher), name=f"{self._settings.name} events")
             group.create_task(self._audit(session), name=f"{self._settings.name} audit")
-            await self._look_after(session)
+            await self._maintain(session)
 
     async def _build(self, session: Session) -> None:
         """Create all subscriptions and items, and wait for a value of theirs."""
         await self._follow_map(session)
         namespaces = await session.namespaces()
         for subscription in list(self._subscriptions):
-            await self._keep_items(session, subscription, namespaces)
+            await self._update_items(session, subscription, namespaces)
         if self._rescue is not None:
             self._rescue.built(time.monotonic())
         await self._read_clock(session)
@@ -625,7 +629,7 @@ class OpcuaSource:
         """What an old subscription publishes is read as that of a new one."""
         self._by_id[old.id] = old
 
-    async def _look_after(self, session: Session) -> None:
+    async def _maintain(self, session: Session) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             if self._rescue is not None:
@@ -636,7 +640,7 @@ class OpcuaSource:
                     await self._replace(session, subscription)
             await self._follow_map(session)
             for subscription in list(self._subscriptions):
-                await self._keep_items(session, subscription)
+                await self._update_items(session, subscription)
 
     async def _audit(self, session: Session) -> None:
         """Look beside that whether items still publish: a Read may take as long as the time-out."""
@@ -646,7 +650,7 @@ class OpcuaSource:
             for subscription in list(self._subscriptions):
                 if not self._buffer.empty():  # what was published may still be here
                     break
-                findings = await audit.look(subscription, self._points)
+                findings = await audit.check(subscription, self._points)
                 if subscription in self._subscriptions:  # else it was replaced meanwhile
                     self._act_on(subscription, findings)
 
@@ -690,16 +694,16 @@ class OpcuaSource:
         self._absences.begin(unplaced, ITEM_REFUSED, self._now())
         self._note_parked(dict.fromkeys(unplaced, quality.BAD_TOO_MANY_MONITORED_ITEMS))
 
-    async def _keep_items(
+    async def _update_items(
         self, session: Session, subscription: Subscription, namespaces: Sequence[str] | None = None
     ) -> None:
         """Delete and create the items of a subscription that are due. Of tags that had none for a time, that is a
         gap."""
         set_back_ns = self._clock.set_back_ns
-        refused = await subscription.tend(self._points, namespaces)
+        refused = await subscription.update_items(self._points, namespaces)
         if refused:
             begun_ns = subscription.created_ns or subscription.opened.time_ns
-            self._absences.begin(refused, ITEM_REFUSED, Moment(begun_ns, set_back_ns))
+            self._absences.begin(refused, ITEM_REFUSED, ServerTime(begun_ns, set_back_ns))
             self._note_parked(refused)
         created = subscription.plan.take_created()
         if self._absences.among(created):
@@ -730,7 +734,7 @@ class OpcuaSource:
         try:
             await subscription.open()
         except TooManySubscriptions:
-            await self._earlier.close()
+            await self._lost_sessions.close()
             await subscription.open()
 
     async def _replace(self, session: Session, old: Subscription) -> None:
@@ -746,7 +750,7 @@ class OpcuaSource:
         place = self._subscriptions.index(old)
         new = self._subscriptions[place] = await self._opened(session)
         new.plan.want(old.plan.wanted)
-        await self._keep_items(session, new)
+        await self._update_items(session, new)
         await self._read_clock(session)
         self._declare_since(SUBSCRIPTION_LOST, old.since, sorted(old.plan.live))
 

@@ -22,7 +22,7 @@ from agent.ingest.opcua.groups import ServerLimits
 from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import publishing_ms_of, queue_size_for
 from agent.ingest.opcua.plan import Created, ItemPlan
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_INTERVAL_MS, CallTooLarge, ItemRequest, Session
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
@@ -68,7 +68,7 @@ class Subscription:
         self.queue_size_least = sys.maxsize  # of those that hold more than the newest value
         self.publishing_ms = float(settings.publishing_interval_ms)
         self._slower = 1.0  # how many times as long as asked for the time between keep-alives is
-        self.opened = Moment(0, 0)  # of the server's clock as known
+        self.opened = ServerTime(0, 0)  # of the server's clock as known
         self.clock_least_ns: int | None = None  # what its next reading shows at least, unless the clock is set back
         self.set_back_ns = 0  # by how much the clock was set back in all, as of `since_ns`
         self._opened_s = 0.0
@@ -78,7 +78,7 @@ class Subscription:
 
     async def open(self) -> None:
         """Create the subscription and its item on the server's clock."""
-        self._opened_s, self.opened = time.monotonic(), Moment(self._now_ns(), self.set_back_ns)
+        self._opened_s, self.opened = time.monotonic(), ServerTime(self._now_ns(), self.set_back_ns)
         self.liveness = Liveness(self._opened_s)  # a server without room may have been waited for
         self.liveness.open(self.opened.time_ns)
         opened = await self._session.create_subscription()
@@ -124,9 +124,9 @@ class Subscription:
         return self.liveness.complete_ns or self.opened.time_ns
 
     @property
-    def since(self) -> Moment:
+    def since(self) -> ServerTime:
         """That as a moment."""
-        return Moment(self.since_ns, self.set_back_ns)
+        return ServerTime(self.since_ns, self.set_back_ns)
 
     def sampling_ms(self, handle: int, point: TagPoint) -> float:
         """The sampling interval of an item, as the server revised it."""
@@ -147,7 +147,9 @@ class Subscription:
         self.denied |= news.keys()
         return news
 
-    async def tend(self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None) -> dict[int, int]:
+    async def update_items(
+        self, points: Mapping[int, TagPoint], namespaces: Sequence[str] | None = None
+    ) -> dict[int, int]:
         """Delete and create what is due, in calls the server takes. Returns the handles newly parked, with status."""
         await self._delete_due()
         return await self._create_due(points, namespaces)

@@ -26,7 +26,7 @@ from agent.ingest.opcua.liveness import Liveness
 from agent.ingest.opcua.monitoring import Monitoring
 from agent.ingest.opcua.plan import Created
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.server_clock import Moment
+from agent.ingest.opcua.server_clock import ServerTime
 from agent.ingest.opcua.session import HEARTBEAT_HANDLE, CallTooLarge, ItemRequest, Session
 from agent.ingest.opcua.source import OpcuaSource
 from agent.ingest.opcua.subscription import CallSize, Subscription
@@ -175,7 +175,7 @@ async def test_a_new_tag_map_comes_behind_what_has_arrived(connected: bool) -> N
     source, recorder = await made(store)
     await take(source, Change(1, 1.0, 0, 10 * S, 10 * S), Change(2, 1.0, 0, 10 * S, 10 * S))
     source._delivery.offer_map(TAGS[1:], [2])
-    await (source._retag() if connected else source.finish())
+    await (source._take_over_map() if connected else source.finish())
     await take(source, Change(1, 2.0, 0, 11 * S, 11 * S), Change(2, 2.0, 0, 11 * S, 11 * S))
     source._refused[1] = 0x8034_0000
     await source.finish()
@@ -193,7 +193,7 @@ async def test_a_tag_that_is_edited_when_its_subscription_has_ended_is_lost() ->
     edited = replace(TAGS[0], definition=replace(TAGS[0].definition, unit="bar"))
     (number,) = await recorder.define([edited.definition])
     source._delivery.offer_map([edited, TAGS[1]], [number, 2])
-    await source._retag()
+    await source._take_over_map()
     source._ended.append(([1], 11 * S))
     await source._deliver_due()
     await take(source, Change(number, 1.0, 0, 12 * S, 12 * S))
@@ -308,7 +308,7 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     (subscription,) = source._subscriptions
     now_ns = time.monotonic_ns()
     source._clock.read(100 * S, now_ns, None)
-    source._declare_since(NOTIFICATIONS_MISSING, Moment(90 * S, 0), [1])
+    source._declare_since(NOTIFICATIONS_MISSING, ServerTime(90 * S, 0), [1])
     subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
     source._see(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
@@ -462,7 +462,7 @@ async def test_a_dead_item_at_the_end_of_a_process(end: str, monkeypatch: pytest
     session.shows_ns = 20 * S
 
     async def look(_: object, one: Subscription, __: object) -> Findings:
-        return Findings({}, [1] if one.plan.item(1) else [], {1: Moment(10 * S, 0)})
+        return Findings({}, [1] if one.plan.item(1) else [], {1: ServerTime(10 * S, 0)})
 
     async def create_once(one: int, items: Sequence[ItemRequest]) -> list[Created]:
         return await (asyncio.Event().wait() if session.asked else create(session, one, items))  # type: ignore[return-value]
@@ -505,7 +505,7 @@ async def test_an_item_that_died_before_the_end_of_its_session(
         session.answers.put_nowait(answer(session.subscriptions[0], 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
         await wait_until_async(lambda: source._delivery.sampler.last_time_ns(2), "values")
         assert source._auditor is not None, "waited for"
-        source._auditor._alive[1] = Moment(proven_s * S, 0)
+        source._auditor._alive[1] = ServerTime(proven_s * S, 0)
         source._subscriptions[0].liveness.complete_ns = 500 * S
     session = FakeSession()
     session.shows_ns, session.started = 1_000 * S, "since"  # so nothing is taken over

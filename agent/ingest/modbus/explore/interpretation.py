@@ -17,7 +17,7 @@ from decimal import Decimal
 
 from agent.ingest.modbus.address import ADDRESS_MAX, Table
 from agent.ingest.modbus.decode import ORDERS, DecodeError, ValueType, decode, scaled, value_type
-from agent.ingest.modbus.explore.place import register_text
+from agent.ingest.modbus.explore.register_text import register_text
 from agent.message import Value
 
 TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; of two that read the same, the first is offered

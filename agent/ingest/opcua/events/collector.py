@@ -5,7 +5,7 @@ value, and what it says about their subscription ends no session. Publications g
 drains; while it is full no Publish is sent and the server queues.
 
 What the subscription of a lost session still holds is taken over (`rescue`). After each new subscription, after a
-loss, and when the server asks for it, the state of all conditions is asked for again (`condition_book`). The collector
+loss, and when the server asks for it, the state of all conditions is asked for again (`conditions`). The collector
 outlives the sessions: what it knows of conditions tells which of them ended in between. Nothing is ever written to the
 server.
 """
@@ -22,9 +22,9 @@ from typing import NamedTuple
 from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.gap import AGENT_STOPPED, CLOCK_SET_BACK, Gap
-from agent.ingest.lifecycle import Ahead
+from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import event_loss
-from agent.ingest.opcua.events.condition_book import ConditionBook, RefreshPlan, Taken
+from agent.ingest.opcua.events.conditions import AcceptedEvents, RefreshPlan, RetainedConditions
 from agent.ingest.opcua.events.event_fields import (
     QUEUE_OVERFLOW,
     REFRESH_END,
@@ -60,7 +60,7 @@ STABLE_S = 10.0  # a subscription that has lived so long is replaced at once whe
 TYPES_MAX = 10_000  # event types whose names are kept; a server has hundreds
 BAD_REFRESH_IN_PROGRESS = 0x8097_0000
 
-BRACKETS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
+REFRESH_EVENTS = (REFRESH_START, REFRESH_END, REFRESH_REQUIRED)
 
 
 class _Subscription:
@@ -100,23 +100,23 @@ class EventCollector:
         self._notifiers = dict(enumerate(settings.event_notifiers, 1))
         # The events about a refresh come from the Server object; it is monitored for them alone where it is not asked
         # for anyway.
-        self._bracket_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
+        self._refresh_handle = 0 if SERVER_OBJECT in self._notifiers.values() else len(self._notifiers) + 1
         self._nodes = {**self._notifiers}
-        if self._bracket_handle:
-            self._nodes[self._bracket_handle] = SERVER_OBJECT
+        if self._refresh_handle:
+            self._nodes[self._refresh_handle] = SERVER_OBJECT
         self._buffer: asyncio.Queue[_Arrived] = asyncio.Queue(maxsize=BUFFER_PUBLICATIONS_MAX)
         self._unbuffered: _Arrived | None = None  # one that was waiting for room when the session ended
         self._unrecorded: _Arrived | None = None  # one that was taken out of the buffer when the session ended
-        self._book, self._refresh = ConditionBook(), RefreshPlan()
-        self._told_retained: list[str] | None = None  # in the last fact about a refresh
+        self._conditions, self._refresh = RetainedConditions(), RefreshPlan()
+        self._reported_retained: list[str] | None = None  # in the last fact about a refresh
         self._type_names: dict[str, str] = {}
-        self._said: dict[str, str] = {}  # what was logged last about each matter
+        self._logged: dict[str, str] = {}  # what was logged last about each matter
         self._events_total = 0
         self._alive_ns = 0  # the server's time up to which every event is delivered; 0: none yet
         self._last_event_ns = 0
         self._missing_since_ns = 0  # events are missing since then; 0: none, or there was no subscription before
         self._missing_why = event_loss.SUBSCRIPTION_LOST
-        self._ahead: Ahead | None = None  # that time began by this clock, too
+        self._ahead: FastClock | None = None  # that time began by this clock, too
         self.clock = ServerClock()  # until its source sets its own, and how that is read
         self.read_clock: Callable[[Session], Awaitable[int]]
         self._alive_set_back_ns = 0  # by how much it was set back in all, as of `_alive_ns`
@@ -134,16 +134,16 @@ class EventCollector:
             self._missing_since_ns, self._set_back_ns = self._alive_ns, self._alive_set_back_ns
         self._subscription = _Subscription(number, slower * self._settings.liveness_timeout_ms / 1000)
         self._plan = ItemPlan(self._nodes, 1, self._settings.parked_retry_ms * MS)
-        self._book.abandon()
+        self._conditions.abandon()
 
-    def note_stop(self, first_ns: int, ahead: Ahead | None) -> None:
+    def note_stop(self, first_ns: int, ahead: FastClock | None) -> None:
         """No process of this node ran since then, also by a clock that was ahead."""
         self._missing_since_ns, self._missing_why, self._ahead = first_ns, AGENT_STOPPED, ahead
 
     def statistics(self) -> tuple[int, int, int, int]:
         """Events received, at least so many lost, unix ms of the last one, conditions that the server retains."""
         counts = self._events_total, self._recorder.lost_total
-        return *counts, self._last_event_ns // 1_000_000, len(self._book.retained)
+        return *counts, self._last_event_ns // 1_000_000, len(self._conditions.retained)
 
     async def begin(self, session: Session, publisher: Publisher, group: asyncio.TaskGroup) -> None:
         """Called in each life before anything is subscribed, because only then can the subscription of the lost session
@@ -154,7 +154,7 @@ class EventCollector:
         draining = self._drain(session, EventService(session.ask))
         group.create_task(draining, name=f"{self._settings.name} events drain")
         if self._rescue is not None:
-            self._book.begin_rescue()
+            self._conditions.begin_rescue()
             await self._rescue.begin(session, publisher, lambda _: None)
 
     async def finish(self) -> None:
@@ -262,11 +262,11 @@ class EventCollector:
         self._unrecorded = None  # nothing is awaited before all of it is handed in
         content, arrived_ns, is_old = arrived.content, arrived.arrived_ns, arrived.is_old
         self._note_losses(arrived)
-        brackets = [one for one in content.events if one.is_of(*BRACKETS)]
-        others = [one for one in content.events if not one.is_of(*BRACKETS, QUEUE_OVERFLOW)]
+        refresh_events = [one for one in content.events if one.is_of(*REFRESH_EVENTS)]
+        others = [one for one in content.events if not one.is_of(*REFRESH_EVENTS, QUEUE_OVERFLOW)]
         # One after the other: whether an event is wanted depends on what the book has taken in before it.
         events = (one for one in others if self._is_wanted(one))
-        taken = self._rescued(events) if is_old else self._book.take(events, brackets, more=arrived.more)
+        taken = self._rescued(events) if is_old else self._conditions.take(events, refresh_events, more=arrived.more)
         self._recorder.hand_in_gaps()
         for message, time_ns in self._messages(taken, arrived_ns):
             self._recorder.hand_in_message(self._settings.events_stream, message, time_ns)
@@ -278,31 +278,31 @@ class EventCollector:
             self._refresh.complete()
         await self._recorder.settle()
 
-    def _rescued(self, events: Iterable[Event]) -> Taken:
+    def _rescued(self, events: Iterable[Event]) -> AcceptedEvents:
         """What a lost subscription held. What both subscriptions bring is one message, by its id."""
         found = []
         for event in events:
             found.append(event)
-            self._book.take_rescued([event])
-        return Taken(found)
+            self._conditions.take_rescued([event])
+        return AcceptedEvents(found)
 
     def _is_wanted(self, event: Event) -> bool:
         """Whether an event is of a node that was asked for, and severe enough. A condition that is known is followed to
         its end, however harmless that is."""
-        if event.handle == self._bracket_handle:
+        if event.handle == self._refresh_handle:
             return False
         severity = event.fields.get("severity", 1_000)
-        return severity >= self._settings.events_severity_min or self._book.knows(event)
+        return severity >= self._settings.events_severity_min or self._conditions.knows(event)
 
-    def _messages(self, taken: Taken, now_ns: int) -> list[tuple[Message, int]]:
+    def _messages(self, taken: AcceptedEvents, now_ns: int) -> list[tuple[Message, int]]:
         source, zone, names = self._settings.name, self._recorder.zone, self._type_names
         found = [
             (event_message(one, source, zone, names, now_ns, is_refreshed=index in taken.refreshed), one.time_ns)
             for index, one in enumerate(taken.events)
         ]
         found += [(absent_message(one, source, zone, names, now_ns), now_ns) for one in taken.absent]
-        if taken.is_complete and (retained := condition_names(self._book.retained)) != self._told_retained:
-            self._told_retained = retained
+        if taken.is_complete and (retained := condition_names(self._conditions.retained)) != self._reported_retained:
+            self._reported_retained = retained
             found.append((refresh_message(retained, source, zone, now_ns), now_ns))
         return [(message, time_ns or now_ns) for message, time_ns in found]
 
@@ -342,8 +342,8 @@ class EventCollector:
         """Note lost events, at least so many, and ask for the state of the conditions again: their changes may be among
         them."""
         self._declare(reason, first_ns, set_back_ns, last_ns, count)
-        if self._book.is_refreshing:
-            self._book.spoil()
+        if self._conditions.is_refreshing:
+            self._conditions.spoil()
             self._refresh.spoil(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
@@ -390,7 +390,7 @@ class EventCollector:
             ended = rescue.end(time.monotonic())
             for old in ended.all:
                 publisher.forget(old.id)
-            self._book.end_rescue()
+            self._conditions.end_rescue()
             if ended.whole and self._bridges:
                 self._missing_since_ns = 0
                 extra = {"action": "events_rescued", "source": self._settings.name}
@@ -434,14 +434,14 @@ class EventCollector:
         """A new subscription in the place of the one that ended. False if the server refuses it."""
         lost = self._subscription
         if lost.id:
-            self._say("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
+            self._log_once("subscription", "event_subscription_lost", lost.ended or "it gave no sign of life")
             publisher.forget(lost.id)
             self._begin_subscription(0)
         opened_ns = self._now_ns()
         try:
             opened = await session.create_subscription()
         except SourceLost as error:  # if the session is at its end, its other tasks say so
-            self._say("subscription", "events_refused", str(error))
+            self._log_once("subscription", "events_refused", str(error))
             return False
         self._begin_subscription(opened.id, opened.slower)
         self._subscription.opened_ns = opened_ns
@@ -459,7 +459,7 @@ class EventCollector:
             index = node.index(await session.namespaces())
             status = quality.BAD_NODE_ID_UNKNOWN
             if index is not None:
-                types = BRACKETS if handle == self._bracket_handle else ()
+                types = REFRESH_EVENTS if handle == self._refresh_handle else ()
                 expect = partial(subscription.fields.__setitem__, handle)
                 found = await service.create_item(subscription.id, handle, node, index, expect, types)
                 status = found.status
@@ -468,38 +468,38 @@ class EventCollector:
                     subscription.has_items = True
                     self._refresh.begin(time.monotonic())
                     if found.left_out and not types:
-                        self._say(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
+                        self._log_once(f"fields {handle}", "event_fields_left_out", ", ".join(found.left_out))
             refused = self._plan.answered([handle], [Created(status)], time.monotonic_ns())
             if refused:
                 name = self._settings.events[handle - 1] if handle in self._notifiers else "Server"
-                self._say(f"node {handle}", "events_refused", f"{name}: {status_name(status)}")
+                self._log_once(f"node {handle}", "events_refused", f"{name}: {status_name(status)}")
 
     async def _refresh_due(self, service: EventService) -> None:
         """Have the server send the state of all conditions again, when that is due."""
         now_s = time.monotonic()
-        if self._book.is_refreshing and self._refresh.is_overdue(now_s):
-            self._book.abandon()
-            self._say("refresh", "conditions_not_refreshed", "the server did not say that the refresh is over")
-        if self._book.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
+        if self._conditions.is_refreshing and self._refresh.is_overdue(now_s):
+            self._conditions.abandon()
+            self._log_once("refresh", "conditions_not_refreshed", "the server did not say that the refresh is over")
+        if self._conditions.is_refreshing or not self._subscription.has_items or not self._refresh.is_due(now_s):
             return
         if self._is_rescuing:  # what led to the states comes before them
             return
         self._refresh.asked(now_s)
-        self._book.ask()
+        self._conditions.ask()
         status = await service.refresh(self._subscription.id)
         if not quality.is_bad(status):
             return
-        self._book.abandon()
+        self._conditions.abandon()
         if status == BAD_REFRESH_IN_PROGRESS:
             self._refresh.want(now_s)
         else:
             self._refresh.refuse()
-            self._say("refresh", "conditions_not_refreshed", status_name(status))
+            self._log_once("refresh", "conditions_not_refreshed", status_name(status))
 
-    def _say(self, matter: str, action: str, why: str) -> None:
+    def _log_once(self, matter: str, action: str, why: str) -> None:
         """One log line for each reason."""
-        if self._said.get(matter) != why:
-            self._said[matter] = why
+        if self._logged.get(matter) != why:
+            self._logged[matter] = why
             log.warning(_LINES[action], extra={"action": action, "source": self._settings.name, "why": why})
 
 

@@ -24,12 +24,12 @@ from agent.ingest.errors import SourceError, SourceRefused
 from agent.ingest.opcua.explore.services import Services, open_services, value_of
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
-    hand_over_file,
+    file_to_import,
     own_certificate,
     read_certificate,
 )
-from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, shown_by
-from agent.ingest.opcua.security.client import SteppedClient, offered_endpoints
+from agent.ingest.opcua.security.channel import judge_server, mode_name, policy_name, presented_by
+from agent.ingest.opcua.security.client import StepTrackingClient, offered_endpoints
 from agent.ingest.opcua.security.refusal import NAME_UNKNOWN, Failure, Identity, Step, explain
 from agent.ingest.opcua.security.trust_folder import TrustFolder
 from agent.ingest.opcua.security.trust_list import Verdict
@@ -96,7 +96,7 @@ class Probe:
 
     async def _ask(self) -> ProbeStep:
         """TCP, Hello and GetEndpoints, each with its own words when it fails."""
-        self._endpoints = await offered_endpoints(SteppedClient(self.settings), self.settings)
+        self._endpoints = await offered_endpoints(StepTrackingClient(self.settings), self.settings)
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
         if server is None:
@@ -142,7 +142,7 @@ class Probe:
         is_new = not certificate.exists()
         await asyncio.to_thread(ensure_certificate, certificate, key, settings.application_uri)
         own = own_certificate(settings)
-        file = await asyncio.to_thread(hand_over_file, certificate)
+        file = await asyncio.to_thread(file_to_import, certificate)
         return ProbeStep(
             "our certificate",
             Outcome.OK,
@@ -163,10 +163,10 @@ class Probe:
             for each in self._endpoints
             if (policy_name(each), mode_name(each)) == (settings.security_policy, settings.security_mode)
         )
-        shown = shown_by(settings, endpoint)
+        presented = presented_by(settings, endpoint)
         file = settings.server_certificate_file
         pinned = None if file is None else read_certificate(file)
-        verdict = await asyncio.to_thread(judge_server, settings, shown, pinned)
+        verdict = await asyncio.to_thread(judge_server, settings, presented, pinned)
         facts = verdict.facts
         lines = (
             *_certificate_lines(facts.sha1, facts.sha256, facts.validity),

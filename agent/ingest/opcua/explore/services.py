@@ -22,8 +22,8 @@ from agent.ingest.opcua.decode import Change
 from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
-from agent.ingest.opcua.groups import told_limit
-from agent.ingest.opcua.security.client import TOO_LARGE, SteppedClient, Unreadable, connect, of_library
+from agent.ingest.opcua.groups import limit_of
+from agent.ingest.opcua.security.client import TOO_LARGE, StepTrackingClient, Unreadable, connect, library_call
 from agent.ingest.opcua.session import Session, disconnect, new_client, quiet_library
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
@@ -50,7 +50,7 @@ Question = tuple[NodeAddress, AttributeIds]
 class Services:
     """An open session for looking. Made by `open_services`."""
 
-    def __init__(self, client: SteppedClient, settings: OpcuaSourceSettings) -> None:
+    def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
         self._session, self._url = client.uaclient.session, settings.url
         self.namespaces: list[str] = []
@@ -71,7 +71,7 @@ class Services:
         answers = await self.read(
             [(NodeAddress(STANDARD_URI, getattr(ObjectIds, prefix + name)), AttributeIds.Value) for name in names]
         )
-        limits = [told_limit(value_of(answer)) for answer in answers]
+        limits = [limit_of(value_of(answer)) for answer in answers]
         self.limits = {name: limit for name, limit in zip(names, limits, strict=True) if limit}
         self._per_read = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerRead", NODES_PER_CALL_MAX))
         self.nodes_per_browse = min(NODES_PER_CALL_MAX, self.limits.get("MaxNodesPerBrowse", NODES_PER_CALL_MAX))
@@ -86,7 +86,7 @@ class Services:
             ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]
             parameters = ua.ReadParameters(NodesToRead=ids, TimestampsToReturn=ua.TimestampsToReturn.Both)
             try:
-                return list(await of_library(self._session.read(parameters)))
+                return list(await library_call(self._session.read(parameters)))
             except Unreadable:
                 if len(part) > 1:
                     raise
@@ -141,7 +141,7 @@ class Services:
                 for node in nodes
             ],
         )
-        return list(await of_library(self._session.browse(parameters)))
+        return list(await library_call(self._session.browse(parameters)))
 
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
         """The references of one node, its continuation points followed."""
@@ -151,7 +151,7 @@ class Services:
         while point := result.ContinuationPoint:
             parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
             try:
-                (result,) = await of_library(self._session.browse_next(parameters))
+                (result,) = await library_call(self._session.browse_next(parameters))
             except (UaError, OSError, TimeoutError) as error:
                 raise self._lost(error) from error
             if not result.StatusCode.is_good():
@@ -223,7 +223,7 @@ async def open_services(settings: OpcuaSourceSettings, password: str = "") -> As
     quiet_library()
     client = new_client(settings, WATCHDOG_S)
     try:
-        await connect(client, settings, SteppedClient(settings), password)
+        await connect(client, settings, StepTrackingClient(settings), password)
         services = Services(client, settings)
         await services.prepare()
         yield services

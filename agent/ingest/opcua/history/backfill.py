@@ -38,7 +38,7 @@ from agent.ingest.gap import (
 )
 from agent.ingest.opcua.address import Reading
 from agent.ingest.opcua.history.gap_fill import (
-    SEAM_NS,
+    UNDELIVERED_NS_MAX,
     GapFill,
     HistoryPage,
     HistoryRange,
@@ -101,7 +101,9 @@ class _Hole:
 
     def touches(self, later: _Hole) -> bool:
         """Whether both are read at once: their times overlap or lie close together."""
-        return self.first_ns - SEAM_NS <= later.last_ns and later.first_ns - SEAM_NS <= self.last_ns
+        return (
+            self.first_ns - UNDELIVERED_NS_MAX <= later.last_ns and later.first_ns - UNDELIVERED_NS_MAX <= self.last_ns
+        )
 
     def with_all_of(self, earlier: _Hole) -> _Hole:
         """Both as one."""
@@ -211,7 +213,7 @@ class HistoryBackfill:
 
     def request(self, first_ns: int, last_ns: int) -> None:
         """Fill what is missing between these times, for all tags. Ends before values that are on their way now."""
-        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - SEAM_NS)))
+        self._add(self._sliced("request", first_ns, min(last_ns, self.now_ns() - UNDELIVERED_NS_MAX)))
 
     async def run(self, session: HistorySession) -> None:
         """Fill gaps for the length of a session."""
@@ -251,8 +253,8 @@ class HistoryBackfill:
         outages = tuple(first_ns for first_ns in self._unfilled or () if first_ns not in known)
         self._unfilled = ()
         if outages:
-            last_ns = max(self._ended_ns, self.now_ns() - SEAM_NS)
-            job = self._sliced("restart", min(outages) - SEAM_NS, last_ns)
+            last_ns = max(self._ended_ns, self.now_ns() - UNDELIVERED_NS_MAX)
+            job = self._sliced("restart", min(outages) - UNDELIVERED_NS_MAX, last_ns)
             self._add(replace(job, outages=outages))
 
     @property
@@ -296,7 +298,9 @@ class HistoryBackfill:
             if lost_ns := min(filter(None, (began_ns, one.lost_ns)), default=0):
                 # A clock that was set back puts what follows before the last value: the store says what of it is known.
                 is_after = one.after_ns < one.before_ns
-                windows[tag] = Window(one.after_ns if is_after else lost_ns - SEAM_NS - 1, lost_ns, one.before_ns)
+                windows[tag] = Window(
+                    one.after_ns if is_after else lost_ns - UNDELIVERED_NS_MAX - 1, lost_ns, one.before_ns
+                )
         again = {tag: self._gone.pop(tag) for tag in self._returns if tag in self._gone}
         self._returns = {}
         rescued, self._rescued = self._rescued, set()
@@ -316,13 +320,13 @@ class HistoryBackfill:
     ) -> None:
         """A job for these windows, but for those of rescued tags, of which nothing is missing. The store is asked here
         too: a clock that was set back brings the same times again, live and in the history of an earlier gap."""
-        first_ns = min(one.lost_ns for one in windows.values()) - SEAM_NS
+        first_ns = min(one.lost_ns for one in windows.values()) - UNDELIVERED_NS_MAX
         last_ns = max(one.before_ns for one in windows.values())
         tags = [tag for tag in windows if tag not in rescued]
         slices = (
             _Slice(tags[at : at + SLICE_TAGS], first_ns, last_ns, windows) for at in range(0, len(tags), SLICE_TAGS)
         )
-        job = _Job("outage", first_ns + SEAM_NS, last_ns, outages, slices=slices)
+        job = _Job("outage", first_ns + UNDELIVERED_NS_MAX, last_ns, outages, slices=slices)
         job.rescued, job.values_rescued = len(windows) - len(tags), values_rescued
         self._add(job)
 
@@ -396,7 +400,7 @@ class HistoryBackfill:
         has had since the store was asked comes live, too: that time is read once more when it is over. `now_ns` is its
         clock, read behind the history: what has come of it live may be older than the set-back."""
         last_ns = now_ns + CLOCK_JUMP_NS
-        first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - SEAM_NS
+        first_ns = now_ns - int((time.monotonic() - self._asked_s) * 1e9) - UNDELIVERED_NS_MAX
         later = [one for one in missing if first_ns <= one.source_time_ns <= last_ns]
         if later:
             self._add_hole(first_ns, last_ns, {one.tag for one in later}, over_in_s=CLOCK_JUMP_NS / 1e9)

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from agent.ingest import quality
 from agent.message import Sample, Value
 
-SEAM_NS = 10_000_000_000
+UNDELIVERED_NS_MAX = 10_000_000_000
 """How long before the last sign of life a value may lie that was not delivered: it was sampled, and waited for the next
 publication. Sampling and publishing intervals beyond this are refused by no server but are no way to watch a plant."""
 TICK_NS = 100  # resolution of a DateTime
@@ -160,7 +160,7 @@ class GapFill:
     ) -> None:
         assert nodes_max >= 1 <= values_max, "a call reads something"
         self._open = {
-            tag: _Cursor(window, max(window.after_ns, window.lost_ns - SEAM_NS))
+            tag: _Cursor(window, max(window.after_ns, window.lost_ns - UNDELIVERED_NS_MAX))
             for tag, window in windows.items()
             if window.before_ns - window.after_ns > 1
         }
@@ -291,7 +291,7 @@ class GapFill:
 
 
 def _are_near(one: _Cursor, other: _Cursor) -> bool:
-    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else SEAM_NS)
+    return abs(one.start_ns - other.start_ns) <= (0 if one.is_alone or other.is_alone else UNDELIVERED_NS_MAX)
 
 
 def _time(value: HistoryValue) -> int:

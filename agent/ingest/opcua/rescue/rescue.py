@@ -23,7 +23,7 @@ from agent.ingest import quality
 from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.publisher import Publisher, Route
 from agent.ingest.opcua.publishing import Header
-from agent.ingest.opcua.rescue.seam import Seam
+from agent.ingest.opcua.rescue.deduplicator import Deduplicator
 from agent.ingest.opcua.session import Session
 from agent.status_codes import status_name
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 TRANSFER_S = 2.0  # a server that does not answer the transfer is not waited for: new items are to be created
 RESCUE_S = 30.0  # from the beginning of a life to the end of its rescue
-SEAM_S = 30.0  # and so long after that for the first values of new items
+COMPARE_S = 30.0  # and so long after that for the first values of new items
 FULL_ANSWERS = 2  # of an old subscription since all is built; the first may have been made ready before that
 
 
@@ -77,7 +77,7 @@ class Rescue(Generic[OldT]):
         others: Sequence[int],
         started: object,
         now_s: float,
-        before: Seam | None = None,
+        before: Deduplicator | None = None,
     ) -> None:
         self._olds, self._others, self.started = dict(olds), others, started
         self._begun_s, self._built_s, self._ended_s = now_s, 0.0, 0.0
@@ -86,7 +86,7 @@ class Rescue(Generic[OldT]):
         self._useless: list[int] = []  # subscriptions at the server that are to be deleted
         self.subscriptions: dict[int, OldT] = {}  # that are taken over, and not over
         self.overflowed: set[int] = set()  # tags whose queue at the server was too short
-        self.seam = Seam(before)
+        self.deduplicator = Deduplicator(before)
         self.values_total = 0
 
     async def begin(self, session: Session, publisher: Publisher, adopt: Callable[[OldT], None]) -> None:
@@ -174,7 +174,7 @@ class Rescue(Generic[OldT]):
     def end(self, now_s: float) -> Ended[OldT]:
         """The old subscriptions are over."""
         self._ended_s = now_s
-        self.seam.end_old()
+        self.deduplicator.end_old()
         answers = self._answers or {}
         taken, self.subscriptions = self.subscriptions, {}
         self._useless += taken
@@ -187,7 +187,7 @@ class Rescue(Generic[OldT]):
 
     def is_past(self, now_s: float) -> bool:
         """Whether nothing is left to do: no old subscription to delete, and no new one to compare with them."""
-        is_compared = self.seam.is_closed or now_s - self._ended_s > SEAM_S
+        is_compared = self.deduplicator.is_closed or now_s - self._ended_s > COMPARE_S
         return bool(self._ended_s) and is_compared and not self._useless
 
     async def delete_useless(self, session: Session) -> None:
@@ -230,4 +230,4 @@ def next_rescue(
     others = [number for number in known if number not in olds]
     if not olds and not others:
         return None
-    return Rescue(olds, others, started, time.monotonic(), None if before is None else before.seam)
+    return Rescue(olds, others, started, time.monotonic(), None if before is None else before.deduplicator)

@@ -53,7 +53,7 @@ def _encoded(certificate: x509.Certificate, file: Path) -> bytes:
     return certificate.public_bytes(serialization.Encoding.PEM if is_pem else serialization.Encoding.DER)
 
 
-def hand_over_file(certificate_file: Path) -> Path:
+def file_to_import(certificate_file: Path) -> Path:
     """The file that a server's operator imports: always DER, a copy beside the certificate where that is PEM.
 
     Where no copy can be written, the certificate's own file: PEM is better than nothing. Raises OSError, ValueError.

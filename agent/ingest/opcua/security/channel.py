@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import serialization
 from agent.ingest.errors import SourceRefused
 from agent.ingest.opcua.security.certificate import (
     ensure_certificate,
-    hand_over_file,
+    file_to_import,
     own_certificate,
     read_certificate,
     read_key_of,
@@ -31,7 +31,7 @@ from agent.ingest.opcua.security.certificate import (
 from agent.ingest.opcua.security.certificate_facts import CertificateFacts, parse_certificate, split_chain
 from agent.ingest.opcua.security.refusal import Identity
 from agent.ingest.opcua.security.trust_folder import TrustError, TrustFolder
-from agent.ingest.opcua.security.trust_list import Shown, TrustList, Verdict, judge
+from agent.ingest.opcua.security.trust_list import Presented, TrustList, Verdict, judge
 from agent.settings.sources import OpcuaSourceSettings
 
 Endpoints = Callable[[], Awaitable[list[ua.EndpointDescription]]]
@@ -56,7 +56,7 @@ async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpo
     if found is not None:
         endpoint = choose_endpoint(settings, found)
         _check_user(settings, endpoint)
-        server = await asyncio.to_thread(_accepted, settings, shown_by(settings, endpoint), pinned)
+        server = await asyncio.to_thread(_accepted, settings, presented_by(settings, endpoint), pinned)
     assert server is not None, "without a pinned certificate the server's answer is needed"
     form = serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     await client.set_security(
@@ -66,7 +66,7 @@ async def secure(client: Client, settings: OpcuaSourceSettings, endpoints: Endpo
         server_certificate=uacrypto.CertProperties(server.der, "der"),
         mode=ua.MessageSecurityMode[settings.security_mode],
     )
-    file = await asyncio.to_thread(hand_over_file, certificate)
+    file = await asyncio.to_thread(file_to_import, certificate)
     return Identity(settings.url, settings.security_policy, own, str(file), user)
 
 
@@ -100,16 +100,18 @@ def mode_name(endpoint: ua.EndpointDescription) -> str:
     return str(endpoint.SecurityMode.name).rstrip("_")
 
 
-def shown_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Shown:
+def presented_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription) -> Presented:
     """What the server shows at an endpoint. Raises SourceRefused."""
     try:
         chain = tuple(split_chain(endpoint.ServerCertificate))
     except ValueError as error:
         raise SourceRefused(f"{settings.url} shows a certificate that {error}; renew it at the server") from error
-    return Shown(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
+    return Presented(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
 
 
-def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None = None) -> Verdict:
+def judge_server(
+    settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None = None
+) -> Verdict:
     """Whether the settings accept what the server shows. `pinned` is the certificate of `server_certificate_file`.
     Raises SourceRefused."""
     sha256 = pinned.sha256 if pinned is not None else settings.server_certificate_sha256
@@ -123,16 +125,16 @@ def judge_server(settings: OpcuaSourceSettings, shown: Shown, pinned: Certificat
                 revocation_lists=tuple(folder.revocation_lists()),
                 is_revocation_list_required=settings.crl_required,
             )
-        return judge(shown, accepted, datetime.now(UTC))
+        return judge(presented, accepted, datetime.now(UTC))
     except TrustError as error:
         raise SourceRefused(str(error)) from error
     except ValueError as error:
         raise SourceRefused(f"{settings.url} shows a certificate that cannot be read: {error}") from error
 
 
-def _accepted(settings: OpcuaSourceSettings, shown: Shown, pinned: CertificateFacts | None) -> CertificateFacts:
+def _accepted(settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None) -> CertificateFacts:
     """The server's certificate, if the settings accept it."""
-    verdict = judge_server(settings, shown, pinned)
+    verdict = judge_server(settings, presented, pinned)
     if verdict.trust is None:
         raise SourceRefused(_not_accepted(settings, verdict))
     return verdict.facts

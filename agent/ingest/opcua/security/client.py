@@ -90,7 +90,7 @@ class SessionKey:
     policies: Sequence[ua.UserTokenPolicy]
 
 
-class SteppedClient(Client):
+class StepTrackingClient(Client):
     """The library's client; `step` is the step of connecting that it is at, or failed at."""
 
     step = Step.TCP
@@ -144,7 +144,7 @@ class SteppedClient(Client):
     async def _renew_channel(self) -> Exception | None:
         """Why it failed; None: it is renewed."""
         try:
-            await of_library(self.open_secure_channel(renew=True))
+            await library_call(self.open_secure_channel(renew=True))
         except (UaError, OSError, TimeoutError) as error:
             return error
         self.uaclient.revolve_security_token()
@@ -170,7 +170,7 @@ class SteppedClient(Client):
         asked = ua.ReadValueId(NodeId=ua.NodeId(state, 0), AttributeId=AttributeIds.Value)  # type: ignore[arg-type]
         try:
             async with asyncio.timeout(self._watchdog_intervall):
-                await of_library(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
+                await library_call(self.uaclient.session.read(ua.ReadParameters(NodesToRead=[asked])))
         except _SESSION_OVER:
             raise
         except UaError:
@@ -182,7 +182,7 @@ class SteppedClient(Client):
         return SessionKey(self.uaclient.session.authentication_token, self._server_nonce, self._policy_ids)
 
 
-class ReactivatingClient(SteppedClient):
+class ReactivatingClient(StepTrackingClient):
     """Takes a session of an earlier connection over (ActivateSession, OPC 10000-4, 5.7.3) in the place of making one.
     Its connection has no other session: some servers (asyncua) have one for each connection, whatever the token says.
     `disconnect` closes the session with its subscriptions."""
@@ -200,21 +200,21 @@ class ReactivatingClient(SteppedClient):
 
 
 async def connect(
-    client: SteppedClient, settings: OpcuaSourceSettings, scout: SteppedClient, password: str = ""
+    client: StepTrackingClient, settings: OpcuaSourceSettings, endpoint_client: StepTrackingClient, password: str = ""
 ) -> None:
-    """Connect as the settings say; `scout` asks the server unsecured what it offers, `password` stands in for
+    """Connect as the settings say; `endpoint_client` asks the server unsecured what it offers, `password` stands in for
     `password_file`. Raises SourceRefused or SourceLost."""
-    we, at = Identity(settings.url, settings.security_policy), scout
+    we, at = Identity(settings.url, settings.security_policy), endpoint_client
     try:
         if settings.security_policy != "None":
-            offered = partial(ask_endpoints, scout)
+            offered = partial(ask_endpoints, endpoint_client)
             we = await secure(client, settings, offered, password)
         at = client
-        await of_library(client.connect())
+        await library_call(client.connect())
     except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
         explanation = explain(failure, we, client.session_timeout / 1000)
-        if explanation.is_refusal and failure.status == CLOSED and not await _answers(scout):
+        if explanation.is_refusal and failure.status == CLOSED and not await _answers(endpoint_client):
             # Closed by a server that is going down, not by one that refuses us.
             explanation = Explanation(False, f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")
         raise _error(explanation) from error
@@ -226,29 +226,31 @@ def _error(explanation: Explanation) -> SourceError:
     return SourceBusy(explanation.text) if explanation.is_busy else SourceLost(explanation.text)
 
 
-async def ask_endpoints(scout: SteppedClient) -> list[ua.EndpointDescription]:
+async def ask_endpoints(endpoint_client: StepTrackingClient) -> list[ua.EndpointDescription]:
     """What the server offers, asked unsecured. Raises the library's errors."""
-    return await of_library(scout.connect_and_get_server_endpoints())
+    return await library_call(endpoint_client.connect_and_get_server_endpoints())
 
 
-async def offered_endpoints(scout: SteppedClient, settings: OpcuaSourceSettings) -> list[ua.EndpointDescription]:
+async def offered_endpoints(
+    endpoint_client: StepTrackingClient, settings: OpcuaSourceSettings
+) -> list[ua.EndpointDescription]:
     """What the server offers over opc.tcp. Raises SourceRefused and SourceLost, which say at which step it failed."""
     try:
-        found = await ask_endpoints(scout)
+        found = await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError) as error:
-        raise _error(explain(_failure(scout, error), Identity(settings.url, "None"))) from error
+        raise _error(explain(_failure(endpoint_client, error), Identity(settings.url, "None"))) from error
     return [each for each in found if str(each.EndpointUrl).startswith("opc.tcp:")]
 
 
-async def _answers(scout: SteppedClient) -> bool:
+async def _answers(endpoint_client: StepTrackingClient) -> bool:
     try:
-        await ask_endpoints(scout)
+        await ask_endpoints(endpoint_client)
     except (UaError, OSError, TimeoutError):
         return False
     return True
 
 
-async def of_library(call: Awaitable[_Answer]) -> _Answer:
+async def library_call(call: Awaitable[_Answer]) -> _Answer:
     """A call of the library. What its decoder raises is about the server's answer, and no mistake of ours that must end
     the process: it leaves as Unreadable."""
     try:
@@ -257,7 +259,7 @@ async def of_library(call: Awaitable[_Answer]) -> _Answer:
         raise Unreadable("an answer that the library cannot read") from error
 
 
-def _failure(client: SteppedClient, error: Exception) -> Failure:
+def _failure(client: StepTrackingClient, error: Exception) -> Failure:
     """The library's error as step and status. Order counts: TimeoutError and gaierror are OSErrors."""
     text = (str(error).strip() or type(error).__name__).splitlines()[0]
     if isinstance(error, NotOpcUa):

@@ -63,7 +63,7 @@ class Identity:
     url: str
     policy: str
     certificate: CertificateFacts | None = None
-    hand_over_file: str = ""
+    file_to_import: str = ""
     user: str = ""
 
 
@@ -133,12 +133,12 @@ def _untrusted(failure: Failure, we: Identity, own: CertificateFacts) -> Explana
         True,
         f"{we.url} {what} ({failure.status} while {failure.step.value}); at the server, move the certificate with"
         f" thumbprint {own.sha1} (SHA-1; SHA-256 {own.sha256}) from rejected to trusted, or import"
-        f" {we.hand_over_file} there; the source then connects by itself",
+        f" {we.file_to_import} there; the source then connects by itself",
     )
 
 
 def _certificate_refused(status: str, we: Identity, own: CertificateFacts) -> Explanation | None:
-    ours = f"our certificate (thumbprint {own.sha1}, {we.hand_over_file})"
+    ours = f"our certificate (thumbprint {own.sha1}, {we.file_to_import})"
     if status == "BadCertificateTimeInvalid":
         text = f"{we.url} finds {ours} not valid at its time ({status}); it is valid from {own.validity}"
         return Explanation(True, f"{text}; set the server's clock, or renew the certificate: bsfg opcua certificate")

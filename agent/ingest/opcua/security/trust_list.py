@@ -47,7 +47,7 @@ class TrustList:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Presented:
     """What a server shows: its certificate chain (DER, its own first), the application URI that it announces ("" when
     it was not asked), and the host name by which we reach it."""
 
@@ -70,17 +70,17 @@ class Verdict:
     also_why: str = ""
 
 
-def judge(shown: Shown, accepted: TrustList, now: datetime) -> Verdict:
+def judge(presented: Presented, accepted: TrustList, now: datetime) -> Verdict:
     """The verdict on what a server shows. Raises ValueError for what is no certificate."""
-    facts = facts_of(shown.chain[0])
+    facts = facts_of(presented.chain[0])
     if accepted.pinned_sha256:
         if facts.sha256 == accepted.pinned_sha256:
             return Verdict(facts, Trust.PINNED)
         return Verdict(facts, None, "is not the pinned one", is_unknown=True)
-    problem = next(_problems(facts, parse_certificate(shown.chain[0]), shown, now), None)
+    problem = next(_problems(facts, parse_certificate(presented.chain[0]), presented, now), None)
     trust = Trust.TRUSTED
     if facts.sha256 not in accepted.trusted:
-        trust, issue = Trust.ISSUED, _issue_problem(shown.chain, accepted, now)
+        trust, issue = Trust.ISSUED, _issue_problem(presented.chain, accepted, now)
         if issue is _UNKNOWN_ISSUER:
             also = "" if problem is None else problem.why
             return Verdict(facts, None, "is not trusted", is_unknown=True, also_why=also)
@@ -100,7 +100,7 @@ _UNKNOWN_ISSUER = _Problem("")
 
 
 def _problems(
-    facts: CertificateFacts, certificate: x509.Certificate, shown: Shown, now: datetime
+    facts: CertificateFacts, certificate: x509.Certificate, presented: Presented, now: datetime
 ) -> Iterator[_Problem]:
     """What is wrong with a certificate that is trusted as such."""
     pin = f'or pin it: server_certificate_sha256 = "{facts.sha256}"'
@@ -111,13 +111,13 @@ def _problems(
         )
     if use := _use_problem(certificate):
         yield _Problem(use, f"renew it at the server, {pin}")
-    if shown.application_uri and shown.application_uri not in facts.uris:
+    if presented.application_uri and presented.application_uri not in facts.uris:
         uris = ", ".join(facts.uris) or "none"
-        text = f"is for the application URI {uris}, and the server calls itself {shown.application_uri}"
+        text = f"is for the application URI {uris}, and the server calls itself {presented.application_uri}"
         yield _Problem(text, f"check that it is the right server, and renew its certificate, {pin}")
-    if not _is_for_host(facts, shown.host):
+    if not _is_for_host(facts, presented.host):
         names = ", ".join(facts.host_names) or "no host"
-        yield _Problem(f"is for {names}, not for {shown.host}", f"use a name of the certificate in url, {pin}")
+        yield _Problem(f"is for {names}, not for {presented.host}", f"use a name of the certificate in url, {pin}")
 
 
 def _time_problems(whose: str, facts: CertificateFacts, now: datetime) -> Iterator[_Problem]:
@@ -155,8 +155,8 @@ def _is_for_host(facts: CertificateFacts, host: str) -> bool:
 def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -> _Problem | None:
     """Why no way leads from the server's certificate to one in issuers/; None when one does."""
     found: _Problem = _UNKNOWN_ISSUER
-    shown = [parse_certificate(each) for each in chain]
-    for way in islice(_ways([shown[0]], shown[1:], accepted.issuers), WAYS_MAX):
+    presented = [parse_certificate(each) for each in chain]
+    for way in islice(_ways([presented[0]], presented[1:], accepted.issuers), WAYS_MAX):
         problems = (
             problem for child, issuer in pairwise(way) for problem in _link_problems(child, issuer, accepted, now)
         )
@@ -168,7 +168,7 @@ def _issue_problem(chain: Sequence[bytes], accepted: TrustList, now: datetime) -
 
 
 def _ways(
-    way: list[x509.Certificate], shown: Sequence[x509.Certificate], issuers: Sequence[x509.Certificate]
+    way: list[x509.Certificate], presented: Sequence[x509.Certificate], issuers: Sequence[x509.Certificate]
 ) -> Iterator[list[x509.Certificate]]:
     """The ways from a server's certificate up to one in issuers/, by name alone."""
     wanted = way[-1].issuer
@@ -176,9 +176,9 @@ def _ways(
         if issuer.subject == wanted:
             yield [*way, issuer]
     if len(way) <= ISSUERS_DEEP_MAX:
-        for between in shown:
+        for between in presented:
             if between.subject == wanted and between not in way:
-                yield from _ways([*way, between], shown, issuers)
+                yield from _ways([*way, between], presented, issuers)
 
 
 def _link_problems(

@@ -54,9 +54,9 @@ class ValueReader:
         """As a call, for an array of one element in each dimension: the element, in its own type."""
         return self._read(data, position, _only)
 
-    def cut(self, index_range: str) -> Cut:
+    def cut(self, index_range: str) -> ArrayCut:
         """What reads a part of arrays, as a server cuts it out of them (OPC 10000-4, 7.27)."""
-        return Cut(self, index_range)
+        return ArrayCut(self, index_range)
 
     def node_id_text(self, key: TypeKey) -> str:
         """A node id with the URI of its namespace; with the index where the server has no such namespace."""
@@ -69,7 +69,7 @@ class ValueReader:
         return f"nsu={self.namespaces[index]};" if index < len(self.namespaces) else f"ns={index};"
 
 
-class Cut:
+class ArrayCut:
     """Reads one element of arrays, or a range of them. `is_missing`: the array that was read last has no such part."""
 
     def __init__(self, reader: ValueReader, index_range: str) -> None:

@@ -14,7 +14,7 @@ from asyncua import ua
 from asyncua.ua.uaerrors import BadFilterNotAllowed, BadServiceUnsupported
 
 from agent.ingest.errors import SourceLost
-from agent.ingest.lifecycle import Ahead
+from agent.ingest.lifecycle import FastClock
 from agent.ingest.opcua.events import EVENTS_LOST, EventCollector
 from agent.ingest.opcua.events.event_fields import ALL_FIELDS, BASE_FIELDS, Event, EventPublication
 from agent.ingest.opcua.publisher import Route
@@ -137,7 +137,7 @@ class Collecting:
         recorder = Recorder("plc", "plant-a", self.store, (Busy,), "facts.operational")
         known = {"events": ("Server",), "parked_retry_ms": 100, **settings}
         self.collector = EventCollector(
-            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.beside(EVENTS_LOST)
+            OpcuaSourceSettings("plc", "opc.tcp://plc", Path("t.csv"), **known), recorder.for_another_task(EVENTS_LOST)
         )
         self.collector.read_clock = lambda _: self.server.clock_ns()
 
@@ -370,7 +370,7 @@ async def test_events_are_missing_while_no_process_ran() -> None:
     """From the time at which the node before this one ended to the first sign of life; also in the times of a clock
     that was ahead then, and was perhaps set right meanwhile."""
     run = Collecting()
-    run.collector.note_stop(3 * S, Ahead(3_600 * S, time.time_ns()))
+    run.collector.note_stop(3 * S, FastClock(3_600 * S, time.time_ns()))
     async with run.life():
         await wait_until_async(lambda: run.server.refreshes == [1], "a refresh")
         await run.server.publish(of(event(message="x")))
@@ -436,7 +436,7 @@ async def test_a_publication_that_never_came_is_a_loss() -> None:
         missing = run.server.routes[1].missing
         assert missing is not None
         await missing(Missing(99, 4, 4))
-        run.collector._book.abandon()
+        run.collector._conditions.abandon()
         await missing(Missing(1, 4, 4))
         assert run.collector._refresh.is_due(1e12)
     assert run.lost() == [("event_publication_missing", 1, LAST_LIFE)]

@@ -19,7 +19,7 @@ _DIGITS = {Table.COIL: "0", Table.DISCRETE: "1", Table.INPUT: "3", Table.HOLDING
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegisterRange:
     """The registers that a command names: `count` entries of a table from wire address `address`, written as number
     `number`."""
 
@@ -29,7 +29,7 @@ class Place:
     number: int
 
 
-def parse_places(text: str, settings: ModbusSourceSettings) -> list[Place]:
+def parse_ranges(text: str, settings: ModbusSourceSettings) -> list[RegisterRange]:
     """The registers meant by a text without a type. Without a table there are two: the input and the holding
     registers. Raises ValueError that says what to write."""
     table, first, last, rest = _parts(text)
@@ -90,13 +90,13 @@ def _parts(text: str) -> tuple[str, str, str, list[str]]:
     return table, match[1], match[2] or match[1], words
 
 
-def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) -> Place:
+def _place(table: str, first: str, last: str, settings: ModbusSourceSettings) -> RegisterRange:
     has_digit = settings.address_base == WITH_TABLE and first.zfill(5)[0] in "01"
     kind = "" if has_digit or table in {Table.COIL.value, Table.DISCRETE.value} else "uint16"
     begin, end = (_register({"table": table, "type": kind, "register": number}, settings) for number in (first, last))
     if end.address < begin.address or end.table is not begin.table:
         raise ValueError(f"{first}-{last} does not run upwards within one table")
-    return Place(begin.table, begin.address, end.address - begin.address + 1, int(first))
+    return RegisterRange(begin.table, begin.address, end.address - begin.address + 1, int(first))
 
 
 def _register(cells: dict[str, str], settings: ModbusSourceSettings) -> Register:

@@ -1,11 +1,11 @@
-from agent.ingest.opcua.events.condition_book import (
+from agent.ingest.opcua.events.conditions import (
     CONDITIONS_MAX,
     REFRESH_MAX_S,
     REFRESH_PAUSE_MAX_S,
     REFRESH_PAUSE_S,
-    ConditionBook,
+    AcceptedEvents,
     RefreshPlan,
-    Taken,
+    RetainedConditions,
 )
 from agent.ingest.opcua.events.event_fields import REFRESH_END, REFRESH_REQUIRED, REFRESH_START, Event
 from tests.ingest.opcua.events.events import condition, event
@@ -21,9 +21,9 @@ def start(at_s: float) -> Event:
 END = event(REFRESH_END, 99)
 
 
-def known(*events: Event) -> ConditionBook:
+def known(*events: Event) -> RetainedConditions:
     """A book that has seen these."""
-    book = ConditionBook()
+    book = RetainedConditions()
     book.take(events, [], more=False)
     return book
 
@@ -36,10 +36,10 @@ def names(events: object) -> list[object]:
 def test_live_events_pass() -> None:
     """Outside a refresh every event is recorded as it comes, unmarked, and a condition that is not retained any more is
     forgotten."""
-    book = ConditionBook()
+    book = RetainedConditions()
     plain = event(message="x")
     ended = condition("High", 3, retain=False)
-    assert book.take([HIGH, plain, LOW], [], more=False) == Taken([HIGH, plain, LOW])
+    assert book.take([HIGH, plain, LOW], [], more=False) == AcceptedEvents([HIGH, plain, LOW])
     assert book.knows(condition("Low", 9))
     assert book.take([ended], [], more=False).events == [ended]
     assert book.retained == [LOW]
@@ -53,7 +53,7 @@ def test_a_refresh_tells_known_from_new_and_absent() -> None:
     again = condition("High", 1, active=True, event_id=b"another")
     new = condition("Third", 5, active=True)
     found = book.take([again, new], [start(10), END], more=False)
-    assert found == Taken([new], frozenset({0}), [LOW], is_complete=True)
+    assert found == AcceptedEvents([new], frozenset({0}), [LOW], is_complete=True)
     assert names(book.retained) == ["i=High", "i=Third"]
     assert not book.is_refreshing
 
@@ -120,7 +120,7 @@ def test_branches_are_conditions_of_their_own() -> None:
 
 def test_a_server_may_require_a_refresh() -> None:
     """RefreshRequired is told to the caller."""
-    assert ConditionBook().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
+    assert RetainedConditions().take([], [event(REFRESH_REQUIRED)], more=True).is_refresh_required
 
 
 def test_the_number_of_known_conditions_is_limited() -> None:

@@ -29,7 +29,7 @@ STABLE_S = 10.0  # a session that lives on for so long was not ended for another
 VAIN_LIVES_MAX = 3  # in a row that did not live on
 
 
-class EarlierSessions:
+class LostSessions:
     """The sessions of one source. Outlives them. `close` closes one over a connection of its own."""
 
     def __init__(self, close: Callable[[SessionKey], Awaitable[None]]) -> None:

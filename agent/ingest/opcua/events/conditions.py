@@ -38,7 +38,7 @@ class Refresh(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AcceptedEvents:
     """What a publication is worth. `events` are to be recorded, those at the indices `refreshed` marked so; `absent`
     are the last known states of conditions that a refresh did not name; `is_complete`: a refresh is over, and `book`
     knows all that the server retains."""
@@ -50,7 +50,7 @@ class Taken:
     is_refresh_required: bool = False
 
 
-class ConditionBook:
+class RetainedConditions:
     """The retained conditions of one server."""
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ class ConditionBook:
     def is_refreshing(self) -> bool:
         return self._refresh is not Refresh.NONE
 
-    def take(self, events: Iterable[Event], brackets: Iterable[Event], *, more: bool) -> Taken:
-        """Take in one publication: its events, and those about the refresh itself (`brackets`), of which one stands for
+    def take(self, events: Iterable[Event], refresh_events: Iterable[Event], *, more: bool) -> AcceptedEvents:
+        """Take in one publication: its events, and those about the refresh itself (`refresh_events`), of which one stands for
         each, however many items received it."""
-        is_required = self._see_brackets(brackets)
+        is_required = self._see_refresh_events(refresh_events)
         taken: list[Event] = []
         refreshed: set[int] = set()
         for event in events:
@@ -101,9 +101,9 @@ class ConditionBook:
                 refreshed.add(len(taken))
             taken.append(event)
         if more:
-            return Taken(taken, frozenset(refreshed), is_refresh_required=is_required)
+            return AcceptedEvents(taken, frozenset(refreshed), is_refresh_required=is_required)
         absent, is_complete = self._end_burst()
-        return Taken(taken, frozenset(refreshed), absent, is_complete, is_required)
+        return AcceptedEvents(taken, frozenset(refreshed), absent, is_complete, is_required)
 
     def begin_rescue(self) -> None:
         """From now on also events come that a lost subscription held, beside those of the present one."""
@@ -120,9 +120,9 @@ class ConditionBook:
         """Nothing is rescued any more."""
         self._rescued_ns = None
 
-    def _see_brackets(self, brackets: Iterable[Event]) -> bool:
+    def _see_refresh_events(self, refresh_events: Iterable[Event]) -> bool:
         is_required = False
-        for event in brackets:
+        for event in refresh_events:
             if event.is_of(REFRESH_START):
                 self._refresh, self._start_ns = Refresh.STARTED, event.time_ns
             elif event.is_of(REFRESH_END) and self._refresh is Refresh.STARTED:

@@ -16,12 +16,12 @@ from itertools import compress
 from agent.columns import SampleColumns
 
 
-class Seam:
+class Deduplicator:
     """The seam between the old subscriptions of one session and the new ones. `before` is the seam of the session
     before, if it was not closed: what the subscriptions brought that were old then, those that are old now may still
     hold."""
 
-    def __init__(self, before: Seam | None = None) -> None:
+    def __init__(self, before: Deduplicator | None = None) -> None:
         self._before = {} if before is None else before._old  # noqa: SLF001 another seam
         self._old: dict[int, set[int]] = {}  # times of the values that the old one brought, of each tag
         self._new: dict[int, set[int]] = {}
