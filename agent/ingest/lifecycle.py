@@ -89,7 +89,7 @@ class Failures:
         """A life begins."""
         self._first_value_s = None
 
-    def see_value(self, now_s: float) -> None:
+    def note_value(self, now_s: float) -> None:
         """The life gave its first good value."""
         self._first_value_s = now_s
 

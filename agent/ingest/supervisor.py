@@ -473,7 +473,7 @@ class SourceSupervisor:
 
     def _got_value(self, now_ns: int) -> None:
         """The first good value of this life. While the source still builds its subscriptions, others may be without."""
-        self._failures.see_value(time.monotonic())
+        self._failures.note_value(time.monotonic())
         if self._state is State.CONNECTED and self._outage is not None:
             self._returned(now_ns)
 

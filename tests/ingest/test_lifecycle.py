@@ -64,12 +64,12 @@ def test_failures_are_forgotten_after_some_seconds_of_values() -> None:
     failures = Failures()
     assert failures.end(alive_s=1000.0) == 1  # connected for long, no value
     failures.begin()
-    failures.see_value(1000.0)
+    failures.note_value(1000.0)
     assert failures.end(alive_s=1000.0 + FORGET_S / 2) == 2
     failures.begin()
     assert failures.end(alive_s=1000.0 + FORGET_S) == 3  # not connected: the sign of life is an old one
     failures.begin()
-    failures.see_value(2000.0)
+    failures.note_value(2000.0)
     assert failures.end(alive_s=2000.0 + FORGET_S) == 1
     failures.begin()
     assert failures.end(alive_s=2000.0 + FORGET_S) == 2

@@ -206,7 +206,7 @@ class Line:
             "retries": 0,
             "reconnect_delay": 0,
             "name": self._where,
-            "trace_packet": self._see,
+            "trace_packet": self._on_packet,
         }
         client: ModbusBaseClient
         if settings.transport == "rtu":
@@ -240,7 +240,7 @@ class Line:
             self._why_not = error.strerror or str(error)
             raise
 
-    def _see(self, is_sent: bool, data: bytes) -> bytes:  # noqa: FBT001 pymodbus calls it
+    def _on_packet(self, is_sent: bool, data: bytes) -> bytes:  # noqa: FBT001 pymodbus calls it
         """Called with each packet sent and with all bytes received since. pymodbus raises into the event loop at a
         function that it does not know, and the connection ends; to it, such bytes have not come."""
         if is_sent:

@@ -56,13 +56,13 @@ class _Suspicion(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Turn:
+class _AuditState:
     """Where the audit of a subscription stands."""
 
     due_s: float
     asked: ServerTime  # before the suspects were read
     place: int = 0
-    looks: int = 0
+    rounds: int = 0
     suspects: dict[int, _Suspicion] = field(default_factory=dict)
 
 
@@ -72,23 +72,23 @@ class Audit:
     def __init__(self, session: Session, sampler: Sampler, nodes_per_read: int, now: Callable[[], ServerTime]) -> None:
         self._session, self._sampler, self._now = session, sampler, now
         self._count = self._count_max = min(NODES_MAX, nodes_per_read or NODES_MAX)
-        self._turns: dict[int, _Turn] = {}
+        self._states: dict[int, _AuditState] = {}
         self._alive: dict[int, ServerTime] = {}  # by tag: everything up to then is published; bounded by the tags
 
     async def check(self, one: Subscription, points: Mapping[int, TagPoint]) -> Findings:
         """Read items of a subscription if it is due. Raises SourceLost if the server publishes nothing any more and its
         clock would not show it."""
         now_s = time.monotonic()
-        turn = self._turns.setdefault(one.id, _Turn(now_s + one.silence_max_s, self._now()))
-        if now_s < turn.due_s:
+        state = self._states.setdefault(one.id, _AuditState(now_s + one.silence_max_s, self._now()))
+        if now_s < state.due_s:
             return _NOTHING
-        suspects, turn.suspects, turn.due_s = turn.suspects, {}, now_s + one.silence_max_s
+        suspects, state.suspects, state.due_s = state.suspects, {}, now_s + one.silence_max_s
         if not suspects:
-            turn.asked = self._now()
-            turn.suspects = await self._differing(one, self._next_tags(one, turn, points), points)
-            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in turn.suspects), default=0.0)
-            if turn.suspects:
-                turn.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
+            state.asked = self._now()
+            state.suspects = await self._differing(one, self._next_tags(one, state, points), points)
+            sampling_ms = max((one.sampling_ms(tag, points[tag]) for tag in state.suspects), default=0.0)
+            if state.suspects:
+                state.due_s = time.monotonic() + ARRIVES_S + (2 * sampling_ms + 3 * one.publishing_ms) / 1000
             return _NOTHING
         still = []
         for tag, suspicion in suspects.items():
@@ -96,7 +96,7 @@ class Audit:
             if published == suspicion.published:
                 still.append(tag)
             elif 0 < suspicion.read_ns <= published[0]:  # what was read has been published since
-                self._alive[tag] = turn.asked
+                self._alive[tag] = state.asked
         live = one.plan.live
         found = await self._differing(one, [tag for tag in still if tag in points and tag in live], points)
         # One that was created anew meanwhile may be about to publish.
@@ -118,18 +118,18 @@ class Audit:
             since = ServerTime(published_ns, now.set_back_ns)
         return since
 
-    def _next_tags(self, one: Subscription, turn: _Turn, points: Mapping[int, TagPoint]) -> list[int]:
+    def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
         """Live tags in turns. Ahead of them some that were denied, since a user waits for these: the server may allow
         them at any time."""
         one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last_reading(tag)[1] is None}
         waiting = [tag for tag in sorted(one.denied) if tag in points]
-        start = turn.looks * (self._count // 2) % max(1, len(waiting))
-        waiting, turn.looks = (waiting[start:] + waiting[:start])[: self._count // 2], turn.looks + 1
+        start = state.rounds * (self._count // 2) % max(1, len(waiting))
+        waiting, state.rounds = (waiting[start:] + waiting[:start])[: self._count // 2], state.rounds + 1
         able = [tag for tag in sorted(one.plan.live.difference(waiting)) if tag in points]
-        part = self._within_bytes(able[turn.place : turn.place + self._count - len(waiting)])
-        turn.place += len(part)
-        if turn.place >= len(able):
-            turn.place = 0
+        part = self._within_bytes(able[state.place : state.place + self._count - len(waiting)])
+        state.place += len(part)
+        if state.place >= len(able):
+            state.place = 0
         return waiting + part
 
     def _within_bytes(self, tags: list[int]) -> list[int]:

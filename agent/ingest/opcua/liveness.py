@@ -36,7 +36,7 @@ class Liveness:
         """A time of the server before the subscription was created: nothing comes of it that is older."""
         self._opened_ns = self._before_ns = opened_ns
 
-    def see_clock(self, value: object) -> bool:
+    def note_clock(self, value: object) -> bool:
         """Take in a notification of the server's clock. True if it moved, which is a proof."""
         moved, self._clock = value != self._clock, value
         self._clock_moves += moved
@@ -53,7 +53,7 @@ class Liveness:
         self.alive_s = self.answered_s
         return True
 
-    def see(self, now_s: float, sent_ns: int, clock_ns: int | None, *, is_proof: bool, more: bool) -> None:
+    def note_answer(self, now_s: float, sent_ns: int, clock_ns: int | None, *, is_proof: bool, more: bool) -> None:
         """Take in an answer to Publish, in its turn. `sent_ns`: when the server sent it; `clock_ns`: the clock in it;
         `is_proof`: it holds a value or the clock moved; `more`: the server has more that is older than the sending."""
         self.answered_s = now_s

@@ -51,7 +51,7 @@ class OpcuaPollSource:
         self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
         delivery.on_gap(self._set_backs.add)
         self._namespaces: list[str] = []
-        self._turns: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
+        self._reading_numbers: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
         self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
         self._unread: set[int] = set()  # tags whose value could not be read at the last poll, not even by itself
         self._size = settings.items_per_call_max  # nodes of a call
@@ -79,13 +79,13 @@ class OpcuaPollSource:
                 group.create_task(self.backfill.run(session), name=f"{self._settings.name} backfill")
             limits = await session.limits()
             self._size = min(self._settings.items_per_call_max, limits.nodes_per_read or self._size)
-            self._turns.clear()
+            self._reading_numbers.clear()
             group.create_task(self._poll(session, on_up), name=f"{self._settings.name} poll")
             raise await session.lost
 
     async def _take_over_map(self) -> None:
         if self._delivery.take_over_map(self.now_ns()):
-            self._turns.clear()
+            self._reading_numbers.clear()
             self._bad = {tag: status for tag, status in self._bad.items() if tag in self._delivery.points}
             await self._delivery.recorder.settle()
 
@@ -148,7 +148,7 @@ class OpcuaPollSource:
                 clock, found = self._give_up(part, quality.BAD_DECODING_ERROR)
             self.alive_s = time.monotonic()
             if not has_clock:
-                first_ns, has_clock = self._see_clock(clock, least_ns) or asked_ns, True
+                first_ns, has_clock = self._note_clock(clock, least_ns) or asked_ns, True
                 self.alive_ns = self.alive_ns or first_ns
             await self._deliver(part, found)
         # Not the time of arrival, which is later by what the line took. The tags of the last call were read by the poll
@@ -170,10 +170,10 @@ class OpcuaPollSource:
 
     def _reading(self, tag: int) -> Reading:
         readings = self._delivery.points[tag].readings
-        found: Reading = readings[self._turns.get(tag, 0) % len(readings)]
+        found: Reading = readings[self._reading_numbers.get(tag, 0) % len(readings)]
         return found
 
-    def _see_clock(self, clock: ClockReading, least_ns: int | None) -> int:
+    def _note_clock(self, clock: ClockReading, least_ns: int | None) -> int:
         """When the values that came with this reading of the clock were read, or earlier, by that clock; 0: it does not
         say."""
         if clock.read_ns:
@@ -189,7 +189,7 @@ class OpcuaPollSource:
             if quality.is_bad(status):
                 bad[tag] = status
                 if status & quality.CODE_BITS in quality.GONE and len(self._delivery.points[tag].readings) > 1:
-                    self._turns[tag] = self._turns.get(tag, 0) + 1
+                    self._reading_numbers[tag] = self._reading_numbers.get(tag, 0) + 1
             else:
                 samples.append(Sample(tag, source_ns or server_ns or now_ns, value, status))
         await self._delivery.deliver(SampleColumns.of(samples), now_ns)

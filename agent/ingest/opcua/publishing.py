@@ -72,18 +72,20 @@ def read_header(data: bytes) -> Header:
 class _Order:
     """What is known of one subscription."""
 
-    __slots__ = ("expected", "held", "is_new", "shown")
+    __slots__ = ("expected", "held", "is_new", "keep_alive")
 
     def __init__(self) -> None:
         self.expected = 1
         self.is_new = True  # no notification handed on yet
         self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, when it came, what it was
-        self.shown: tuple[int, float, int] | None = None  # request, time and number of a keep-alive that shows a break
+        self.keep_alive: tuple[int, float, int] | None = (
+            None  # request, time and number of a keep-alive that shows a break
+        )
 
     @property
     def begins_again(self) -> bool:
         """Whether the server has sent number 1, or says that it is the next."""
-        return 1 in self.held or (self.shown is not None and self.shown[2] == 1)
+        return 1 in self.held or (self.keep_alive is not None and self.keep_alive[2] == 1)
 
     def ahead(self, number: int) -> int:
         """How far a number lies ahead of the expected one; negative if behind."""
@@ -140,7 +142,7 @@ class Sequencer:
         if not header.has_data:
             self._ready.append(arrived)
             if order.ahead(number) > 0 and not order.is_new:
-                order.shown = request, now_s, number
+                order.keep_alive = request, now_s, number
             return
         if order.is_new and not 1 <= number <= FIRST_NUMBER_MAX and not order.held:
             order.expected = number
@@ -208,10 +210,10 @@ class Sequencer:
 
     def _missing(self, subscription_id: int, order: _Order, now_s: float) -> Missing | None:
         """The break before what is held, once no older request can fill it."""
-        if order.shown is not None and order.ahead(order.shown[2]) <= 0:
-            order.shown = None
+        if order.keep_alive is not None and order.ahead(order.keep_alive[2]) <= 0:
+            order.keep_alive = None
         signs = [(request, came_s, number) for number, (request, came_s, _) in order.held.items()]
-        signs += [] if order.shown is None else [order.shown]
+        signs += [] if order.keep_alive is None else [order.keep_alive]
         if not signs:
             return None
         may_come = min(self._open, default=self._request + 1) < min(request for request, _, _ in signs)

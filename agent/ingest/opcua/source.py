@@ -208,7 +208,7 @@ class OpcuaSource:
             if isinstance(arrived, Missing):
                 self._note_missing(arrived)
                 continue
-            await self._deliver(self._see(arrived.header, arrived.content))
+            await self._deliver(self._note_publication(arrived.header, arrived.content))
         await self._deliver_due()
         if self._built is not None:
             self._end_rescue()
@@ -224,14 +224,14 @@ class OpcuaSource:
     async def _take(self, session: Session, header: Header, publication: Publication) -> None:
         """Called for each publication in its turn; the server gets its acknowledgement when this returns."""
         if publication.values_lost and time.monotonic() >= self._unreadable_due_s:
-            await self._see_unreadable(session, publication.values_lost)
-        arrived = self._see(header, publication)
+            await self._log_unreadable(session, publication.values_lost)
+        arrived = self._note_publication(header, publication)
         if publication.changes or publication.values_lost:
             await self._buffer.put(arrived)
         if self._rescue is not None and self._publisher is not None:  # behind its values, which count before its end
-            self._rescue.see(header, self._publisher.positions().get(header.subscription_id, 0))
+            self._rescue.note_answer(header, self._publisher.positions().get(header.subscription_id, 0))
 
-    def _see(self, header: Header, publication: Publication) -> Buffered:
+    def _note_publication(self, header: Header, publication: Publication) -> Buffered:
         """What a publication says of the life of its subscription."""
         subscription = self._by_id.get(header.subscription_id)
         if subscription is None:
@@ -242,10 +242,10 @@ class OpcuaSource:
             for change in publication.changes:
                 if change.handle == HEARTBEAT_HANDLE:
                     values -= 1
-                    if subscription.liveness.see_clock(change.value):
-                        clock_ns, clock_moved = self._see_clock(subscription, change, header.publish_time_ns), True
+                    if subscription.liveness.note_clock(change.value):
+                        clock_ns, clock_moved = self._note_clock(subscription, change, header.publish_time_ns), True
         numbers = {} if self._publisher is None else self._publisher.positions()
-        subscription.liveness.see(
+        subscription.liveness.note_answer(
             *(time.monotonic(), sent_ns(header.publish_time_ns, self.now_ns(), self._clock), clock_ns),
             is_proof=values > 0 or clock_moved,
             more=header.more or header.is_early(numbers.get(header.subscription_id)),
@@ -257,7 +257,7 @@ class OpcuaSource:
             subscription.ended = status_name(status)  # else a node is gone, it does not say which (python-opcua)
         return arrived
 
-    def _see_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> int | None:
+    def _note_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> int | None:
         """Take in the server's clock, which has moved; its time in ns, None if it has none."""
         server_ns = change.source_time_ns or change.server_time_ns
         if not server_ns:
@@ -406,7 +406,7 @@ class OpcuaSource:
             extra = {"source": self._settings.name, "values": self._rescue.values_total, "tags": len(rescued)}
             log.info("lost subscriptions were read to their end", extra={"action": "values_rescued", **extra})
 
-    async def _see_unreadable(self, session: Session, count: int) -> None:
+    async def _log_unreadable(self, session: Session, count: int) -> None:
         """Values behind a malformed one arrive. A server may send one with each publication."""
         self._unreadable_due_s = time.monotonic() + UNREADABLE_EVERY_S
         extra = {"action": "values_unreadable", "source": self._settings.name, "count": count}
@@ -558,7 +558,7 @@ class OpcuaSource:
         count = missing.last - missing.first + 1  # each held a value at least
         self._declare_missing(subscription, count)
         if self._rescue is not None:
-            self._rescue.spoil(subscription.id)
+            self._rescue.mark_incomplete(subscription.id)
         extra = {"action": "notifications_missing", "source": self._settings.name, "count": count}
         log.warning("notifications of the server never came, and it does not hold them any more", extra=extra)
 

@@ -249,7 +249,7 @@ async def test_keep_alives_are_waited_for_as_the_server_sends_them(clock: str) -
     await one.open()
     await one.watch_clock()
     if clock == "stands":
-        one.liveness.see_clock("once")
+        one.liveness.note_clock("once")
         one.liveness._begun_s -= 20
         source._check_life()
     assert not one.liveness.has_clock
@@ -311,7 +311,7 @@ async def test_a_clock_is_as_new_as_the_publication_that_brings_it() -> None:
     source._declare_since(NOTIFICATIONS_MISSING, ServerTime(90 * S, 0), [1])
     subscription.clock_least_ns = source._clock.least_ns(time.monotonic_ns())
     shown = Change(HEARTBEAT_HANDLE, "99.2", 0, 99_200_000_000, 99_200_000_000)
-    source._see(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
+    source._note_publication(HEADER._replace(publish_time_ns=100 * S + 1), publication(shown))
     assert (source._clock.set_back_ns, [gap.reason for gap in gaps]) == (0, [NOTIFICATIONS_MISSING])
     assert source._clock.shown_ns == 100 * S + 1
 
@@ -322,7 +322,7 @@ async def test_a_server_clock_before_1970_dates_a_loss_as_any_other() -> None:
     (subscription,) = source._subscriptions
     assert source.alive_ns == 0
     for sent_ns in (-101 * S, -100 * S, -99 * S):
-        subscription.liveness.see(0.0, sent_ns, None, is_proof=True, more=False)
+        subscription.liveness.note_answer(0.0, sent_ns, None, is_proof=True, more=False)
     assert source.alive_ns == -100 * S
 
 

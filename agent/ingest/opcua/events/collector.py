@@ -197,7 +197,7 @@ class EventCollector:
         since_ns = subscription.liveness.complete_ns or subscription.opened_ns
         arrived = _Arrived(content, header.more, self._now_ns(), since_ns, self._alive_set_back_ns, is_old)
         if not is_old:
-            self._see_life(subscription, header)
+            self._note_life(subscription, header)
         if content.events or content.unreadable:
             try:
                 await self._buffer.put(arrived)
@@ -206,13 +206,13 @@ class EventCollector:
                 raise
         if is_old and self._rescue and self._publisher:  # behind its events, which count before its end
             if subscription.watch.take(content.events, more=header.more):
-                self._rescue.spoil(subscription.id)
-            self._rescue.see(header, self._publisher.positions(routed=True).get(subscription.id, 0))
+                self._rescue.mark_incomplete(subscription.id)
+            self._rescue.note_answer(header, self._publisher.positions(routed=True).get(subscription.id, 0))
 
-    def _see_life(self, subscription: _Subscription, header: Header) -> None:
+    def _note_life(self, subscription: _Subscription, header: Header) -> None:
         numbers = {} if self._publisher is None else self._publisher.positions(routed=True)
         before_ns = subscription.liveness.complete_ns
-        subscription.liveness.see(
+        subscription.liveness.note_answer(
             time.monotonic(),
             sent_ns(header.publish_time_ns, self._now_ns(), self.clock),
             None,
@@ -243,7 +243,7 @@ class EventCollector:
             now_ns = await self.read_clock(session)
             self._lose(event_loss.PUBLICATION_MISSING, self._alive_ns, self._alive_set_back_ns, now_ns, 1)
         elif self._rescue is not None:
-            self._rescue.spoil(missing.subscription_id)
+            self._rescue.mark_incomplete(missing.subscription_id)
 
     async def _drain(self, session: Session, service: EventService) -> None:
         """The one task that records."""
@@ -343,8 +343,8 @@ class EventCollector:
         them."""
         self._declare(reason, first_ns, set_back_ns, last_ns, count)
         if self._conditions.is_refreshing:
-            self._conditions.spoil()
-            self._refresh.spoil(time.monotonic())
+            self._conditions.mark_incomplete()
+            self._refresh.repeat_later(time.monotonic())
         else:
             self._refresh.want(time.monotonic())
 

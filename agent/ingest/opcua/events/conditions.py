@@ -58,7 +58,7 @@ class RetainedConditions:
         self._refresh = Refresh.NONE
         self._start_ns = 0  # the server's time of RefreshStart; 0: not known
         self._seen: set[Key] = set()  # since the refresh was asked for, or else in this burst
-        self._is_spoiled = False
+        self._is_incomplete = False
         self._rescued_ns: dict[Key, int] | None = None  # times of the states that came while old ones are rescued
 
     @property
@@ -79,9 +79,9 @@ class RetainedConditions:
         """No refresh is under way any more: it was refused, or the session is at its end."""
         self._reset()
 
-    def spoil(self) -> None:
+    def mark_incomplete(self) -> None:
         """Events were lost."""
-        self._is_spoiled = True
+        self._is_incomplete = True
 
     @property
     def is_refreshing(self) -> bool:
@@ -153,14 +153,14 @@ class RetainedConditions:
             return (), False
         if self._refresh is not Refresh.ENDED:
             return (), False
-        is_complete = not self._is_spoiled
+        is_complete = not self._is_incomplete
         gone = [key for key in self._retained if key not in self._seen] if is_complete else []
         absent = [self._retained.pop(key) for key in gone]
         self._reset()
         return absent, is_complete
 
     def _reset(self) -> None:
-        self._refresh, self._start_ns, self._is_spoiled = Refresh.NONE, 0, False
+        self._refresh, self._start_ns, self._is_incomplete = Refresh.NONE, 0, False
         self._seen = set()
 
 
@@ -195,7 +195,7 @@ class RefreshPlan:
     def complete(self) -> None:
         self._pause_s = REFRESH_PAUSE_S
 
-    def spoil(self, now_s: float) -> None:
+    def repeat_later(self, now_s: float) -> None:
         """A refresh lost events, so it has to be repeated, later each time."""
         self._pause_s = min(self._pause_s * 2, REFRESH_PAUSE_MAX_S)
         self.want(now_s)

@@ -160,7 +160,7 @@ class HistoryBackfill:
         self._is_rescuing = False
         self._rescued: set[int] = set()  # tags of the outage whose values the old subscriptions brought, all of them
         self._values_rescued = 0
-        self._turns: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
+        self._reading_numbers: dict[int, int] = {}  # which reading of a tag has history, where it is not the first
         self._ended_ns = 0  # the newest value of the last process; 0: there was none
         self._stopped: dict[int, int] = {}  # tags without a value in this process, and when the last process ended
         self._gone: dict[int, Window] = {}  # not filled because the node was gone; tried again when it returns
@@ -424,25 +424,25 @@ class HistoryBackfill:
             found = await session.read_history(list(nodes), list(nodes.values()), values_max)
             pages.update(zip(nodes, found, strict=True))
             gone = [asked for asked in nodes if pages[asked].status & quality.CODE_BITS in MAY_NOT_EXIST]
-            left = [asked for asked in gone if self._turn(asked.tag)]
+            left = [asked for asked in gone if self._try_next_reading(asked.tag)]
         return [pages.get(asked, HistoryPage(quality.BAD_NOT_SUPPORTED)) for asked in call]
 
     def _node(self, tag: int, namespaces: Sequence[str]) -> tuple[Reading, int] | None:
         """The reading of a tag whose turn it is, with its namespace index."""
         point = self._delivery.points.get(self._delivery.number(tag))
         readings: Sequence[Reading] = () if point is None else point.readings
-        for reading in readings[self._turns.get(tag, 0) :]:
+        for reading in readings[self._reading_numbers.get(tag, 0) :]:
             index = reading.address.index(namespaces)
             if index is not None:
                 return reading, index
         return None
 
-    def _turn(self, tag: int) -> bool:
+    def _try_next_reading(self, tag: int) -> bool:
         """The node of a tag does not exist: whether there is another to be read. If not, it begins with the first."""
-        turn, point = self._turns.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
+        turn, point = self._reading_numbers.pop(tag, 0) + 1, self._delivery.points.get(self._delivery.number(tag))
         if point is None or turn >= len(point.readings):
             return False
-        self._turns[tag] = turn
+        self._reading_numbers[tag] = turn
         return True
 
     async def _slice_fill(self, piece: _Slice) -> GapFill | None:

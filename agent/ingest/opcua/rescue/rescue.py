@@ -82,7 +82,7 @@ class Rescue(Generic[OldT]):
         self._olds, self._others, self.started = dict(olds), others, started
         self._begun_s, self._built_s, self._ended_s = now_s, 0.0, 0.0
         self._answers: dict[int, int] | None = None  # of each old subscription since all is built
-        self._spoiled: set[int] = set()
+        self._incomplete: set[int] = set()
         self._useless: list[int] = []  # subscriptions at the server that are to be deleted
         self.subscriptions: dict[int, OldT] = {}  # that are taken over, and not over
         self.overflowed: set[int] = set()  # tags whose queue at the server was too short
@@ -113,7 +113,7 @@ class Rescue(Generic[OldT]):
             elif number not in self._olds:
                 self._useless.append(number)
 
-    def see(self, header: Header, next_number: int) -> None:
+    def note_answer(self, header: Header, next_number: int) -> None:
         """An answer of a subscription; `next_number` is that of its next notification as far as they are known."""
         if self._answers is None or header.subscription_id not in self.subscriptions or header.more:
             return
@@ -136,9 +136,9 @@ class Rescue(Generic[OldT]):
         """Whether all new items are created."""
         return self._answers is not None
 
-    def spoil(self, number: int) -> None:
+    def mark_incomplete(self, number: int) -> None:
         """This old subscription does not bring all that is missing."""
-        self._spoiled.add(number)
+        self._incomplete.add(number)
 
     def unfinished(self, numbers: Mapping[int, int]) -> dict[int, Old[OldT]]:
         """What the next session is to take over, as this one ends before it was built. `numbers` are those of the next
@@ -181,7 +181,7 @@ class Rescue(Generic[OldT]):
         is_short = {number: answers.get(number, 0) < FULL_ANSWERS or bool(one.ended) for number, one in taken.items()}
         return Ended(
             [*taken.values()],
-            whole=[one for number, one in taken.items() if not is_short[number] and number not in self._spoiled],
+            whole=[one for number, one in taken.items() if not is_short[number] and number not in self._incomplete],
             short=[one for number, one in taken.items() if is_short[number]],
         )
 

@@ -204,16 +204,16 @@ async def connect(
 ) -> None:
     """Connect as the settings say; `endpoint_client` asks the server unsecured what it offers, `password` stands in for
     `password_file`. Raises SourceRefused or SourceLost."""
-    we, at = Identity(settings.url, settings.security_policy), endpoint_client
+    identity, at = Identity(settings.url, settings.security_policy), endpoint_client
     try:
         if settings.security_policy != "None":
             offered = partial(ask_endpoints, endpoint_client)
-            we = await secure(client, settings, offered, password)
+            identity = await secure(client, settings, offered, password)
         at = client
         await library_call(client.connect())
     except (UaError, OSError, TimeoutError, *_FORGED) as error:
         failure = _failure(at, error)
-        explanation = explain(failure, we, client.session_timeout / 1000)
+        explanation = explain(failure, identity, client.session_timeout / 1000)
         if explanation.is_refusal and failure.status == CLOSED and not await _answers(endpoint_client):
             # Closed by a server that is going down, not by one that refuses us.
             explanation = Explanation(False, f"no connection to {settings.url}: {CLOSED} while {failure.step.value}")

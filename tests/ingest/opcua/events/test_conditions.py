@@ -98,7 +98,7 @@ def test_a_refresh_that_lost_events_proves_no_absence() -> None:
     """The states may be among what was lost. Nor does one that was abandoned, or is not over."""
     book = known(HIGH)
     book.ask()
-    book.spoil()
+    book.mark_incomplete()
     found = book.take([], [start(10), END], more=False)
     assert (found.absent, found.is_complete) == ([], False)
     book.ask()
@@ -143,11 +143,11 @@ def test_refreshes_keep_a_distance() -> None:
     assert not plan.is_due(5 + REFRESH_PAUSE_S - 1)
     assert plan.is_due(5 + REFRESH_PAUSE_S)
     plan.asked(20)
-    plan.spoil(21)
+    plan.repeat_later(21)
     assert not plan.is_due(20 + REFRESH_PAUSE_S)
     assert plan.is_due(20 + 2 * REFRESH_PAUSE_S)
     for _ in range(20):
-        plan.spoil(21)
+        plan.repeat_later(21)
     plan.asked(100)
     plan.want(100)
     assert plan.is_due(100 + REFRESH_PAUSE_MAX_S)

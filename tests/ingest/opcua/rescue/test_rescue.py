@@ -111,7 +111,7 @@ async def test_answers_that_waited_do_not_end_the_rescue(monkeypatch: pytest.Mon
     rescue.subscriptions[1] = source._subscriptions[0]
     rescue.built(100.0)
     for arrived_s, is_over in ((98.0, False), (99.0, False), (101.0, False), (102.0, True)):
-        rescue.see(Header(1, 5, 0, has_data=True, arrived_s=arrived_s), 5)
+        rescue.note_answer(Header(1, 5, 0, has_data=True, arrived_s=arrived_s), 5)
         assert rescue.is_over(rescue._begun_s) == is_over
 
 
