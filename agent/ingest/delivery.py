@@ -1,12 +1,12 @@
 """Applies the sampling rules to the raw samples of one source and passes the result to the recorder, stream by stream.
 
-A `Delivery` lives as long as its source is configured, across all connections and tag maps, because the sampler needs
+A `Delivery` exists as long as its source is configured, across all connections and tag maps, because the sampler needs
 the last recorded values when the source returns. It keeps no sample that it has passed on.
 
-A new tag map waits here (`offer_map`) until the source takes it over (`take_over_map`) in the one task that records, behind
-everything that was read under the old map. Tags that stay keep their number and their sampling state. A value that an
-ended rule held back is recorded. A tag that is no longer read is recorded once as out of service: otherwise its last
-value would look current forever.
+A new tag map waits here (`offer_map`) until the source takes it over (`take_over_map`). The source does so in the task
+that records, after everything that was read under the old map. Tags that stay keep their number and sampling state. A
+value held back by a rule that ends is recorded. A tag that is removed is recorded once as out of service: otherwise its
+last value would look current forever.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Delivery:
         self._one_stream: str | None = None
         self._wanted: dict[int, Tag] | None = None
         self._on_value: Callable[[int], None] | None = None
-        self.renumbered: Mapping[int, int] = {}  # by their earlier numbers, the tags that have another one now
+        self.renumbered: Mapping[int, int] = {}  # from earlier to present numbers of tags
         self._gap_listeners: list[Callable[[TagGap], None]] = []
         self.turns_total = 0
         self._assign(_numbered(tags, numbers))
@@ -50,17 +50,17 @@ class Delivery:
         return found
 
     def seed(self, newest: Mapping[int, Newest]) -> None:
-        """Go on from what an earlier process recorded last of these tags."""
+        """Continue from the newest samples that an earlier process recorded."""
         for number, (sample, good_ns, _) in newest.items():
             self.sampler.seed(number, sample, good_ns)
 
     @property
     def has_pending_map(self) -> bool:
-        """Whether a new tag map waits to be taken over."""
+        """Whether a new tag map is waiting."""
         return self._wanted is not None
 
     def offer_map(self, tags: Sequence[Tag], numbers: Sequence[int]) -> None:
-        """Offer a new tag map to the source. It replaces one that is still waiting."""
+        """Offer a new tag map to the source. It replaces one that is waiting."""
         self._wanted = _numbered(tags, numbers)
 
     def take_over_map(self, now_ns: int) -> bool:
@@ -80,7 +80,7 @@ class Delivery:
         return True
 
     def expect_value(self, on_value: Callable[[int], None]) -> None:
-        """Call this once, with the time, when the next good value is delivered."""
+        """Call `on_value` once, with the time, when the next good value is delivered."""
         self._on_value = on_value
 
     @property
@@ -105,7 +105,7 @@ class Delivery:
             self._hand_in(samples)
 
     async def deliver_due(self, now_ns: int) -> None:
-        """Record the samples and gaps that are due by time alone."""
+        """Record the samples and gaps that are due because time has passed."""
         self.turns_total += 1
         await self._record(self.sampler.due(now_ns))
         await self.recorder.flush_gaps()
@@ -119,11 +119,11 @@ class Delivery:
         corrects: bool = False,
         since_ns: int | None = None,
     ) -> None:
-        """Record once that these tags, by default all, have no value now, or since then (see `Sampler.lose`)."""
+        """Record once that these tags, by default all, have no value now, or since `since_ns` (see `Sampler.lose`)."""
         await self._record(self.sampler.lose(quality, now_ns, tags, corrects=corrects, since_ns=since_ns))
 
     def on_gap(self, listener: Callable[[TagGap], None]) -> None:
-        """Call this for each gap whose end is known."""
+        """Call `listener` for each gap whose end is known."""
         self._gap_listeners.append(listener)
 
     def add_gap(
@@ -146,11 +146,11 @@ class Delivery:
             listener(TagGap(reason, first_ns, last_ns, hit))
 
     def number(self, tag: int) -> int:
-        """The present number of a tag. One that is read no more has that which it had."""
+        """The present number of a tag; the last one if the tag is no longer read."""
         return self.renumbered.get(tag, tag)
 
     def subjects(self, tags: Iterable[int]) -> list[str]:
-        """What these tags are called."""
+        """The subjects of these tags."""
         return [self.tags[tag].definition.subject for tag in tags if tag in self.tags]
 
     def named(self, tags: Sequence[int]) -> dict[str, object]:
@@ -185,11 +185,11 @@ class Delivery:
 
 
 def _with_later(known: Mapping[int, int], ended: Mapping[int, int | None], wanted: Mapping[int, Tag]) -> dict[int, int]:
-    """The earlier numbers of the tags of a new map, with the present ones. As many as these tags were edited."""
+    """The present numbers of the tags of a new map by all their earlier numbers."""
     later = {**ended, **{number: ended.get(then, then) for number, then in known.items()}}
     return {number: now for number, now in later.items() if now is not None and number not in wanted}
 
 
 def _numbered(tags: Sequence[Tag], numbers: Sequence[int]) -> dict[int, Tag]:
-    assert len(tags) == len(set(numbers)) == len(numbers), "the store numbers each definition, and each differently"
+    assert len(tags) == len(set(numbers)) == len(numbers), "the store gives each definition a number of its own"
     return dict(zip(numbers, tags, strict=True))

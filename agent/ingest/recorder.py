@@ -2,9 +2,9 @@
 
 A sample that is handed in is committed as long as the process lives; if the store fails at it repeatedly, it is given
 up and recorded as a gap. The caller waits meanwhile, so a full store slows its sources. The number of uncommitted
-samples is bounded. Messages are taken the same way, by a recorder of their own (`for_another_task`): one task uses a recorder.
-Gaps are written as facts, and merged until they can be written; one that is due is written ahead of the samples behind
-it. Which samples are worth recording is decided elsewhere (`sampling`).
+samples is bounded. Messages are taken the same way, by a recorder of their own (`for_another_task`): one task uses a
+recorder. Gaps are written as facts, and merged until they can be written; one that is due is written ahead of the
+samples behind it. Which samples are worth recording is decided elsewhere (`sampling`).
 """
 
 from __future__ import annotations
