@@ -1,4 +1,4 @@
-"""The tags of a source read once, by the same decoder as the source's. Nothing is recorded."""
+"""Reads the tags of a source once, with the decoder of the source. Nothing is recorded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agent.settings.sources import ModbusSourceSettings
 
 
 async def read_tags(settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order, over a connection of its own. Raises SourceLost."""
+    """Read tags over a new connection. The readings are in the order of `tags`. Raises SourceLost."""
     async with open_device(settings) as line:
         return await read_tags_over(line, settings, tags)
 
 
 async def read_tags_over(line: Line, settings: ModbusSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order. Raises SourceLost."""
+    """Read tags over an open connection. The readings are in the order of `tags`. Raises SourceLost."""
     answers = await read_registers(line, settings, dict.fromkeys(tag.point for tag in tags))
     found = {one.register: (one.value, one.quality, one.why) for one in answers}
     return [TagReading.of(tag, *found[tag.point]) for tag in tags]
