@@ -1,13 +1,12 @@
 """Decodes notification bytes into columns (OPC 10000-6, chapter 5.2) without the library's objects.
 
-asyncua's decoder is not used because it truncates source times to microseconds where the wire has 100 ns (and
-picoseconds), and builds six objects for each value. Here neighbouring numbers of one form are unpacked by C code and
-stay columns until they are stored; other values are read item by item, those that are neither a number nor a text by a
-`Reader` (see `variant`).
+asyncua's decoder is not used, because it truncates source times to microseconds (the wire has 100 ns and picoseconds)
+and builds six objects for each value. Here neighbouring numbers of the same form are unpacked together and stay columns
+until they are stored. Other values are decoded item by item; a `Reader` (see `variant`) decodes those that are neither
+a number nor a text.
 
-Core: takes bytes, returns columns. A malformed message raises DecodeError, whatever is wrong with it. A malformed value
-becomes a bad sample of its tag alone; what follows it in the same notification has no known place and is counted
-(`values_lost`).
+Core: takes bytes, returns columns. A malformed message raises DecodeError. A malformed value becomes a bad sample of
+its tag. The values behind it in the same notification cannot be found and are counted (`values_lost`).
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from agent.message import VALUE_BYTES_MAX, Json, Value, time_text
 
 FILETIME_EPOCH = 116_444_736_000_000_000  # 1970-01-01 in 100 ns since 1601-01-01
 FILETIME_MIN, FILETIME_MAX = FILETIME_EPOCH - 92_000_000_000_000_000, FILETIME_EPOCH + 92_000_000_000_000_000
-FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: from here on a time means "the latest"
-NOTIFICATIONS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
-LONG_BYTES_MIN = 512  # shorter values cannot exceed a fact's limit, in whatever form they are kept
-RUN_MIN = 16  # shorter runs of one type are cheaper item by item
-RUN_WINDOW = 512  # a run is looked for this far at once
-RUN_EVERY = 64  # items between two looks for a run: a look costs as much as three items
+FILETIME_YEAR_9999 = 2_650_467_743_990_000_000  # OPC 10000-6, 5.2.2.5: a time from here on means "the latest"
+NOTIFICATIONS_MAX = 100_000  # 1,000 are asked for in one message; a larger count is malformed
+LONG_BYTES_MIN = 512  # a shorter value cannot exceed the limit of a fact in any form
+RUN_MIN = 16  # a shorter run is faster item by item
+RUN_WINDOW = 512  # how far a run is looked for at once
+RUN_EVERY = 64  # items between two searches for a run; a search costs as much as three items
 
 STRING = 12  # the variant type
 
@@ -39,21 +38,21 @@ _KINDS = frozenset({DATA_CHANGE, EVENTS, STATUS_CHANGE})
 
 
 class Reader(Protocol):
-    """Reads Variants that are neither a number nor a text."""
+    """Decodes Variants that are neither a number nor a text."""
 
     def __call__(self, data: bytes, position: int) -> tuple[Value, int]:
         """The value of the Variant at a position, and the position after it."""
 
     def element(self, data: bytes, position: int) -> tuple[Value, int]:
-        """The same, for an array of one: its element."""
+        """The same, for the only element of an array."""
 
 
 class DecodeError(ValueError):
-    """These bytes are not what the specification says they should be."""
+    """These bytes do not follow the specification."""
 
 
 class Change(NamedTuple):
-    """One value as notified; a time of 0 was not sent. `handle` is the number we gave the item."""
+    """One notified value. A time of 0 was not sent. `handle` is the client handle of the item."""
 
     handle: int
     value: Value
@@ -95,7 +94,7 @@ class Changes:
         return Changes.of(change for change in self if change.handle in handles)
 
     def times_ns(self, now_ns: int) -> list[int]:
-        """For each value the time of its source, else of the server, else now."""
+        """For each value the source time, otherwise the server time, otherwise now."""
         if 0 not in self.source_times_ns:
             return self.source_times_ns
         return [s or t or now_ns for s, t in zip(self.source_times_ns, self.server_times_ns, strict=True)]
@@ -118,7 +117,13 @@ class Publication:
 
 
 NUMBER_FORMATS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
-_TAIL = ((2, "I"), (4, "q"), (16, "H"), (8, "q"), (32, "H"))  # bits of the mask and fields, in the order of the wire
+_TAIL = (
+    (2, "I"),
+    (4, "q"),
+    (16, "H"),
+    (8, "q"),
+    (32, "H"),
+)  # bits of the mask and formats of the fields, in the order on the wire
 _SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _PUBLISH_HEAD, _MESSAGE_HEAD = struct.Struct("<Ii"), struct.Struct("<Iqi")
@@ -134,8 +139,8 @@ def decode_publication(data: bytes, reader: Reader, elements: Container[int] = (
 
 
 def filetime_ns(filetime: int, picoseconds_10: int = 0) -> int:
-    """An OPC UA DateTime as ns since 1970, the picoseconds in tens. A time that is not set, or of no year that int64
-    nanoseconds hold (1678 to 2261), is 0: a clock that shows it is not set either."""
+    """An OPC UA DateTime as ns since 1970; the picoseconds are in tens. 0 for a time that is not set or outside the
+    years that int64 nanoseconds hold (1678 to 2261): a clock that shows such a time is not set either."""
     if not FILETIME_MIN < filetime < FILETIME_MAX:
         return 0
     return (filetime - FILETIME_EPOCH) * 100 + picoseconds_10 // 100
@@ -183,8 +188,8 @@ def notifications(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
-    """(numeric type id in namespace 0 or -1, start of the body, position after it). The body of a kind that is not
-    known here may be of any form, or none: it is stepped over by its length."""
+    """Of an extension object: (numeric type id in namespace 0 or -1, start of the body, position after it). The body of
+    an unknown type may have any form or be absent."""
     kind, position = _kind(data, position)
     form = data[position]
     if form == 0 and kind not in _KINDS:
@@ -199,7 +204,7 @@ def extension_object(data: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _kind(data: bytes, position: int) -> tuple[int, int]:
-    """The number of a node id in namespace 0, -1 for any other; and the position after it (OPC 10000-6, 5.2.2.9)."""
+    """The number of a node id in namespace 0, or -1, and the position after it (OPC 10000-6, 5.2.2.9)."""
     form = data[position]
     if form == 0:
         return data[position + 1], position + 2
@@ -216,7 +221,7 @@ def _kind(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _data_change(data: bytes, reader: Reader, elements: Container[int], changes: Changes) -> int:
-    """Append the changes of a DataChangeNotification, which is all of `data`. Returns how many could not be read."""
+    """Append the changes of the DataChangeNotification in `data`. Returns how many could not be read."""
     left: int = _I32.unpack_from(data, 0)[0]
     position = 4
     if left > NOTIFICATIONS_MAX:
@@ -240,7 +245,8 @@ def _data_change(data: bytes, reader: Reader, elements: Container[int], changes:
 
 
 def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[int, int]:
-    """Append the numbers that follow each other from here with one mask; (how many they are, position after them)."""
+    """Append the numbers from here on that have the same mask. Returns how many they are and the position after
+    them."""
     mask = data[position + 4] if position + 6 <= len(data) else 0
     if not mask & 1 or data[position + 5] not in NUMBER_FORMATS:
         return 0, position
@@ -260,14 +266,14 @@ def _numbers(data: bytes, position: int, left: int, changes: Changes) -> tuple[i
                 rows.append(shape.unpack_from(data, position))
                 position += shape.size
     except (KeyError, IndexError, struct.error):
-        pass  # no number of this form, or cut short: the caller looks at the item at `position`
+        pass  # not a number with this mask, or cut short: the caller decodes the item at `position`
     _append_rows(rows, mask & 0x3F, changes)
     return len(rows), position
 
 
 @lru_cache(maxsize=64)
 def _shapes(mask: int) -> dict[int, struct.Struct]:
-    """For each type of number the form of an item with this mask."""
+    """The struct of an item with this mask, for each type of number."""
     return {kind: struct.Struct(f"<I2x{letter}{_tail_format(mask)}") for kind, letter in NUMBER_FORMATS.items()}
 
 
@@ -278,7 +284,7 @@ def _tail_format(mask: int) -> str:
 
 
 def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -> None:
-    """Append items of one mask, each as it was unpacked."""
+    """Append unpacked items with the same mask."""
     if not rows:
         return
     # Not zip(*rows): an iterator for each row would run the garbage collector once for every few hundred values.
@@ -293,7 +299,7 @@ def _append_rows(rows: Sequence[tuple[Any, ...]], mask: int, changes: Changes) -
 
 
 def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, count: int) -> list[int]:
-    """A column of DateTimes as ns since 1970, as `filetime_ns` has each."""
+    """`filetime_ns` for a column."""
     if filetimes is None:
         return [0] * count
     least, greatest = min(filetimes), max(filetimes)
@@ -310,10 +316,10 @@ def _times_ns(filetimes: list[int] | None, picoseconds_10: list[int] | None, cou
 
 
 def _uniform_run(data: bytes, position: int, left: int) -> tuple[int, int]:
-    """(bytes of one item, how many items of exactly that shape follow each other from here).
+    """(bytes of one item, how many items of exactly that form follow each other from here).
 
-    If item k has the mask and type byte of item 0 it has its length too, so item k + 1 begins one length later: equal
-    bytes at equal strides prove the whole run.
+    An item with the mask and type of item 0 has its length too, so the next item begins one length later. Equal bytes
+    at equal strides therefore prove the whole run.
     """
     mask, kind = data[position + 4], data[position + 5]
     length = _shapes(mask & 0x3F)[kind].size
@@ -344,9 +350,9 @@ def _item(data: bytes, position: int, reader: Reader, *, is_element: bool) -> tu
 
 
 def decode_data_value(data: bytes, position: int, reader: Reader, *, is_element: bool = False) -> tuple[Change, int]:
-    """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which is 4 or more, and the position after it. Its handle
-    means nothing; `is_element`: its value is read by `reader.element`. Raises what malformed bytes raise: DecodeError,
-    struct.error, IndexError, OverflowError."""
+    """The DataValue (OPC 10000-6, 5.2.2.17) at `position`, which must be at least 4, and the position after it. Its
+    handle has no meaning. `is_element`: `reader.element` decodes the value. Malformed bytes raise DecodeError,
+    struct.error, IndexError or OverflowError."""
     return _item(data, position - 4, reader, is_element=is_element)  # an item is a handle of four bytes and a DataValue
 
 
@@ -369,7 +375,7 @@ def _variant(data: bytes, position: int, reader: Reader) -> tuple[Value, int]:
 
 
 def _text(data: bytes, position: int) -> tuple[Value, int]:
-    """A String; None for a null one. Text that is not UTF-8 is kept as bytes, not mangled."""
+    """A String; None if it is null. Text that is not UTF-8 is kept as bytes."""
     (length,) = _I32.unpack_from(data, position)
     position += 4
     if length < 0:
@@ -384,7 +390,7 @@ def _text(data: bytes, position: int) -> tuple[Value, int]:
 
 
 def time_text_of(filetime: int) -> str:
-    """A DateTime that is itself a value, as ISO 8601. The ends of the scale mean "earliest" and "latest"."""
+    """A DateTime that is a value, as ISO 8601. The ends of the range mean "earliest" and "latest"."""
     if filetime <= 0:
         return "1601-01-01T00:00:00Z"
     if filetime >= FILETIME_YEAR_9999:
@@ -393,15 +399,15 @@ def time_text_of(filetime: int) -> str:
 
 
 def decode_read_values(data: bytes, reader: Reader, elements: Container[int] = ()) -> list[Change]:
-    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2); handles count from 0 in their order. Those
-    in `elements` are single elements of arrays."""
+    """The values in the parameters of a ReadResponse (OPC 10000-4, 5.11.2). Their handles count from 0. The values at
+    the places in `elements` are single elements of arrays."""
     try:
         (count,) = _I32.unpack_from(data, 0)
         if count > NOTIFICATIONS_MAX:
             raise DecodeError(f"{count} values in one answer")
         changes, position = [], 4
         for handle in range(count):
-            # A value without a handle; the four bytes before it are read as one and replaced.
+            # A DataValue has no handle: the four bytes before it are decoded as one, which is replaced.
             change, position = _item(data, position - 4, reader, is_element=handle in elements)
             changes.append(change._replace(handle=handle))
     except (struct.error, IndexError, OverflowError) as error:
