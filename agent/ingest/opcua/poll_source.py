@@ -1,11 +1,11 @@
 """An OPC UA source that is polled: for servers whose subscriptions do not work.
 
-All wanted values are read on a grid, in calls the server takes, and delivered; a value with the time of the one before
-is none. Polls whose time has passed are skipped, never caught up. If the store refused samples meanwhile, or the server
-was so slow that several polls are missing, that is a gap fact. An answer to a Read proves life: a request that is not
-answered in `request_timeout_ms` ends it.
+All values are read at fixed intervals, in calls that the server accepts. A value with the time of the previous one is
+not delivered again. Missed polls are not made up. If they were missed because the store refused samples, or if several
+were missed because the server was slow, a gap fact is recorded. An answer to a Read proves life. A request that is not
+answered within `request_timeout_ms` ends the life.
 
-What changes and changes back between two polls is not seen: prefer subscriptions where they work.
+A change that is undone between two polls is not seen, so subscriptions are preferable where they work.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from agent.message import Sample
 from agent.settings.sources import OpcuaSourceSettings
 
 MS = 1_000_000  # nanoseconds
-MISSED_MIN = 2  # polls in a row that become a gap; a single one that comes late is only counted
+MISSED_MIN = 2  # missed polls in a row that become a gap; a single one is only counted
 
 
 class OpcuaPollSource:
-    """One server, read in intervals. The object outlives its connections."""
+    """One server that is polled. The object exists across connections."""
 
     def __init__(
         self, settings: OpcuaSourceSettings, delivery: Delivery, backfill: HistoryBackfill | None = None
     ) -> None:
         self._settings, self._delivery = settings, delivery
         self.backfill, self.events = backfill, None
-        self.read_tags = None  # a server takes a second session
+        self.read_tags = None  # a command can open a second session
         if backfill is not None:
             backfill.now_ns = self.now_ns
             delivery.on_gap(backfill.note_gap)
@@ -51,22 +51,22 @@ class OpcuaPollSource:
         self._set_backs = SetBacks(self._clock, self.now_ns, self._declare)
         delivery.on_gap(self._set_backs.add)
         self._namespaces: list[str] = []
-        self._reading_numbers: dict[int, int] = {}  # which reading of a tag is tried, where it is not the first
-        self._bad: dict[int, int] = {}  # tags that the server gave no value for at the last poll, with the status
-        self._unread: set[int] = set()  # tags whose value could not be read at the last poll, not even by itself
-        self._size = settings.items_per_call_max  # nodes of a call
+        self._reading_numbers: dict[int, int] = {}  # the reading of a tag that is tried, if it is not the first
+        self._bad: dict[int, int] = {}  # tags without a value in the last poll, with the status
+        self._unread: set[int] = set()  # tags whose value could not be read in the last poll even alone
+        self._size = settings.items_per_call_max  # nodes in a call
         self.alive_s, self.alive_ns = 0.0, 0
         self.polls_missed_total = self.polls_late_total = 0
 
     def now_ns(self) -> int:
-        """The server's clock, as far as we know it."""
+        """The time on the server's clock, as far as it is known."""
         return self._clock.now_ns(time.monotonic_ns(), time.time_ns())
 
     def retry(self) -> None:
-        """Nothing is parked: each poll asks for everything."""
+        """Does nothing, because each poll reads everything."""
 
     async def finish(self) -> None:
-        """Take over a new tag map. What was read was delivered at once."""
+        """Take over a new tag map. There is nothing to deliver, because values are delivered when they are read."""
         self._set_backs.end_life()
         await self._take_over_map()
 
@@ -113,13 +113,13 @@ class OpcuaPollSource:
             await asyncio.sleep(max(0.0, start_s + slot * interval_s - time.monotonic()))
 
     async def _read_all(self, session: Session) -> None:
-        """Read every tag once, in as many calls as the server takes: they are one poll. Nodes are looked up anew in
-        each: a server may learn a namespace late."""
+        """Read every tag once, in as many calls as the server needs. Namespaces are read again in each poll, because a
+        server may add one late."""
         self._namespaces = await session.namespaces()
         unread, self._unread, size = self._unread, set(), self._size
         others = [tag for tag in self._delivery.points if tag not in unread]
         waiting = [others, *([tag] for tag in self._delivery.points if tag in unread)]
-        first_ns, has_clock = 0, False  # the clock is in the first call
+        first_ns, has_clock = 0, False  # the first call reads the clock too
         while waiting:
             part = waiting.pop(0)
             room = self._size - (not has_clock)
@@ -141,7 +141,7 @@ class OpcuaPollSource:
                     self._size = size  # the value is too large, not the call
                 clock, found = self._give_up(part, quality.BAD_ENCODING_LIMITS_EXCEEDED)
             except DecodeError:
-                if len(part) > has_clock:  # whose it is shows alone; the clock by itself comes first
+                if len(part) > has_clock:  # halve the call to find the value; the clock is read alone first
                     half = len(part) // 2 if has_clock else 0
                     waiting[:0] = [part[:half], part[half:]]
                     continue
@@ -164,7 +164,8 @@ class OpcuaPollSource:
         return ClockReading(0, 0), await session.read_values(readings, self._namespaces)
 
     def _give_up(self, part: Sequence[int], status: int) -> tuple[ClockReading, list[Change]]:
-        """A tag, or the clock, whose value cannot be read has none. The tag is read by itself until it can be."""
+        """The result for a tag, or the clock, whose value cannot be read. The tag is read alone until its value can be
+        read."""
         self._unread.update(part)
         return ClockReading(0, 0), [Change(0, None, status, 0, 0) for _ in part]
 
@@ -174,14 +175,14 @@ class OpcuaPollSource:
         return found
 
     def _note_clock(self, clock: ClockReading, least_ns: int | None) -> int:
-        """When the values that came with this reading of the clock were read, or earlier, by that clock; 0: it does not
-        say."""
+        """Take in the clock of a call. Returns a time on it that is not later than the reading of the values; 0: not
+        known."""
         if clock.read_ns:
             self._set_backs.read(clock.read_ns, self._clock.read(clock.read_ns, time.monotonic_ns(), least_ns))
         return clock.shown_ns
 
     async def _deliver(self, tags: Sequence[int], found: Sequence[Change]) -> None:
-        """Good values as samples. A bad one is recorded once, until it is good or bad for another reason."""
+        """Deliver the good values. A bad one is recorded once, until it is good again or bad for another reason."""
         now_ns = self.now_ns()
         samples: list[Sample] = []
         bad: dict[int, int] = {}
