@@ -74,7 +74,7 @@ class ReadRefused(IngestError):
 
 
 def quiet_library() -> None:
-    """pymodbus logs each unanswered request as an error. The supervisor logs what matters, once."""
+    """Silence pymodbus, which logs each unanswered request as an error. The supervisor logs a loss once."""
     logging.getLogger("pymodbus").setLevel(logging.CRITICAL + 1)
 
 
