@@ -1,8 +1,8 @@
 """Selects the fields of an event and decodes event notification bytes into events.
 
 An event arrives as a list of Variants in the order of the filter's select clauses (OPC 10000-4, 7.22.3). A field that
-an event does not have comes as null, or as a status in its place. Values are read by the session's ValueReader; times
-are read here, because their full resolution is kept and is needed as a number.
+an event does not have is null or a status. The ValueReader of the session decodes the values; times are decoded here,
+because they are needed as numbers with their full resolution.
 
 Core: takes bytes, returns events. Malformed bytes raise DecodeError.
 """
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from agent.ingest.opcua.decode import EVENTS, STATUS_CHANGE, DecodeError, Reader, filetime_ns, notifications
 from agent.message import Json, parse_json
 
-EVENTS_MAX = 100_000  # we ask for 1,000 in one message; a count beyond this is nonsense, not data
+EVENTS_MAX = 100_000  # 1,000 are asked for in one message; a larger count is malformed
 DATE_TIME, STATUS_CODE, NODE_IDS = 13, 19, frozenset({17, 18})  # variant types
 NULL_NODE = "i=0"
 
@@ -30,7 +30,7 @@ _I32, _U32, _I64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 
 
 class Kind(Enum):
-    """What a field has to be. A value of another kind is not a value of this field and reads as null."""
+    """The kind of a field. A value of another kind counts as null."""
 
     BYTES = "bytes"
     NODE = "node"
@@ -42,8 +42,8 @@ class Kind(Enum):
 
 
 class Field(NamedTuple):
-    """A field of an event: its name here, the type that has it, and its path there. An empty path is the node id of the
-    condition itself (OPC 10000-9, 5.5.2)."""
+    """A field of an event: its name here, the type that has it, and its path there. An empty path stands for the node
+    id of the condition (OPC 10000-9, 5.5.2)."""
 
     name: str
     type_id: int
@@ -83,7 +83,7 @@ ALL_FIELDS = BASE_FIELDS + CONDITION_FIELDS
 
 
 class Text(NamedTuple):
-    """A text, with its locale where it came as a LocalizedText that has one."""
+    """A text, with the locale of a LocalizedText that has one."""
 
     text: str
     locale: str = ""
@@ -91,8 +91,8 @@ class Text(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event as notified. `handle` is the number that we gave the monitored item; a time of 0 was not sent. `fields`
-    has those that are not null, times not among them."""
+    """One notified event. `handle` is the client handle of the monitored item. A time of 0 was not sent. `fields` has
+    the fields that are not null, without the times."""
 
     handle: int
     fields: Mapping[str, Any]
@@ -105,7 +105,7 @@ class Event:
 
     @property
     def is_condition(self) -> bool:
-        """Whether it is the state of a condition. Servers that leave out the node id have the other fields."""
+        """Whether it is the state of a condition. If a server leaves out the node id, the other fields show it."""
         return not self.fields.keys().isdisjoint(("condition_id", "condition_name", "retain"))
 
 
@@ -140,7 +140,7 @@ def _publication(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: 
 
 
 def _event_list(data: bytes, fields_of: Mapping[int, Sequence[Field]], reader: Reader, events: list[Event]) -> int:
-    """Append the events of an EventNotificationList, which is all of `data`. Returns how many could not be read."""
+    """Append the events of the EventNotificationList in `data`. Returns how many could not be read."""
     (count,) = _I32.unpack_from(data, 0)
     if count > EVENTS_MAX:
         raise DecodeError(f"{count} events in one notification")
@@ -179,7 +179,7 @@ def _value(data: bytes, position: int, reader: Reader) -> tuple[Any, int]:
 
 
 def _fitting(kind: Kind, variant_type: int, value: Any) -> Any:
-    """The value of a field, None if it is of another kind: a status in the place of a value says why there is none."""
+    """The value of a field; None if it is of another kind, such as a status that explains why there is no value."""
     match kind:
         case Kind.TEXT:
             return _text(value)
