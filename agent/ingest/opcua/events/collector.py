@@ -373,9 +373,7 @@ class EventCollector:
         if self._publisher is None:
             return None
         if lost.has_items:
-            self._bridges = (
-                not self._missing_since_ns
-            )  # otherwise events from before that subscription are missing anyway
+            self._bridges = not self._missing_since_ns  # otherwise events from before it are missing anyway
         built, numbers = [lost] if lost.has_items else None, self._publisher.positions(routed=True)
         route = partial(self._route, session=session)
         return next_rescue(self._rescue, built, numbers, self._server_start, route)
