@@ -1,9 +1,8 @@
-"""Why a connection to a server failed, in words an operator can act on.
+"""Explains to the operator why a connection to a server failed, and what to do.
 
-A server that does not trust a client's certificate seldom says so: OPC 10000-4, 6.1.3 lets it hide the reason, so what
-arrives is BadSecurityChecksFailed, BadTcpInternalError or a closed socket while the secure channel is opened. The step
-at which a connection failed is more informative than its status; this table combines the two. Core: values in, text
-out.
+A server that does not trust a client's certificate rarely reports that. OPC 10000-4, 6.1.3 allows it to hide the
+reason, so BadSecurityChecksFailed, BadTcpInternalError or a closed socket arrives while the secure channel is opened.
+The step at which a connection failed is more informative than the status; this table combines both. Core.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _BUSY = {"BadTooManySessions", "BadTcpServerTooBusy", "BadMaxConnectionsReached"
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Where and how a connection failed. `status` is a symbolic status or one of the words above."""
+    """The step at which a connection failed, and how. `status` is a symbolic status or one of the texts above."""
 
     step: Step
     status: str
@@ -58,7 +57,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who we are to the server: our certificate, the file to hand over, and the user. None and "" without security."""
+    """Our identity at the server: our certificate, its file to import, and the user. None and "" without security."""
 
     url: str
     policy: str
@@ -69,8 +68,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One line for the operator. `is_refusal`: trying again does not help before somebody changes something; `is_busy`:
-    the server has no room, and may have some soon."""
+    """One line for the operator. `is_refusal`: something must be changed before another attempt can succeed. `is_busy`:
+    the server has no room now."""
 
     is_refusal: bool
     text: str
@@ -78,7 +77,7 @@ class Explanation:
 
 
 def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Explanation:
-    """What happened, to which server, and what to do. `session_s`: how long it keeps a session of ours that is dead."""
+    """What happened, at which server, and what to do. `session_s`: how long the server keeps a dead session of ours."""
     status, own = failure.status, identity.certificate
     if failure.step in (Step.TCP, Step.HELLO):
         return _not_reached(failure, identity)
