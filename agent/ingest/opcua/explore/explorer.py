@@ -33,15 +33,15 @@ _ATTRIBUTES = (
     AttributeIds.MinimumSamplingInterval,
     AttributeIds.UserAccessLevel,
 )
-_BUILT_IN = range(26)  # numbers of the built-in types and of none; what is above them may name its numbers
-TYPES_MAX = 1_000  # asked for the names of their numbers; each costs two calls
+_BUILT_IN = range(26)  # numbers of the built-in types; other types may be enumerations
+TYPES_MAX = 1_000  # data types asked for the names of their numbers; each costs two calls
 VALUE_CHARACTERS_MAX = 200  # of a value on one line
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReading:
-    """One node as read. Times are UTC, None where the server gives none."""
+    """One node that was read. Times are UTC; None if the server gives none."""
 
     address: str
     name: str
@@ -53,7 +53,7 @@ class NodeReading:
 
 
 class Explorer:
-    """An open connection for looking. Made by `explore`."""
+    """An open connection for exploring a server. Made by `explore`."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -61,8 +61,8 @@ class Explorer:
         self._enumeration_texts: dict[NodeAddress, str] = {}
 
     def address(self, text: str) -> NodeAddress:
-        """A node id as people write it, also by namespace index, which holds for this server and this moment. Raises
-        ValueError that says what to write."""
+        """Parse a node id as people write it, also with a namespace index of this server. Raises ValueError with what
+        to write."""
         match = _BY_INDEX.fullmatch(text)
         if match is None or match[1] == "0":
             return parse_node_address(text)
@@ -73,7 +73,7 @@ class Explorer:
         return parse_node_address(f"nsu={self._services.namespaces[index]};{match[2]}")
 
     async def walk(self, walk: Walk, progress: Progress) -> None:
-        """Browse until the walk is over. Raises SourceLost."""
+        """Browse until the walk is finished. Raises SourceLost."""
         while nodes := walk.next_nodes(self._services.nodes_per_browse):
             answers = await self._services.browse(nodes)
             walk.give_back(nodes[len(answers) :])
@@ -87,8 +87,7 @@ class Explorer:
     async def rows(
         self, variables: Sequence[FoundVariable], scope: str, failures: Failures, progress: Progress
     ) -> list[tuple[FoundVariable, TagRow]]:
-        """The variables that can be read, with their rows. Those that cannot are counted in `failures`. Raises
-        SourceLost."""
+        """The readable variables with their rows. The others are counted in `failures`. Raises SourceLost."""
         known: list[tuple[FoundVariable, str]] = []
         for variable in variables:
             try:
@@ -113,7 +112,7 @@ class Explorer:
         return [(one, replace(row, tag=name)) for name, (one, row) in zip(names, kept, strict=True)]
 
     async def read(self, nodes: Sequence[NodeAddress]) -> list[NodeReading]:
-        """The values of nodes, and what they are. Raises SourceLost."""
+        """Read the values, names and data types of nodes. Raises SourceLost."""
         attributes = (AttributeIds.BrowseName, AttributeIds.DataType)
         answers = await self._services.read([(node, attribute) for node in nodes for attribute in attributes])
         values = await self._services.values(nodes)
@@ -149,7 +148,7 @@ class Explorer:
     async def _enumerations(
         self, variables: Sequence[FoundVariable], kinds: Sequence[ua.DataValue]
     ) -> dict[NodeAddress, str]:
-        """The names of the numbers of each variable, by a property of its own or by its data type; else empty."""
+        """The enumeration of each variable, from its own property or its data type; otherwise empty."""
         found = dict.fromkeys((one.node for one in variables), "")
         for one, kind in zip(variables, kinds, strict=True):
             node = value_of(kind)
@@ -171,7 +170,7 @@ class Explorer:
     def _row(
         self, address: str, unit: str, enumeration: str, answers: Sequence[ua.DataValue]
     ) -> tuple[TagRow | None, str]:
-        """A row without its name, or why there is none."""
+        """The row without its name, or the reason why there is none."""
         kind, rank, description, interval, access = answers
         if value_of(kind) is None:
             return None, status_text(kind.StatusCode)
@@ -189,11 +188,11 @@ class Explorer:
             unit=unit,
             description=clean_text(getattr(text, "Text", None) or ""),
             sampling_ms=int(ms) if isinstance(ms, int | float) and 0 < ms < 86_400_000 else 0,
-            enumeration="" if is_array else enumeration,  # only a number can be a name
+            enumeration="" if is_array else enumeration,  # only for single numbers
         ), ""
 
     async def _learn_types(self, kinds: Sequence[ua.DataValue]) -> None:
-        """Read the names of data types that are not the specification's own."""
+        """Read the names of data types that are not standard ones."""
         wanted: dict[NodeAddress, None] = {}
         for kind in kinds:
             node = value_of(kind)
@@ -219,7 +218,7 @@ class Explorer:
 
 @asynccontextmanager
 async def explore(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Explorer]:
-    """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
+    """Connect as a source with these settings would. Raises SourceRefused and SourceLost."""
     async with open_services(settings, password) as services:
         yield Explorer(services)
 

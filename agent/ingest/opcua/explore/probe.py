@@ -1,9 +1,8 @@
 """Tests the connection to a server step by step: name, port, protocol, endpoints, both certificates, session, user,
 state, limits.
 
-Each step reports its result, or the exact problem and its remedy; a step that fails ends the test. The steps use the
-code of a source, so settings that pass the test work for a source. At the end the working settings are printed, to be
-pasted into node.toml.
+Each step reports its result, or the problem and what to do. A step that fails ends the test. The steps use the code of
+a source, so settings that pass the test work for a source. The command prints the working settings for node.toml.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings, SecurityMode, SecurityPolicy, toml
 
 PORT = 4840
-CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to put together, and certificates may be refused
-_PREFERRED: tuple[tuple[SecurityPolicy, SecurityMode], ...] = (  # the common floor first: it is tested most at servers
+CLOCK_DIFFERENCE_S = 5.0  # beyond it, source times and ours are hard to compare, and certificates may be refused
+_PREFERRED: tuple[
+    tuple[SecurityPolicy, SecurityMode], ...
+] = (  # the most common one first, because servers are tested most with it
     ("Basic256Sha256", "SignAndEncrypt"),
     ("Aes256Sha256RsaPss", "SignAndEncrypt"),
     ("Aes128Sha256RsaOaep", "SignAndEncrypt"),
@@ -57,9 +58,10 @@ _TOKENS = {
 
 @dataclass(slots=True)
 class Probe:
-    """One try. `settings` become those that work; `is_chosen` allows another policy than the default one.
+    """One test. `settings` become those that work. Unless `is_chosen`, another policy than that of the settings may be
+    used.
 
-    `confirm` is asked for an unknown certificate of the server, and answers whether to trust it.
+    `confirm` decides whether to trust an unknown certificate of the server.
     """
 
     settings: OpcuaSourceSettings
@@ -70,7 +72,7 @@ class Probe:
     _endpoints: list[ua.EndpointDescription] = field(default_factory=list)
 
     async def steps(self) -> AsyncIterator[ProbeStep]:
-        """The steps, as they end. After the last one `settings` are those that were tried."""
+        """The steps, each when it ends. Afterwards `settings` are those that were used."""
         for step in (self._name, self._ask, self._choose, self._own, self._server):
             try:
                 found = await step()
@@ -95,7 +97,7 @@ class Probe:
         return ProbeStep("name", Outcome.OK, f"{host} is {', '.join(addresses)}, port {port}")
 
     async def _ask(self) -> ProbeStep:
-        """TCP, Hello and GetEndpoints, each with its own words when it fails."""
+        """TCP, Hello and GetEndpoints. A failure names the one that failed."""
         self._endpoints = await offered_endpoints(StepTrackingClient(self.settings), self.settings)
         lines = [_endpoint_line(each) for each in self._endpoints]
         server = self._endpoints[0].Server if self._endpoints else None
@@ -119,7 +121,7 @@ class Probe:
         if not self.is_chosen:
             for policy, mode in _PREFERRED:
                 if settings.user_name and mode != "SignAndEncrypt":
-                    continue  # a source may not send a password so, and the section would be refused
+                    continue  # a source may not send a password without encryption
                 if (policy, mode) in offered:
                     self.settings = replace(settings, security_policy=policy, security_mode=mode)
                     return ProbeStep("policy", Outcome.OK, f"{policy}, {mode}")
@@ -154,7 +156,7 @@ class Probe:
         )
 
     async def _server(self) -> ProbeStep | None:
-        """The server's certificate: trusted, or trusted now on confirmation."""
+        """The server's certificate: trusted already, or now after confirmation."""
         settings = self.settings
         if settings.security_policy == "None":
             return None
@@ -214,7 +216,7 @@ _NAMES = {
 
 
 def offered_policies(endpoints: Sequence[ua.EndpointDescription]) -> set[str]:
-    """The policies of these endpoints by name."""
+    """The names of the policies of these endpoints."""
     return {policy_name(each) for each in endpoints}
 
 
@@ -260,7 +262,7 @@ async def _limits_step(services: Services) -> ProbeStep:
 
 
 async def _values(services: Services, names: Sequence[str]) -> list[Any]:
-    """Values of standard nodes by the names of their ids; None for what the server has not."""
+    """Read standard nodes by the names of their ids; None for what the server does not have."""
     nodes = [NodeAddress(STANDARD_URI, getattr(ObjectIds, name)) for name in names if hasattr(ObjectIds, name)]
     answers = await services.read([(node, AttributeIds.Value) for node in nodes])
     found = [value_of(answer) for answer in answers]
@@ -281,7 +283,7 @@ def _utc(time: datetime) -> datetime:
 
 
 def section(settings: OpcuaSourceSettings, tags_file: str) -> str:
-    """The `[[opcua]]` section of these settings, for node.toml: what differs from the defaults."""
+    """The `[[opcua]]` section of node.toml for these settings: what differs from the defaults."""
     lines = ["[[opcua]]", f"name = {toml(settings.name)}", f"url = {toml(settings.url)}"]
     lines.append(f"tags_file = {toml(tags_file)}")
     default = OpcuaSourceSettings(settings.name, settings.url, settings.tags_file)
@@ -307,7 +309,7 @@ _SECURED_ONLY = {
 
 
 def check_settings(settings: OpcuaSourceSettings) -> None:
-    """Refuse settings that break a rule, in the words of `bsfg check`. Raises SourceRefused."""
+    """Raise SourceRefused for invalid settings, with the messages of `bsfg check`."""
     problems = [f"{name}: {why}" for name, why in settings.problems()]
     if problems:
         raise SourceRefused("; ".join(problems))

@@ -1,7 +1,7 @@
-"""Browse and Read at one server, cut to its limits, over a connection of their own.
+"""Browse and Read at one server within its limits, over a connection of their own.
 
-A call that the server finds too large, or does not answer in time, is halved and tried again. Continuation points are
-followed to their end. What fails for one node is that node's result and not the call's.
+A call that is refused for its size or not answered in time is halved and repeated. Continuation points are followed to
+their end. A failure of one node is the result of that node and does not fail the call.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
 from agent.status_codes import status_name
 
-NODES_PER_CALL_MAX = 500  # where the server names no limit; small controllers get slow far above
-REFERENCES_PER_NODE_MAX = 100_000  # a server that repeats itself forever is left at that
-WATCHDOG_S = 30.0  # a call that takes too long is halved here; the library's watchdog would end the connection instead
+NODES_PER_CALL_MAX = 500  # if the server declares no limit; small controllers become slow with many more
+REFERENCES_PER_NODE_MAX = 100_000  # for a server that repeats its references without end
+WATCHDOG_S = 30.0  # so that a long call is halved here before the library's watchdog ends the connection
 PROPERTY_TYPE = 68
 
 _TOO_MUCH = (
     *TOO_LARGE,
     TimeoutError,
-    Unreadable,  # the fewer nodes in a call, the fewer fall with the one that the library cannot read
+    Unreadable,  # a smaller call finds the node that the library cannot decode
 )
 _BAD_DECODING: Any = BAD_DECODING_ERROR
 _Item = TypeVar("_Item")
@@ -48,7 +48,7 @@ Question = tuple[NodeAddress, AttributeIds]
 
 
 class Services:
-    """An open session for looking. Made by `open_services`."""
+    """An open session for exploring a server. Made by `open_services`."""
 
     def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
         self._client, self._settings = client, settings
@@ -59,7 +59,7 @@ class Services:
         self.nodes_per_browse = NODES_PER_CALL_MAX  # in one Browse call, as far as is known by now
 
     async def prepare(self) -> None:
-        """Read namespaces and limits, one by one: a server may lack any of them."""
+        """Read namespaces and limits. A server may lack any of the limits."""
         self.namespaces = [STANDARD_URI]
         found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
         value = value_of(found[0])
@@ -79,8 +79,8 @@ class Services:
     async def read(
         self, questions: Sequence[Question], progress: Callable[[int], None] = lambda _: None
     ) -> list[ua.DataValue]:
-        """Attributes of nodes, one result each, in order. A node in a namespace that the server lacks is
-        BadNodeIdUnknown. Raises SourceLost."""
+        """Read attributes of nodes, one result each, in order; BadNodeIdUnknown if the server does not have the
+        namespace. Raises SourceLost."""
 
         async def call(part: Sequence[Question]) -> list[ua.DataValue]:
             ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]
@@ -103,22 +103,22 @@ class Services:
         return results
 
     async def enumeration(self, data_type: NodeAddress) -> str:
-        """The names of a data type's numbers as a tag file has them; empty if it has none, or does not say."""
+        """The enumeration of a data type as a tag file has it; empty if there is none."""
         index = data_type.index(self.namespaces)
         if index is None:
             return ""
         return names_text(await TypeReader(self._session).definition((index, data_type.identifier)))
 
     async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
-        """The values of nodes as a source records them, one result each, in order. The library takes the picoseconds of
-        one time for the beginning of the other. Raises SourceLost."""
+        """Read the values of nodes as a source does, one result each, in order. Not with the library, which decodes
+        picoseconds wrongly. Raises SourceLost."""
         session = Session(self._client, self._settings)
         session.reader.namespaces = self.namespaces
         return await read_in_parts(session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
-        """The hierarchical references of nodes, or why there are none to be had; at most as many results as one call
-        takes, for the first of the nodes. Raises SourceLost."""
+        """The hierarchical references of nodes, or the reason why there are none. There may be fewer results than
+        nodes, for the first ones, as many as the server accepts in one call. Raises SourceLost."""
         answers = await self._halving(nodes, self._browse_once)
         if len(answers) < len(nodes):
             self.nodes_per_browse = len(answers)
@@ -144,7 +144,7 @@ class Services:
         return list(await library_call(self._session.browse(parameters)))
 
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
-        """The references of one node, its continuation points followed."""
+        """The references of one node, with its continuation points followed."""
         if not result.StatusCode.is_good():
             return status_text(result.StatusCode)
         found = [*self._references(result)]
@@ -167,7 +167,7 @@ class Services:
         for one in result.References or ():
             node = self.address(one.NodeId)
             if node is None:
-                continue  # at another server, or in a namespace that this one does not name
+                continue  # at another server, or in an unknown namespace
             kind = one.TypeDefinition
             is_property = kind is not None and kind.NamespaceIndex == 0 and kind.Identifier == PROPERTY_TYPE
             name = clean_text(str(one.BrowseName.Name or ""))
@@ -175,7 +175,7 @@ class Services:
         return found
 
     def address(self, node: ua.NodeId) -> NodeAddress | None:
-        """A node id of the server by namespace URI; None where that is not to be had."""
+        """A node id of the server with its namespace URI; None if that is not known."""
         uri = getattr(node, "NamespaceUri", None)
         if getattr(node, "ServerIndex", 0):
             return None
@@ -189,14 +189,14 @@ class Services:
     def _node_id(self, node: NodeAddress) -> ua.NodeId:
         index: Any = node.index(self.namespaces)
         if index is None:
-            index = 0xFFFF  # no server has it: the answer is BadNodeIdUnknown
+            index = 0xFFFF  # no server has it, so the answer is BadNodeIdUnknown
         identifier: Any = node.identifier
         return ua.NodeId(identifier, index)
 
     async def _halving(
         self, items: Sequence[_Item], call: Callable[[Sequence[_Item]], Awaitable[list[_Result]]]
     ) -> list[_Result]:
-        """The results for as many of the items, from the first, as the server takes at once."""
+        """The results for the first items, as many as the server accepts in one call."""
         count = len(items)
         while True:
             try:

@@ -1,5 +1,4 @@
-"""The tags of a source read once, over a session of its own, by the same decoder as the source's. Nothing is
-recorded."""
+"""Reads the tags of a source once, over a new session, with the decoder of the source. Nothing is recorded."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from agent.settings.sources import OpcuaSourceSettings
 
 
 async def read_tags(settings: OpcuaSourceSettings, tags: Sequence[Tag]) -> list[TagReading]:
-    """The tags now, in their order. Raises SourceLost and SourceRefused."""
+    """Read tags over a new session. The readings are in the order of `tags`. Raises SourceLost and SourceRefused."""
     quiet_library()
     async with open_session(settings) as session:
         namespaces = await session.namespaces()
         size = min(settings.items_per_call_max, (await session.limits()).nodes_per_read or settings.items_per_call_max)
         found = await read_in_parts(session, [tag.point.readings[0] for tag in tags], namespaces, size)
-        # A name that ends like an index may be an element of an array: the second reading of an address.
+        # A name that ends with an index may mean an element of an array: the second reading of the address.
         again = [
             place
             for place, (tag, change) in enumerate(zip(tags, found, strict=True))
