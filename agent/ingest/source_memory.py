@@ -47,4 +47,4 @@ class SourceMemory:
 
     def _log(self, what: str, file: Path, error: OSError) -> None:
         extra = {"action": "source_memory_failed", "file": str(file), "why": str(error)}
-        log.warning("what a source has learned %s", what, extra=extra)
+        log.warning("the saved document of a source %s", what, extra=extra)

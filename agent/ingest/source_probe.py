@@ -70,9 +70,7 @@ def judge_readings_of_node(
     assert isinstance(settings, ModbusSourceSettings), "only Modbus devices are read by the node"
     from agent.ingest.modbus.explore.probe import judged
 
-    what = (
-        f"the running node is connected to {settings.where} and has read for us: many devices take one connection only"
-    )
+    what = f"the running node is connected to {settings.where} and has read the values: many devices accept only one connection"
     return [ProbeStep("connection", Outcome.OK, what), *judged(settings, tags, readings, tags_total)]
 
 

@@ -533,7 +533,7 @@ class Ingest:
     async def run(self) -> None:
         """Supervise all sources until `stop`. Returns when everything they delivered is committed."""
         for note in self._notes:
-            log.warning("tag file needs a look", extra={"action": "tag_file_note", "note": note})
+            log.warning("tag file has a note", extra={"action": "tag_file_note", "note": note})
         async with asyncio.TaskGroup() as group:
             self._group = group
             for supervisor in self._by_name.values():

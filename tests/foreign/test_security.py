@@ -106,7 +106,7 @@ async def test_an_unknown_server_learns_no_password_and_users_are_refused_in_the
         assert (await server.status())["sessions"] == 0
         TrustFolder(tmp_path / "trust").trust(shown.sha1)
         assert "not for 127.0.0.1; use a name of the certificate in url, or pin it" in await refusal(settings)
-        assert "takes no anonymous users; it takes user names" in await refusal(secured(server, tmp_path))
+        assert "accepts no anonymous users; it accepts user names" in await refusal(secured(server, tmp_path))
         (tmp_path / "password").write_text("wrong")
         text = await refusal(secured(server, tmp_path, **user))
         assert "refuses user op" in text

@@ -165,10 +165,12 @@ class Line:
             raise SourceLost(f"connection to {self._where} is gone") from error
         except ModbusIOException as error:
             if not self.is_open:
-                raise SourceLost(f"connection to {self._where} broke while unit {read.unit_id} was asked") from error
+                raise SourceLost(
+                    f"connection to {self._where} broke during a request to unit {read.unit_id}"
+                ) from error
             raise self._silent(read) from error
         except (ModbusException, OSError, asyncio.InvalidStateError) as error:
-            raise SourceLost(f"{self._where} answers nonsense: {error}") from error
+            raise SourceLost(f"{self._where} sent an answer that cannot be decoded: {error}") from error
 
     def _data(self, read: Read, answer: ModbusPDU) -> bytes:
         """The data in an answer to this read. Raises ReadRefused and UnitSilent."""

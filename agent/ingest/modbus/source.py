@@ -130,7 +130,7 @@ class ModbusSource:
             return {} if document is None else parse_refused(document)
         except ValueError as error:
             extra = {"action": "refused_spans_unusable", "source": self._settings.name, "why": str(error)}
-            log.warning("what was learned of a source is learned again", extra=extra)
+            log.warning("the saved refused spans cannot be used; they are learned again", extra=extra)
             return {}
 
     async def _remember(self) -> None:

@@ -183,7 +183,7 @@ class Session:
         """The server's namespace URIs, by index."""
         told = await self._call(self._client.get_namespace_array())
         if not isinstance(told, list):
-            raise SourceLost(f"{self._settings.url} does not tell its namespaces")
+            raise SourceLost(f"{self._settings.url} does not give its namespaces")
         found = [str(uri) for uri in told]
         self.reader.namespaces = found
         return found
@@ -241,7 +241,7 @@ class Session:
             if not isinstance(error.__cause__, uaerrors.BadTooManySubscriptions):
                 raise
             text = (
-                f"{self._settings.url} takes no further subscription (BadTooManySubscriptions); it may keep those of a"
+                f"{self._settings.url} accepts no further subscription (BadTooManySubscriptions); it may keep those of a"
                 f" connection that broke for {LIFETIME_MS_MIN // 1000} s, and the source then goes on by itself;"
                 " otherwise close another client of it or raise its limit"
             )
@@ -334,7 +334,7 @@ class Session:
         except _PUBLISH_REFUSALS as error:
             raise PublishRefused(error.code) from error
         except (UaError, OSError, TimeoutError) as error:
-            raise SourceLost(f"{self._settings.url} ended publishing: {_text(error)}") from error
+            raise SourceLost(f"{self._settings.url} refused a Publish: {_text(error)}") from error
 
     async def decode(self, body: bytes, elements: Container[int] = ()) -> Publication:
         """The values in the parameters of a PublishResponse. Those of the handles in `elements` are single elements of
@@ -483,7 +483,7 @@ class Session:
         except TOO_LARGE as error:
             raise CallTooLarge(str(error)) from error
         except (UaError, OSError, TimeoutError) as error:
-            raise SourceLost(f"{self._settings.url} does not answer as it should: {_text(error)}") from error
+            raise SourceLost(f"a request to {self._settings.url} failed: {_text(error)}") from error
 
 
 @asynccontextmanager

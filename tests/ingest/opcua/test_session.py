@@ -80,7 +80,7 @@ async def test_a_publish_acknowledges_and_gives_the_bytes_as_they_came(monkeypat
         with pytest.raises(PublishRefused, match=error.__name__):
             await session.publish([])
     for why in ("BadSessionIdInvalid", "gone", "no answer in time"):
-        with pytest.raises(SourceLost, match=f"ended publishing: .*{why}"):
+        with pytest.raises(SourceLost, match=f"refused a Publish: .*{why}"):
             await session.publish([])
 
 
@@ -161,7 +161,7 @@ async def test_a_server_without_namespaces_is_lost(monkeypatch: pytest.MonkeyPat
     """An empty value in the place of the list: said so, and no mistake of ours."""
     session, _ = session_with(monkeypatch)
     monkeypatch.setattr(session._client, "get_namespace_array", AsyncMock(return_value=None))
-    with pytest.raises(SourceLost, match="does not tell its namespaces"):
+    with pytest.raises(SourceLost, match="does not give its namespaces"):
         await session.namespaces()
 
 

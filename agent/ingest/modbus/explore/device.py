@@ -26,7 +26,7 @@ from agent.settings.sources import ModbusSourceSettings
 
 UNITS_ASKED = (Table.HOLDING, 0)  # the read with which a unit is asked; a refusal is an answer too
 PAUSE_MS = 10  # between two reads, by default: the device also has a plant to run
-NETWORK_HINT = "is the device on, are address and port right, is there a firewall in between? Some devices take one connection only"
+NETWORK_HINT = "is the device on, are address and port right, is there a firewall in between? Some devices accept only one connection"
 SERIAL_HINT = (
     "is it the right port, may this user open it (usually the group dialout), and does no other program, such as a running "
     "node, use it?"

@@ -189,7 +189,7 @@ def doubts(found: Sequence[Candidate], wanted: Wanted) -> list[str]:
         remarks.append("many readings are 0; try again when the device shows another value")
     if len(found) > 1:
         remarks.append(
-            f"{len(found)} readings meet {wanted.text}, and at most one of them is right: compare again when the device "
+            f"{len(found)} readings match {wanted.text}, and at most one of them is right: compare again when the device "
             "shows another value, or with a smaller --tolerance"
         )
     pairs = ((one, other) for index, one in enumerate(found) for other in found[index + 1 :])

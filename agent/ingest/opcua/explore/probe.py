@@ -233,7 +233,7 @@ async def _state_step(services: Services) -> ProbeStep:
         what += f", since {_utc(started):%Y-%m-%d %H:%M} UTC"
     if state == 0:
         return ProbeStep("server", Outcome.OK, what)
-    return ProbeStep("server", Outcome.NOTE, what, "the server does not call itself running; look at it")
+    return ProbeStep("server", Outcome.NOTE, what, "the server reports that it is not running; check it")
 
 
 async def _clock_step(services: Services) -> ProbeStep:
@@ -241,7 +241,7 @@ async def _clock_step(services: Services) -> ProbeStep:
     (told,) = await _values(services, ["Server_ServerStatus_CurrentTime"])
     after = datetime.now(UTC)
     if not isinstance(told, datetime):
-        return ProbeStep("clock", Outcome.NOTE, "the server does not tell its time", "liveness is judged by any answer")
+        return ProbeStep("clock", Outcome.NOTE, "the server does not give its time", "liveness is judged by any answer")
     difference_s = (_utc(told) - (before + (after - before) / 2)).total_seconds()
     ahead = "ahead of" if difference_s >= 0 else "behind"
     what = f"the server's clock is {abs(difference_s):.3f} s {ahead} ours"
@@ -258,7 +258,7 @@ async def _limits_step(services: Services) -> ProbeStep:
     (history,) = await _values(services, ["HistoryServerCapabilities_AccessHistoryDataCapability"])
     if isinstance(history, bool):
         lines.append(f"history of values: {'yes' if history else 'no'}")
-    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server tells none")
+    return ProbeStep("limits", Outcome.OK, ", ".join(lines) or "the server declares none")
 
 
 async def _values(services: Services, names: Sequence[str]) -> list[Any]:
@@ -271,7 +271,7 @@ async def _values(services: Services, names: Sequence[str]) -> list[Any]:
 
 def _endpoint_line(endpoint: ua.EndpointDescription) -> str:
     tokens = sorted({_TOKENS.get(token.TokenType, "unknown") for token in endpoint.UserIdentityTokens or ()})
-    return f"{policy_name(endpoint)}, {mode_name(endpoint)}: users {', '.join(tokens) or 'not told'} at {endpoint.EndpointUrl}"
+    return f"{policy_name(endpoint)}, {mode_name(endpoint)}: users {', '.join(tokens) or 'not given'} at {endpoint.EndpointUrl}"
 
 
 def _certificate_lines(sha1: str, sha256: str, validity: str) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class Services:
         found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
         value = value_of(found[0])
         if not isinstance(value, list):
-            raise SourceLost(f"{self._url} does not tell its namespaces ({status_text(found[0].StatusCode)})")
+            raise SourceLost(f"{self._url} does not give its namespaces ({status_text(found[0].StatusCode)})")
         self.namespaces = [str(uri) for uri in value]
         prefix = "Server_ServerCapabilities_OperationLimits_"
         names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
@@ -214,7 +214,7 @@ class Services:
 
     def _lost(self, error: BaseException) -> SourceLost:
         text = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return SourceLost(f"{self._url} does not answer as it should: {text}")
+        return SourceLost(f"a request to {self._url} failed: {text}")
 
 
 @asynccontextmanager

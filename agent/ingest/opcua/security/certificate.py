@@ -37,8 +37,8 @@ def ensure_certificate(certificate_file: Path, key_file: Path, application_uri: 
     if all(there):
         return
     if any(there):
-        missing = key_file if there[0] else certificate_file
-        raise SourceRefused(f"{missing} is missing beside its other half; restore it, or remove both to make new ones")
+        found, missing = (certificate_file, key_file) if there[0] else (key_file, certificate_file)
+        raise SourceRefused(f"{missing} is missing, but {found} exists; restore it, or remove that to make a new pair")
     key = rsa.generate_private_key(public_exponent=65537, key_size=KEY_BITS)
     try:
         write_whole(key_file, _key_pem(key), 0o600)
@@ -124,7 +124,7 @@ def own_certificate(settings: OpcuaSourceSettings) -> CertificateFacts:
     if settings.application_uri not in own.uris:
         uris = ", ".join(own.uris) or "none"
         text = f"application_uri is {settings.application_uri}, and the certificate {file} has {uris}"
-        raise SourceRefused(f"{text}; servers refuse the difference: set application_uri to the certificate's")
+        raise SourceRefused(f"{text}; servers refuse a mismatch: set application_uri to the one in the certificate")
     return own
 
 
@@ -140,7 +140,7 @@ def read_secret(file: Path) -> bytes:
     """Read a key or a password. Raises SourceRefused if everybody on the machine may read the file."""
     data = read_file(file)
     if file.stat().st_mode & 0o007:
-        raise SourceRefused(f"{file} may be read by everybody; chmod 600 it, and change what it held")
+        raise SourceRefused(f"{file} can be read by every user; chmod 600 it, and replace the secret")
     return data
 
 
@@ -160,7 +160,7 @@ def read_key_of(certificate: CertificateFacts, file: Path) -> PrivateKeyTypes:
     key = read_key(file)
     spki = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if key.public_key().public_bytes(*spki) != parse_certificate(certificate.der).public_key().public_bytes(*spki):
-        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; name the right pair")
+        raise SourceRefused(f"{file} is not the key of the certificate {certificate.sha1}; configure a matching pair")
     return key
 
 

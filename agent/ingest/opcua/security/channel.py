@@ -108,7 +108,7 @@ def presented_by(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription
     try:
         chain = tuple(split_chain(endpoint.ServerCertificate))
     except ValueError as error:
-        raise SourceRefused(f"{settings.url} shows a certificate that {error}; renew it at the server") from error
+        raise SourceRefused(f"{settings.url} presents a certificate that {error}; renew it at the server") from error
     return Presented(chain, endpoint.Server.ApplicationUri or "", urlsplit(settings.url).hostname or "")
 
 
@@ -132,7 +132,7 @@ def judge_server(
     except TrustError as error:
         raise SourceRefused(str(error)) from error
     except ValueError as error:
-        raise SourceRefused(f"{settings.url} shows a certificate that cannot be read: {error}") from error
+        raise SourceRefused(f"{settings.url} presents a certificate that cannot be read: {error}") from error
 
 
 def _accepted(settings: OpcuaSourceSettings, presented: Presented, pinned: CertificateFacts | None) -> CertificateFacts:
@@ -206,4 +206,4 @@ def _check_user(settings: OpcuaSourceSettings, endpoint: ua.EndpointDescription)
     taken = {token.TokenType for token in endpoint.UserIdentityTokens or ()}
     if taken and ours not in taken:
         names = ", ".join(kinds[kind] for kind in kinds if kind in taken) or "other kinds of user only"
-        raise SourceRefused(f"{settings.url} takes no {kinds[ours].partition(' (')[0]}; it takes {names}")
+        raise SourceRefused(f"{settings.url} accepts no {kinds[ours].partition(' (')[0]}; it accepts {names}")

@@ -65,8 +65,8 @@ def _findings(source: OpcuaSourceSettings, now: datetime) -> Iterator[FileFindin
     assert certificate is not None, "checked with the settings"
     assert key is not None, "checked with the settings"
     if certificate.exists() != key.exists():
-        missing = key if certificate.exists() else certificate
-        yield FileFinding(f"{missing}: is missing beside its other half; restore it, or remove both", is_problem=True)
+        found, missing = (certificate, key) if certificate.exists() else (key, certificate)
+        yield FileFinding(f"{missing}: is missing, but {found} exists; restore it, or remove that", is_problem=True)
     elif certificate.exists():
         yield from _pair(lambda: own_certificate(source), certificate, key, now)
     user, user_key = source.user_certificate_file, source.user_private_key_file

@@ -84,7 +84,7 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
     if failure.step is Step.USER and (status in _USER or status.startswith("BadCertificate")):
         return _user_refused(status, identity)
     if status == SWAPPED:
-        text = f"{identity.url} shows another certificate in the session than before, or cannot sign with its key"
+        text = f"{identity.url} presents another certificate in the session than before, or cannot sign with its key"
         return Explanation(True, f"{text}; something between may answer in its place: find out what is at this address")
     if status in _POLICY:
         text = f"{identity.url} refuses the security policy {identity.policy} ({status})"
@@ -96,7 +96,7 @@ def explain(failure: Failure, identity: Identity, session_s: float = 0) -> Expla
             return found
     if status in _BUSY:
         text = (
-            f"{identity.url} takes no further connection ({status}); if a bsfg was killed or lost its power, the server keeps its"
+            f"{identity.url} accepts no further connection ({status}); if a bsfg was killed or lost its power, the server keeps its"
             f" session for {session_s:.0f} s, and the source then connects by itself; otherwise close another client of it"
             " or raise its limit of sessions"
         )
@@ -158,7 +158,7 @@ def _certificate_refused(status: str, identity: Identity, own: CertificateFacts)
 
 def _user_refused(status: str, identity: Identity) -> Explanation:
     if not identity.user:
-        text = f"{identity.url} takes no anonymous user ({status})"
+        text = f"{identity.url} accepts no anonymous user ({status})"
         return Explanation(True, f"{text}; set user_name and password_file, or user_certificate_file")
     text = f"{identity.url} refuses {identity.user} ({status})"
     return Explanation(True, f"{text}; check name, password or certificate, and the user's rights at the server")

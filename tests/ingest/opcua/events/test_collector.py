@@ -79,7 +79,7 @@ class Server:
     async def create_subscription(self) -> OpenedSubscription:
         if self.subscription_errors:
             self.subscription_errors -= 1
-            raise SourceLost("opc.tcp://plc does not answer as it should: BadTooManySubscriptions")
+            raise SourceLost("a request to opc.tcp://plc failed: BadTooManySubscriptions")
         self._number += 1
         return OpenedSubscription(self._number, 500.0, self.slower)
 

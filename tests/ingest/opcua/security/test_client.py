@@ -185,7 +185,7 @@ async def test_a_certificate_swapped_on_the_way_is_told_as_that(
         raise error
 
     monkeypatch.setattr(StepTrackingClient, "create_session", create_session)
-    with pytest.raises(SourceRefused, match="shows another certificate in the session than before"):
+    with pytest.raises(SourceRefused, match="presents another certificate in the session than before"):
         async with open_session(secured(program.port, tmp_path, pinned)):
             pass
 

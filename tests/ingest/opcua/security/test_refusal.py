@@ -59,7 +59,7 @@ def test_other_refusals_are_told_apart(failure: Failure, words: str, own: Certif
     "failure, words",
     [
         (Failure(Step.CHANNEL, SILENT), "no answer in time while the secure channel is opened"),
-        (Failure(Step.SESSION, "BadTooManySessions"), "takes no further connection"),
+        (Failure(Step.SESSION, "BadTooManySessions"), "accepts no further connection"),
         (Failure(Step.SESSION, "BadServerHalted"), "BadServerHalted while the session is created"),
         (Failure(Step.TCP, SILENT), "check the address, the server and firewalls"),
         (Failure(Step.HELLO, CLOSED), "is it an OPC UA server"),
