@@ -352,26 +352,14 @@ class Sampler:
         found, self._returns = self._returns or [], []
         return found
 
-    def last_time_ns(self, tag: int) -> int:
-        """Source time of the last sample of a tag, 0 before the first."""
-        if tag in self._current.times_ns:
-            return self._current.times_ns[tag]
-        return self.last_reading(tag)[0]
-
-    def last_reading(self, tag: int) -> tuple[int, Value]:
-        """Source time and value of the last sample of a tag, of an earlier process too. (0, None): there was none, or
-        the tag is no longer handled."""
-        if tag in self._current.times_ns:
-            return self._current.times_ns[tag], self._current.values[tag]
+    def last(self, tag: int) -> Sample:
+        """The last sample of a tag, of an earlier process too. Its time is 0 if there was none, or if the tag is no longer
+        handled."""
+        current = self._current
+        if tag in current.times_ns:
+            return Sample(tag, current.times_ns[tag], current.values[tag], current.qualities[tag])
         state = self._states.get(tag)
-        return (0, None) if state is None or state.seen is None else (state.seen.source_time_ns, state.seen.value)
-
-    def last_quality(self, tag: int) -> int:
-        """The status of the last sample of a tag; good if there was none."""
-        if tag in self._current.times_ns:
-            return self._current.qualities[tag]
-        state = self._states.get(tag)
-        return 0 if state is None or state.seen is None else state.seen.quality
+        return Sample(tag, 0, None) if state is None or state.seen is None else state.seen
 
     def lag_ns(self, tag: int) -> int:
         """How far the times of a tag are behind the clock of its source; 0 if that is not known or below

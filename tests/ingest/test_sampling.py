@@ -322,7 +322,7 @@ def test_columns_are_decided_like_rows(story: list[tuple[str, Any, Any]]) -> Non
         assert repr(found[:1]) == repr(found[1:])  # repr: NaN differs from itself
         assert by_rows.counts == by_columns.counts
         assert by_rows.tally() == by_columns.tally()
-        times = [[sampler.last_time_ns(tag) for tag in sampler._states] for sampler in (by_rows, by_columns)]
+        times = [[sampler.last(tag).source_time_ns for tag in sampler._states] for sampler in (by_rows, by_columns)]
         assert times[0] == times[1]
 
 
@@ -355,7 +355,7 @@ def test_a_newer_value_keeps_its_time_under_another_number() -> None:
     one.note_returns()
     assert fed(one, 1.5, start_ns=10 * S) == [1.5]
     one.adopt({OTHER: SamplingRule(deadband=1)}, {TAG: OTHER})
-    assert one.last_reading(OTHER) == (0, None)
+    assert one.last(OTHER) == Sample(OTHER, 0, None)
     assert one.tally() == Tally(bad=0, silent=1)
     assert one.select([Sample(OTHER, 11 * S, 1.5)], 20 * S) == [Sample(OTHER, 11 * S, 1.5)]
     assert one.take_returns() == [(TAG, Return(0, 0, 10 * S)), (OTHER, Return(0, 0, 11 * S))]

@@ -55,7 +55,7 @@ class ModbusSource:
         self._learned = self._remembered()
         self._saved_version, self._saved_s = 0, -SAVE_INTERVAL_S
         self._units = self._units_for(delivery.points, [])
-        self._counters = CounterTracker(self._moduli(), delivery.sampler.last_reading)
+        self._counters = CounterTracker(self._moduli(), lambda tag: delivery.sampler.last(tag)[1:3])
         self._read: list[SampleColumns] = []  # read and not yet delivered
         self._silence = asyncio.Event()  # set when a unit has fallen silent
         self.backfill = self.events = None  # a device has neither

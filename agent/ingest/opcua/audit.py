@@ -92,7 +92,7 @@ class Audit:
             return _NOTHING
         still = []
         for tag, suspicion in suspects.items():
-            published = self._sampler.last_reading(tag)
+            published = self._sampler.last(tag)[1:3]
             if published == suspicion.published:
                 still.append(tag)
             elif 0 < suspicion.read_ns <= published[0]:  # the value that was read has been published since
@@ -113,7 +113,7 @@ class Audit:
     def last_life(self, one: Subscription, tag: int) -> ServerTime:
         """The time up to which everything of an item was published, by a Read or by its last value."""
         now, since = self._now(), self._alive.get(tag, one.opened)
-        published_ns = self._sampler.last_time_ns(tag)
+        published_ns = self._sampler.last(tag).source_time_ns
         if since.set_back_ns == now.set_back_ns and since.time_ns < published_ns <= now.time_ns:
             since = ServerTime(published_ns, now.set_back_ns)
         return since
@@ -121,7 +121,7 @@ class Audit:
     def _next_tags(self, one: Subscription, state: _AuditState, points: Mapping[int, TagPoint]) -> list[int]:
         """The tags to read in this round: first some of the denied ones, which the server may allow at any time, then
         the next live ones."""
-        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last_reading(tag)[1] is None}
+        one.denied = {tag for tag in one.denied & one.plan.live if self._sampler.last(tag).value is None}
         waiting = [tag for tag in sorted(one.denied) if tag in points]
         start = state.rounds * (self._count // 2) % max(1, len(waiting))
         waiting, state.rounds = (waiting[start:] + waiting[:start])[: self._count // 2], state.rounds + 1
@@ -141,8 +141,9 @@ class Audit:
 
     def _size(self, tag: int) -> int:
         """The approximate number of bytes of a value."""
-        value = self._sampler.last_reading(tag)[1]
-        if self._sampler.last_quality(tag) == quality.BAD_ENCODING_LIMITS_EXCEEDED:
+        last = self._sampler.last(tag)
+        value = last.value
+        if last.quality == quality.BAD_ENCODING_LIMITS_EXCEEDED:
             return BYTES_MAX  # it was too large for a fact
         if isinstance(value, Json):
             return len(value.data)
@@ -167,7 +168,7 @@ class Audit:
         self._count = min(self._count + 1, self._count_max)
         suspects: dict[int, _Suspicion] = {}
         for tag, change in zip(tags, found, strict=True):
-            published = self._sampler.last_reading(tag)
+            published = self._sampler.last(tag)[1:3]
             if change.quality & quality.CODE_BITS in quality.GONE or is_missed(
                 self._sampler, tag, change, points[tag].monitoring
             ):
@@ -183,8 +184,8 @@ def is_missed(sampler: Sampler, tag: int, change: Change, monitoring: Monitoring
     if quality.is_bad(change.quality):
         return False
     if monitoring.trigger is Trigger.STATUS:
-        return (change.quality ^ sampler.last_quality(tag)) & quality.CODE_BITS != 0
-    published = sampler.last_reading(tag)[1]
+        return (change.quality ^ sampler.last(tag).quality) & quality.CODE_BITS != 0
+    published = sampler.last(tag).value
     if monitoring.deadband and monitoring.deadband_is_percent and published is not None:
         return False  # percent of a range that only the server knows
     return _has_moved(change.value, published, monitoring.deadband)

@@ -474,7 +474,7 @@ class OpcuaSource:
             life = self._lives.pop(tag)
             # The clock of a device may be behind that of its server.
             is_old = time_ns + sampler.lag_ns(tag) + LAG_NS_MIN < self._lives_ended_ns
-            is_new = max(life.time_ns, sampler.last_time_ns(tag)) < time_ns
+            is_new = max(life.time_ns, sampler.last(tag).source_time_ns) < time_ns
             is_comparable = life.set_back_ns == self._clock.set_back_ns
             monitoring = self._delivery.points[tag].monitoring
             if is_old and is_new and is_comparable and is_missed(sampler, tag, change, monitoring):
@@ -517,7 +517,7 @@ class OpcuaSource:
         if self._rescue is not None:
             self._rescue.overflowed.update(overflowed)
         for tag, change in overflowed.items():
-            before_ns = self._delivery.sampler.last_time_ns(tag)
+            before_ns = self._delivery.sampler.last(tag).source_time_ns
             sampling_ms = subscription.sampling_ms(tag, self._delivery.points[tag])
             count = discarded(before_ns, times[tag], sampling_ms)
             self._declare_discarded(tag, arrived, before_ns, change.source_time_ns, count)
@@ -552,7 +552,7 @@ class OpcuaSource:
                 if quality.has_overflowed(status):
                     full.discard(tag)  # this server reports overflows
         for tag in sorted(full):
-            before_ns, first_ns = self._delivery.sampler.last_time_ns(tag), times[tag][0]
+            before_ns, first_ns = self._delivery.sampler.last(tag).source_time_ns, times[tag][0]
             point = self._delivery.points[tag]
             # asyncua claims to sample as rarely as it publishes, and sends every change.
             sampling_ms = min(subscription.asked_ms(point), subscription.sampling_ms(tag, point))

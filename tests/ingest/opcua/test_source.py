@@ -503,7 +503,7 @@ async def test_an_item_that_died_before_the_end_of_its_session(
     async with living(monkeypatch, source, session):
         await wait_until_async(lambda: source._auditor, "the audit")
         session.answers.put_nowait(answer(session.subscriptions[0], 1, (1, 1.0, 10 * S), (2, 1.0, 10 * S)))
-        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(2), "values")
+        await wait_until_async(lambda: source._delivery.sampler.last(2).source_time_ns, "values")
         assert source._auditor is not None, "waited for"
         source._auditor._alive[1] = ServerTime(proven_s * S, 0)
         source._subscriptions[0].liveness.complete_ns = 500 * S
@@ -513,7 +513,7 @@ async def test_an_item_that_died_before_the_end_of_its_session(
         await wait_until_async(lambda: session.asked, "items")
         first = answer(session.subscriptions[0], 1, (1, value, at_s * S), (2, 1.0, 10 * S))
         session.answers.put_nowait(first)
-        await wait_until_async(lambda: source._delivery.sampler.last_time_ns(1) == at_s * S, "the first values")
+        await wait_until_async(lambda: source._delivery.sampler.last(1).source_time_ns == at_s * S, "the first values")
     found = [(gap.reason, gap.first_time_ns, gap.tags) for gap in gaps if gap.reason == ITEM_RENEWED]
     assert found == ([] if first_s is None else [(ITEM_RENEWED, first_s * S, (1,))])
 

@@ -125,7 +125,7 @@ async def test_a_late_value_is_not_what_stands(monkeypatch: pytest.MonkeyPatch) 
         session.answers.put_nowait(answer(11, 1, (1, 6.0, 6 * S)))
         session.answers.put_nowait(answer(1, 4, (1, 5.0, 5 * S)))
         await wait_until_async(lambda: len(store.good("a/1")) == 5, "both")
-        assert source._delivery.sampler.last_time_ns(1) == 6 * S
+        assert source._delivery.sampler.last(1).source_time_ns == 6 * S
 
 
 @pytest.mark.parametrize("case", ["refused", "unanswered", "restarted"])
