@@ -161,7 +161,7 @@ class Session:
         self._client, self._settings = client, settings
         session = client.uaclient.session
         assert isinstance(session, _RawSession), "set in new_client"
-        self._session = session
+        self.library = session  # the session of the library, for requests that are not made here
         self.reader = ValueReader()  # with the namespaces and types of this server
         self._learning = asyncio.Lock()  # held while types are requested
         self.lost: asyncio.Future[SourceLost] = asyncio.get_running_loop().create_future()
@@ -172,7 +172,7 @@ class Session:
     def key(self) -> SessionKey | None:
         """The key with which a later connection can close this session; None if it was closed over its own
         connection."""
-        return None if self._session.was_closed else self._client.session_key
+        return None if self.library.was_closed else self._client.session_key
 
     def note_loss(self, why: str) -> None:
         """End the session: `lost` is resolved with the reason."""
@@ -218,7 +218,7 @@ class Session:
         return [one.Value.Value if one.Value is not None and one.StatusCode.is_good() else None for one in answers]
 
     async def _read(self, nodes: list[ua.ReadValueId]) -> list[Any]:
-        found: list[Any] = await self._call(self._session.read(ua.ReadParameters(NodesToRead=nodes)))
+        found: list[Any] = await self._call(self.library.read(ua.ReadParameters(NodesToRead=nodes)))
         return found
 
     async def create_subscription(self) -> OpenedSubscription:
@@ -233,11 +233,11 @@ class Session:
             MaxNotificationsPerPublish=NOTIFICATIONS_PER_PUBLISH_MAX,
             PublishingEnabled=True,
         )
-        self._session.creating += 1
+        self.library.creating += 1
         try:
-            body = await self._call(self._session.send(request))  # not `create_subscription`, which starts a loop
+            body = await self._call(self.library.send(request))  # not `create_subscription`, which starts a loop
         except SourceLost as error:
-            self._session.creating -= isinstance(error.__cause__, UaStatusCodeError)
+            self.library.creating -= isinstance(error.__cause__, UaStatusCodeError)
             if not isinstance(error.__cause__, uaerrors.BadTooManySubscriptions):
                 raise
             text = (
@@ -246,7 +246,7 @@ class Session:
                 " otherwise close another client of it or raise its limit"
             )
             raise TooManySubscriptions(text) from error
-        self._session.creating -= 1
+        self.library.creating -= 1
         result = ua_binary.struct_from_binary(ua.CreateSubscriptionResponse, body).Parameters
         publishing_ms = publishing_ms_of(result.RevisedPublishingInterval, interval_ms)
         asked_ms = keep_alive * interval_ms
@@ -262,14 +262,14 @@ class Session:
 
     def keep_subscriptions(self, *, keep: bool = True) -> None:
         """Leave the subscriptions at the server when this session ends, so that the next one can take them over."""
-        self._session.keeps_subscriptions = keep
+        self.library.keeps_subscriptions = keep
 
     async def transfer_subscriptions(self, numbers: Sequence[int]) -> list[int]:
         """Take over subscriptions of an earlier session, without their present values (OPC 10000-4, 5.14.7). Returns
         the status of each; if the whole call is refused, that status for all. Raises SourceLost."""
         asked = ua.TransferSubscriptionsParameters(SubscriptionIds=list(numbers), SendInitialValues=False)
         try:
-            found = await library_call(self._session.transfer_subscriptions(asked))
+            found = await library_call(self.library.transfer_subscriptions(asked))
         except UaStatusCodeError as error:
             return [int(error.code)] * len(numbers)
         except (UaError, OSError, TimeoutError) as error:
@@ -278,7 +278,7 @@ class Session:
 
     async def delete_subscription(self, subscription_id: int) -> None:
         """Delete a subscription. It is no error if the server does not know it."""
-        await self._call(self._session.delete_subscriptions([subscription_id]))
+        await self._call(self.library.delete_subscriptions([subscription_id]))
 
     async def create_heartbeat(self, subscription_id: int) -> Created:
         """Monitor the server's clock in a subscription."""
@@ -304,7 +304,7 @@ class Session:
             ],
         )
         try:
-            results = await self._call(self._session.modify_monitored_items(parameters))
+            results = await self._call(self.library.modify_monitored_items(parameters))
         except SourceLost as error:
             if not isinstance(error.__cause__, _NO_SERVICE):
                 raise
@@ -319,7 +319,7 @@ class Session:
     async def delete_items(self, subscription_id: int, items: Sequence[int]) -> None:
         """Delete items. It is no error if the server does not know one. Raises CallTooLarge."""
         parameters = ua.DeleteMonitoredItemsParameters(SubscriptionId=subscription_id, MonitoredItemIds=list(items))
-        await self._call(self._session.delete_monitored_items(parameters))
+        await self._call(self.library.delete_monitored_items(parameters))
 
     async def publish(self, acks: Sequence[tuple[int, int]]) -> bytes:
         """Acknowledge notifications, given as (subscription, number), and wait for the next one. Returns the parameters
@@ -330,7 +330,7 @@ class Session:
             for subscription_id, number in acks
         ]
         try:
-            return await self._body_of(self._session.send(request, 0))
+            return await self._body_of(self.library.send(request, 0))
         except _PUBLISH_REFUSALS as error:
             raise PublishRefused(error.code) from error
         except (UaError, OSError, TimeoutError) as error:
@@ -350,7 +350,7 @@ class Session:
         async with self._learning:
             found = decode()
             for _ in range(LEARN_ROUNDS_MAX):
-                if not await learn_missing(self.reader.types, self._session):
+                if not await learn_missing(self.reader.types, self.library):
                     break
                 found = decode()
         return found
@@ -363,7 +363,7 @@ class Session:
         node_ids = [_node_id(reading.address.identifier, index) for reading, index in nodes]
         parts = [reading.index_range for reading, _ in nodes]
         try:
-            body = await self._body_of(self._session.send(history_request(ranges, node_ids, values_max)))
+            body = await self._body_of(self.library.send(history_request(ranges, node_ids, values_max)))
             pages = await self._decoded(lambda: decode_history(body, self.reader, parts))
             return await self._proven(node_ids, pages)
         except _NO_HISTORY as error:
@@ -378,16 +378,12 @@ class Session:
         if not empty:
             return pages
         asked = [ua.ReadValueId(NodeId=nodes[n], AttributeId=AttributeIds.AccessLevel) for n in empty]
-        answers = await self._session.read(ua.ReadParameters(NodesToRead=asked))
+        answers = await self.library.read(ua.ReadParameters(NodesToRead=asked))
         for n, answer in zip(empty, answers, strict=False):
             level = answer.Value.Value if answer.Value is not None else None
             if isinstance(level, int) and not level & HISTORY_READ:
                 pages[n] = HistoryPage(quality.BAD_NOT_SUPPORTED)
         return pages
-
-    async def ask(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
-        """Make a request with the library's session, for the events. The errors of the library are raised unchanged."""
-        return await request(self._session)
 
     async def republish(self, subscription_id: int, number: int) -> bytes | None:
         """A notification that was sent before, as the parameters of a PublishResponse; None if the server does not hold
@@ -396,7 +392,7 @@ class Session:
         request.Parameters.SubscriptionId = subscription_id
         request.Parameters.RetransmitSequenceNumber = number
         try:
-            message = await self._body_of(self._session.send(request))
+            message = await self._body_of(self.library.send(request))
         except UaError:
             return None
         except (OSError, TimeoutError) as error:
@@ -427,7 +423,7 @@ class Session:
             if reading.index_range:
                 wanted.IndexRange = reading.index_range
             request.Parameters.NodesToRead.append(wanted)
-        body, answered_ns = await self._call(self._answer_of(self._session.send(request)))
+        body, answered_ns = await self._call(self._answer_of(self.library.send(request)))
         elements = {place for place, reading in enumerate(readings) if reading.is_element}
         found = await self._decoded(lambda: decode_read_values(body, self.reader, elements))
         if len(found) != len(readings):
@@ -464,7 +460,7 @@ class Session:
             TimestampsToReturn=ua.TimestampsToReturn.Both,
             ItemsToCreate=list(requests),
         )
-        results = await self._call(self._session.create_monitored_items(parameters))
+        results = await self._call(self.library.create_monitored_items(parameters))
         if len(results) != len(requests):
             raise SourceLost(f"{self._settings.url} answered {len(results)} results for {len(requests)} items")
         return [
@@ -487,16 +483,19 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(settings: OpcuaSourceSettings) -> AsyncIterator[Session]:
-    """Connect with a new client, yield the session, and disconnect."""
-    client = new_client(settings)
+async def open_session(
+    settings: OpcuaSourceSettings, password: str = "", watchdog_s: float = 0.0
+) -> AsyncIterator[Session]:
+    """Connect with a new client, yield the session, and disconnect. `password` is used if there is no `password_file`;
+    `watchdog_s`: see StepTrackingClient."""
+    client = new_client(settings, watchdog_s)
     session = Session(client, settings)
 
     async def lost(error: Exception) -> None:
         session.note_loss(_text(error))
 
     try:
-        await _connect(client, settings)
+        await _connect(client, settings, password)
         client.connection_lost_callback = lost
         yield session
     except asyncio.CancelledError:
@@ -531,10 +530,10 @@ def new_client(settings: OpcuaSourceSettings, watchdog_s: float = 0.0) -> StepTr
     return client
 
 
-async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
+async def _connect(client: StepTrackingClient, settings: OpcuaSourceSettings, password: str) -> None:
     try:
         async with asyncio.timeout(3 * settings.request_timeout_ms / 1000):
-            await connect(client, settings, endpoint_client=new_client(settings))
+            await connect(client, settings, endpoint_client=new_client(settings), password=password)
     except TimeoutError as error:
         raise SourceLost(f"no connection to {settings.url}: no answer in time while {client.step.value}") from error
 

@@ -130,7 +130,7 @@ async def test_limits_that_a_server_does_not_tell_are_none(monkeypatch: pytest.M
         return [*known, ua.DataValue(StatusCode=ua.StatusCode(0x8034_0000)), ua.DataValue(), *known]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(items_per_call=100, subscriptions_per_session=100)
 
 
@@ -149,10 +149,10 @@ async def test_what_a_server_tells_malformed_is_not_told(monkeypatch: pytest.Mon
         return [ua.DataValue(boolean if node == boolean_node else number) for node in nodes]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(5, 5, 5, 0, 5, 0)
     assert await session.server_start() is None
-    monkeypatch.setattr(session._session, "read", AsyncMock(side_effect=TimeoutError()))
+    monkeypatch.setattr(session.library, "read", AsyncMock(side_effect=TimeoutError()))
     with pytest.raises(SourceLost):
         await session.limits()
 
@@ -174,7 +174,7 @@ async def test_limits_are_read_one_by_one_where_a_read_takes_few_nodes(monkeypat
         return [ua.DataValue(ua.Variant(5, ua.VariantType.UInt32))]
 
     session, _ = session_with(monkeypatch)
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     assert await session.limits() == ServerLimits(5, 5, 5, 5, 5, 5)
 
 
@@ -186,7 +186,7 @@ async def test_a_server_that_cannot_modify_items_keeps_its_queues(monkeypatch: p
     async def modify(_: object) -> None:
         raise errors.pop(0)
 
-    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
     item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
     assert [one.status for one in await session.resize_queues(1, [(5, item)])] == [0x800B_0000]
     with pytest.raises(SourceLost):
@@ -200,7 +200,7 @@ async def test_a_server_that_answers_for_too_few_items_keeps_its_queues(monkeypa
     async def modify(_: object) -> list[ua.MonitoredItemModifyResult]:
         return [ua.MonitoredItemModifyResult()]
 
-    monkeypatch.setattr(session._session, "modify_monitored_items", modify)
+    monkeypatch.setattr(session.library, "modify_monitored_items", modify)
     item = ItemRequest(1, NodeAddress("urn:x", 7), 1, "", 250.0, 43, AS_THE_SOURCE_SAYS)
     assert [one.status for one in await session.resize_queues(1, [(5, item), (6, item)])] == [BAD_NOT_SUPPORTED] * 2
 
@@ -216,7 +216,7 @@ async def test_an_empty_history_counts_only_where_history_is_kept(monkeypatch: p
         asked.append(parameters)
         return [ua.DataValue(ua.Variant(level, ua.VariantType.Byte)) for level in (1, 5)]
 
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     ranges = [HistoryRange(tag, 0, S, None) for tag in (1, 2)]
     nodes = [(Reading(NodeAddress("urn:x", tag)), 1) for tag in (1, 2)]
     pages = await session.read_history(ranges, nodes, 10)
@@ -238,7 +238,7 @@ async def test_a_server_that_ignores_index_ranges_is_found_out(
         asked.append(str(parameters.NodesToRead[0].IndexRange))
         return [ua.DataValue() if namespaces is None else ua.DataValue(ua.Variant(namespaces))]
 
-    monkeypatch.setattr(session._session, "read", read)
+    monkeypatch.setattr(session.library, "read", read)
     readings = [Reading(NodeAddress("urn:x", 7), "3"), Reading(NodeAddress("urn:x", 7))]
     for _ in range(2):
         assert [one.quality for one in await session.read_values(readings, ["urn:x"])] == expected

@@ -149,7 +149,7 @@ class EventCollector:
         self._rescue = self._rescue_of_session_before(session)
         self._publisher, self._server_start = publisher, await session.server_start()
         self._begin_subscription(0)
-        draining = self._drain(session, EventService(session.ask))
+        draining = self._drain(session, EventService(session.library))
         group.create_task(draining, name=f"{self._settings.name} events drain")
         if self._rescue is not None:
             self._conditions.begin_rescue()
@@ -402,7 +402,7 @@ class EventCollector:
     async def run(self, session: Session, publisher: Publisher) -> None:
         """Keep a subscription with its items, and ask for refreshes, once the values are subscribed and until the life
         ends. A SourceLost raised here ends the life."""
-        service = EventService(session.ask)
+        service = EventService(session.library)
         pause_s = 0.0
         while True:
             subscription = self._subscription

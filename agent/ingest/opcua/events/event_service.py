@@ -50,10 +50,10 @@ class EventItem:
 
 
 class EventService:
-    """The calls for events in one session. `ask` makes a request with the library's session."""
+    """The calls for events, with the library's session."""
 
-    def __init__(self, ask: Callable[[Callable[[UaSession], Awaitable[Any]]], Awaitable[Any]]) -> None:
-        self._ask = ask
+    def __init__(self, library: UaSession) -> None:
+        self._library = library
 
     async def create_item(
         self,
@@ -137,7 +137,7 @@ class EventService:
     async def _answer(self, request: Callable[[UaSession], Awaitable[Any]]) -> Any:
         """The answer, or the status with which the whole call was refused."""
         try:
-            found = await self._ask(request)
+            found = await request(self._library)
         except UaStatusCodeError as error:
             return int(error.code)
         except TimeoutError:

@@ -23,8 +23,8 @@ from agent.ingest.opcua.explore.tag_rows import clean_text
 from agent.ingest.opcua.explore.tag_values import read_in_parts
 from agent.ingest.opcua.explore.walk import Reference
 from agent.ingest.opcua.groups import limit_of
-from agent.ingest.opcua.security.client import TOO_LARGE, StepTrackingClient, Unreadable, connect, library_call
-from agent.ingest.opcua.session import Session, disconnect, new_client, quiet_library
+from agent.ingest.opcua.security.client import TOO_LARGE, Unreadable, library_call
+from agent.ingest.opcua.session import Session, open_session, quiet_library
 from agent.ingest.opcua.values.type_reader import TypeReader, names_text
 from agent.ingest.quality import BAD_DECODING_ERROR
 from agent.opcua_address import STANDARD_URI, NodeAddress
@@ -50,9 +50,8 @@ Question = tuple[NodeAddress, AttributeIds]
 class Services:
     """An open session for exploring a server. Made by `open_services`."""
 
-    def __init__(self, client: StepTrackingClient, settings: OpcuaSourceSettings) -> None:
-        self._client, self._settings = client, settings
-        self._session, self._url = client.uaclient.session, settings.url
+    def __init__(self, session: Session, url: str) -> None:
+        self._session, self._library, self._url = session, session.library, url
         self.namespaces: list[str] = []
         self.limits: dict[str, int] = {}
         self._per_read = NODES_PER_CALL_MAX
@@ -60,12 +59,7 @@ class Services:
 
     async def prepare(self) -> None:
         """Read namespaces and limits. A server may lack any of the limits."""
-        self.namespaces = [STANDARD_URI]
-        found = await self.read([(NodeAddress(STANDARD_URI, ObjectIds.Server_NamespaceArray), AttributeIds.Value)])
-        value = value_of(found[0])
-        if not isinstance(value, list):
-            raise SourceLost(f"{self._url} does not give its namespaces ({status_text(found[0].StatusCode)})")
-        self.namespaces = [str(uri) for uri in value]
+        self.namespaces = await self._session.namespaces()
         prefix = "Server_ServerCapabilities_OperationLimits_"
         names = ("MaxNodesPerRead", "MaxNodesPerBrowse", "MaxMonitoredItemsPerCall", "MaxNodesPerHistoryReadData")
         answers = await self.read(
@@ -86,7 +80,7 @@ class Services:
             ids = [ua.ReadValueId(NodeId=self._node_id(node), AttributeId=attribute) for node, attribute in part]
             parameters = ua.ReadParameters(NodesToRead=ids, TimestampsToReturn=ua.TimestampsToReturn.Both)
             try:
-                return list(await library_call(self._session.read(parameters)))
+                return list(await library_call(self._library.read(parameters)))
             except Unreadable:
                 if len(part) > 1:
                     raise
@@ -107,14 +101,12 @@ class Services:
         index = data_type.index(self.namespaces)
         if index is None:
             return ""
-        return names_text(await TypeReader(self._session).definition((index, data_type.identifier)))
+        return names_text(await TypeReader(self._library).definition((index, data_type.identifier)))
 
     async def values(self, nodes: Sequence[NodeAddress]) -> list[Change]:
         """Read the values of nodes as a source does, one result each, in order. Not with the library, which decodes
         picoseconds wrongly. Raises SourceLost."""
-        session = Session(self._client, self._settings)
-        session.reader.namespaces = self.namespaces
-        return await read_in_parts(session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
+        return await read_in_parts(self._session, [Reading(node) for node in nodes], self.namespaces, self._per_read)
 
     async def browse(self, nodes: Sequence[NodeAddress]) -> list[list[Reference] | str]:
         """The hierarchical references of nodes, or the reason why there are none. There may be fewer results than
@@ -141,7 +133,7 @@ class Services:
                 for node in nodes
             ],
         )
-        return list(await library_call(self._session.browse(parameters)))
+        return list(await library_call(self._library.browse(parameters)))
 
     async def _all_references(self, result: ua.BrowseResult) -> list[Reference] | str:
         """The references of one node, with its continuation points followed."""
@@ -151,7 +143,7 @@ class Services:
         while point := result.ContinuationPoint:
             parameters = ua.BrowseNextParameters(ContinuationPoints=[point])
             try:
-                (result,) = await library_call(self._session.browse_next(parameters))
+                (result,) = await library_call(self._library.browse_next(parameters))
             except (UaError, OSError, TimeoutError) as error:
                 raise self._lost(error) from error
             if not result.StatusCode.is_good():
@@ -221,14 +213,10 @@ class Services:
 async def open_services(settings: OpcuaSourceSettings, password: str = "") -> AsyncIterator[Services]:
     """Connect as a source with these settings would, for looking only. Raises SourceRefused and SourceLost."""
     quiet_library()
-    client = new_client(settings, WATCHDOG_S)
-    try:
-        await connect(client, settings, StepTrackingClient(settings), password)
-        services = Services(client, settings)
+    async with open_session(settings, password, WATCHDOG_S) as session:
+        services = Services(session, settings.url)
         await services.prepare()
         yield services
-    finally:
-        await disconnect(client)
 
 
 def value_of(answer: ua.DataValue) -> Any:

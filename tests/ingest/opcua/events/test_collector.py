@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,8 +67,9 @@ class Server:
     def positions(self, *, routed: bool = False) -> dict[int, int]:
         return dict.fromkeys(self.routes, 2) if routed else {}
 
-    async def ask(self, request: Callable[[Any], Awaitable[Any]]) -> Any:
-        return await request(self)
+    @property
+    def library(self) -> Any:
+        return self
 
     async def namespaces(self) -> list[str]:
         return NAMESPACES

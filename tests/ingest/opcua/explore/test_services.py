@@ -4,7 +4,6 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from asyncua import ua
@@ -17,7 +16,7 @@ from agent.ingest.errors import SourceLost
 from agent.ingest.opcua.decode import FILETIME_EPOCH
 from agent.ingest.opcua.explore import services as module
 from agent.ingest.opcua.explore.services import Services, status_text
-from agent.ingest.opcua.session import new_client
+from agent.ingest.opcua.session import Session, new_client
 from agent.message import Json
 from agent.opcua_address import STANDARD_URI, NodeAddress
 from agent.settings.sources import OpcuaSourceSettings
@@ -74,8 +73,7 @@ def reference(number: int) -> ua.ReferenceDescription:
 
 def services(session: FakeSession) -> Services:
     """Services over a fake session, with the standard namespace."""
-    client: Any = SimpleNamespace(uaclient=SimpleNamespace(session=session))
-    made = Services(client, SETTINGS)
+    made = Services(SimpleNamespace(library=session), "opc.tcp://plc")  # type: ignore[arg-type]
     made.namespaces = [STANDARD_URI]
     return made
 
@@ -160,7 +158,7 @@ async def test_values_are_read_as_a_source_records_them(monkeypatch: pytest.Monk
         return Buffer(head + struct.pack("<i", 1) + value + struct.pack("<i", -1))
 
     monkeypatch.setattr(client.uaclient.session, "send", send)
-    services = Services(client, SETTINGS)
+    services = Services(Session(client, SETTINGS), "opc.tcp://plc")
     services.namespaces = [STANDARD_URI]
     (found,) = await services.values([NodeAddress(STANDARD_URI, 7)])
     assert (found.value, found.quality) == (Json.of([7, 8]), 0)
