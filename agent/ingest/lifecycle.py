@@ -106,12 +106,10 @@ class Failures:
 
 
 AHEAD_NS = 120 * 1_000_000_000  # a mark may be a minute old, and a clock a minute ahead of another (decision 0042)
-REPORTED_LATE_NS = int(
-    (GAP_INTERVAL_S + 2.0) * 1e9
-)  # a loss is declared this late at most, with two seconds for doing it
-EVENTS_LATE_NS = (
-    60 * 1_000_000_000
-)  # after an outage, until its events are recorded or declared (opcua/rescue: RESCUE_S)
+# A loss is declared this late at most, with two seconds for doing it.
+REPORTED_LATE_NS = int((GAP_INTERVAL_S + 2.0) * 1e9)
+# After this time, the events of an outage are recorded or declared (opcua/rescue: RESCUE_S).
+EVENTS_LATE_NS = 60 * 1_000_000_000
 CLOCK_LEAST_NS = 1_577_836_800 * 1_000_000_000  # 2020: if our clock shows less, it was never set
 
 

@@ -40,9 +40,8 @@ from agent.settings.sources import ModbusSourceSettings
 if TYPE_CHECKING:
     from pymodbus.client.base import ModbusBaseClient
 
-SILENCE_COUNT_NEVER = (
-    2**31
-)  # unanswered requests after which pymodbus closes the connection; here silence is counted per unit
+# Unanswered requests after which pymodbus closes the connection; here silence is counted per unit.
+SILENCE_COUNT_NEVER = 2**31
 GARBAGE_BYTES_SHOWN = 16
 _FUNCTION_BYTE = 7  # of a frame with an MBAP header
 _REQUESTS: dict[Table, type[ModbusPDU]] = {

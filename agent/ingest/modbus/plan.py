@@ -94,9 +94,8 @@ class _Fence:
     def __init__(self, spans: Iterable[Span]) -> None:
         ordered = sorted(spans, key=lambda span: span.first)
         self._firsts = [span.first for span in ordered]
-        self._ends = list(accumulate((span.end for span in reversed(ordered)), min))[
-            ::-1
-        ]  # the lowest end from here on
+        # By place: the lowest end of the spans from there on.
+        self._ends = list(accumulate((span.end for span in reversed(ordered)), min))[::-1]
 
     def reach(self, address: int) -> int:
         """The largest end that a read from this address may have."""

@@ -77,9 +77,8 @@ class Sweep:
             new = tuple(register for register in read.registers if register not in self._served)
             read = Read(read.unit_id, read.table, read.address, read.count, new)
             return self._question(read)
-        if not (
-            self._spans or self._has_values
-        ):  # the unit gives no value at all: one refused span shows whether it has recovered
+        # If the unit gives no value at all, one refused span shows whether it has recovered.
+        if not (self._spans or self._has_values):
             self._spans.extend(self._unit.due_refused(2**63, 1))
             self._has_values = True
         while self._spans:

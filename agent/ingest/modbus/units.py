@@ -22,9 +22,8 @@ from agent.ingest.modbus.plan import Limits, Read, Span, plan_reads, read_of
 from agent.ingest.modbus.refusal import SILENT
 from agent.ingest.modbus.refusal_search import Finding, Place, Segment
 
-SPAN_RETRY_NS = (
-    3600 * 10**9
-)  # for a span that is no single value: it is refused because of the design of the device, not its state
+# For a span that is not a single value: it is refused because of the design of the device, not its state.
+SPAN_RETRY_NS = 3600 * 10**9
 SPANS_MAX = 4_000  # of such spans; a device with more refuses at random, and nothing is learned from it
 KEPT_MAX = 1_000  # reads not planned now that are kept with their decoders, because they may be planned again
 

@@ -117,13 +117,14 @@ class Publication:
 
 
 NUMBER_FORMATS = {1: "?", 2: "b", 3: "B", 4: "h", 5: "H", 6: "i", 7: "I", 8: "q", 9: "Q", 10: "f", 11: "d", 19: "I"}
+# Bits of the mask and formats of the fields, in the order on the wire.
 _TAIL = (
     (2, "I"),
     (4, "q"),
     (16, "H"),
     (8, "q"),
     (32, "H"),
-)  # bits of the mask and formats of the fields, in the order on the wire
+)
 _SIZES = {kind: struct.calcsize(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}
 _U32, _I32, _U16 = struct.Struct("<I"), struct.Struct("<i"), struct.Struct("<H")
 _PUBLISH_HEAD, _MESSAGE_HEAD = struct.Struct("<Ii"), struct.Struct("<Iqi")

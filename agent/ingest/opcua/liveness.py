@@ -61,9 +61,8 @@ class Liveness:
         elif self.has_clock:
             return
         self.alive_s = now_s
-        if (
-            clock_ns is not None and not self._has_shown_clock
-        ):  # from now on the clock counts instead of the times of sending
+        # From now on the clock counts instead of the times of sending.
+        if clock_ns is not None and not self._has_shown_clock:
             self._has_shown_clock, self._before_ns = True, self._opened_ns
         if clock_ns is not None or not self._has_shown_clock:
             self._seen_ns = sent_ns if clock_ns is None else clock_ns

@@ -76,9 +76,8 @@ class _Order:
         self.expected = 1
         self.is_new = True  # no notification passed on yet
         self.held: dict[int, tuple[int, float, Arrived]] = {}  # by number: request, time of arrival, answer
-        self.keep_alive: tuple[int, float, int] | None = (
-            None  # request, time of arrival and number of a keep-alive that shows a break
-        )
+        # Request, time of arrival and number of a keep-alive that shows a break.
+        self.keep_alive: tuple[int, float, int] | None = None
 
     @property
     def begins_again(self) -> bool:

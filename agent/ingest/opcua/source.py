@@ -63,9 +63,8 @@ from agent.status_codes import status_name
 log = logging.getLogger(__name__)
 
 TICK_S = 0.25  # interval for what depends on time alone: values held back, heartbeats, parked nodes, life
-UNREADABLE_EVERY_S = (
-    60.0  # between two log lines and readings of the clock for malformed values; it drifts by 60 ms meanwhile
-)
+# Between two log lines, and two readings of the clock, for malformed values. The clock drifts by 60 ms meanwhile.
+UNREADABLE_EVERY_S = 60.0
 FIRST_VALUE_S = 5.0  # a source counts as connected with its first value, or after this time
 _NO_VALUE_YET = quality.GONE | {quality.BAD_WAITING_FOR_INITIAL_DATA}  # the node of a created item may not exist
 
@@ -114,9 +113,8 @@ class OpcuaSource:
         self._unreadable_due_s = 0.0
         self._refused: dict[int, int] = {}  # newly refused tags with their statuses, not yet recorded
         self._absences = Absences()
-        undelivered_ns = (
-            settings.undelivered_ms(delivery.points.values()) * 1_000_000
-        )  # values of a missing node may not have been delivered for so long
+        # Values of a node that was deleted in an earlier process may have been undelivered for so long.
+        undelivered_ns = settings.undelivered_ms(delivery.points.values()) * 1_000_000
         for tag, (status, lost_ns) in delivery.sampler.losses().items():  # in an earlier process
             if status & quality.CODE_BITS in quality.NO_ITEM:
                 self._absences.begin([tag], ITEM_REFUSED, ServerTime(lost_ns - undelivered_ns, 0))
@@ -260,9 +258,8 @@ class OpcuaSource:
             subscription.set_back_ns = self._clock.set_back_ns
         status = publication.status_change
         if status is not None and quality.is_bad(status) and status & quality.CODE_BITS not in quality.GONE:
-            subscription.ended = status_name(
-                status
-            )  # otherwise some node was deleted; it is not known which (python-opcua)
+            # The status of a deleted node ends nothing, and does not tell which node it is (python-opcua).
+            subscription.ended = status_name(status)
         return arrived
 
     def _note_clock(self, subscription: Subscription, change: Change, publish_ns: int) -> int | None:

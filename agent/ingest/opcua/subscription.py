@@ -60,9 +60,8 @@ class Subscription:
         self.silence_max_s = settings.liveness_timeout_ms / 1000
         self.plan = ItemPlan((), calls.items_max, settings.parked_retry_ms * MS)
         self.plan.limit(limits.items_per_call)
-        self.created_ns: int | None = (
-            None  # when the last creation of items began; unchanged values are back since then
-        )
+        # When the last creation of items began. Unchanged values are back since then.
+        self.created_ns: int | None = None
         self.denied: set[int] = set()  # handles that this user may not read, or could not
         self.elements: set[int] = set()  # handles whose value is one element of an array
         self.parts: dict[int, Reading] = {}  # the reading of handles whose item is on elements of an array
@@ -192,9 +191,8 @@ class Subscription:
         self, handles: Sequence[int], points: Mapping[int, TagPoint], namespaces: Sequence[str]
     ) -> dict[int, Created]:
         """Create items with their first reading. If that node does not exist, the next reading is tried."""
-        results = dict.fromkeys(
-            handles, Created(quality.BAD_NODE_ID_UNKNOWN)
-        )  # for namespaces that the server does not have
+        # The default is for namespaces that the server does not have.
+        results = dict.fromkeys(handles, Created(quality.BAD_NODE_ID_UNKNOWN))
         left, turn = list(handles), 0
         while left:
             requests = [
@@ -203,9 +201,8 @@ class Subscription:
                 if (request := self._request(handle, points[handle], points[handle].readings[turn], namespaces))
             ]
             if any(one.index_range for one in requests) and await self._session.ignores_ranges():
-                whole = [
-                    one.handle for one in requests if one.index_range
-                ]  # otherwise the value would be the whole array
+                # These are refused, because their values would be whole arrays.
+                whole = [one.handle for one in requests if one.index_range]
                 results |= dict.fromkeys(whole, Created(quality.BAD_INDEX_RANGE_INVALID))
                 requests = [one for one in requests if not one.index_range]
             self._expect(requests, [points[request.handle].readings[turn] for request in requests])

@@ -26,6 +26,7 @@ TYPES: Mapping[int, tuple[str, ...]] = {  # by registers; if two give the same v
     4: ("uint64", "int64", "float64"),
 }
 WIDEST = 4  # registers of the longest number
+# Powers of ten as scale: tenths to millionths, and units up to a thousand times smaller.
 POWERS = (
     -1,
     -2,
@@ -36,7 +37,7 @@ POWERS = (
     -4,
     -5,
     -6,
-)  # powers of ten as scale: tenths to millionths, and units up to a thousand times smaller
+)
 TOLERANCE = "1%"
 # Rarely used types: a match is more often a coincidence.
 _RARITY = {"float16": 2, "bcd16": 2, "bcd32": 2, "BA": 2, "BADC": 1, "DCBA": 1, "BADCFEHG": 1, "HGFEDCBA": 1}

@@ -81,9 +81,8 @@ class Rescue(Generic[OldT]):
     ) -> None:
         self._olds, self._others, self.started = dict(olds), others, started
         self._begun_s, self._built_s, self._ended_s = now_s, 0.0, 0.0
-        self._answers: dict[int, int] | None = (
-            None  # number of answers of each old subscription since everything is built
-        )
+        # Number of answers of each old subscription since everything is built.
+        self._answers: dict[int, int] | None = None
         self._incomplete: set[int] = set()
         self._useless: list[int] = []  # subscriptions that are to be deleted at the server
         self.subscriptions: dict[int, OldT] = {}  # taken over and not ended
@@ -122,9 +121,8 @@ class Rescue(Generic[OldT]):
             return
         if header.arrived_s < self._built_s:
             return  # it arrived before the new items were created
-        if (
-            header.has_data or header.sequence_number == next_number
-        ):  # otherwise it shows that notifications are missing
+        # A keep-alive with another number shows that notifications are missing.
+        if header.has_data or header.sequence_number == next_number:
             self._answers[header.subscription_id] = self._answers.get(header.subscription_id, 0) + 1
 
     def built(self, now_s: float) -> None:

@@ -77,9 +77,8 @@ def choose_endpoint(
     """The endpoint with the policy and mode of the settings. Raises SourceRefused."""
     mode = ua.MessageSecurityMode[settings.security_mode]
     uri = getattr(security_policies, f"SecurityPolicy{settings.security_policy}").URI
-    ours = [
-        each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")
-    ]  # https endpoints have other certificates
+    # Endpoints with https have other certificates.
+    ours = [each for each in endpoints if str(each.EndpointUrl).startswith("opc.tcp:")]
     for endpoint in ours:
         if endpoint.SecurityMode == mode and endpoint.SecurityPolicyUri == uri and endpoint.ServerCertificate:
             return endpoint

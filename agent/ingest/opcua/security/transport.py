@@ -193,9 +193,8 @@ class Protocol(UASocketProtocol):
             body = msg.body()  # type: ignore[no-untyped-call]
             if ua_binary.nodeid_from_binary(body) == _SERVICE_FAULT:
                 ua_binary.struct_from_binary(ua.ResponseHeader, body).ServiceResult.check()
-            self._open_secure_channel_exchange = self._opening.pop(
-                _request_of(msg), None
-            )  # the keys are made with its nonce
+            # The keys are made with its nonce.
+            self._open_secure_channel_exchange = self._opening.pop(_request_of(msg), None)
         super()._process_received_message(msg)
 
     def _call_callback(self, request_id: int, body: Buffer | ua.Acknowledge) -> None:

@@ -23,9 +23,8 @@ from agent.opcua_address import identifier_text
 
 DEPTH_MAX = 100  # OPC 10000-6, 5.1.6: at least so many levels must be supported
 DIMENSIONS_MAX = 32  # of one array; up to three are usual
-ELEMENTS_MAX = (
-    VALUE_BYTES_MAX // 2
-)  # kept of one value; more of them, with commas, exceed the limit of a fact in any case
+# Elements kept of one value. More of them, with commas, exceed the limit of a fact in any case.
+ELEMENTS_MAX = VALUE_BYTES_MAX // 2
 _MALFORMED = (struct.error, IndexError, OverflowError, ValueError, MessageError, RecursionError)
 
 _NUMBERS = {kind: struct.Struct(f"<{letter}") for kind, letter in NUMBER_FORMATS.items()}

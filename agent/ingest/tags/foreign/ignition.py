@@ -116,9 +116,8 @@ def _translated(tag: Mapping[str, str], options: Options) -> tuple[dict[str, str
     own |= _deadband(tag)
     own |= {"unit": tag.get("engunit", ""), "description": tag.get("documentation", "") or tag.get("tooltip", "")}
     mode = tag.get("clampmode", "").lower()
-    lost = (
-        f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""
-    )  # our clamp has two ends
+    # Our clamp has two ends.
+    lost = f"clampMode {tag['clampmode']}" if mode not in {*OFF, "no_clamp", *CLAMP_BOTH} else ""
     return own, lost
 
 

@@ -20,9 +20,8 @@ from agent.ingest.tags.tag_map import Dialect, read_tag_map
 
 TABLES = {"0": "coil", "1": "discrete", "3": "input", "4": "holding"}
 REGISTER_MAX = 65_536
-NUMBER = re.compile(
-    r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?"
-)  # limited, so that exact arithmetic stays small
+# Limited, so that numbers stay small in exact arithmetic.
+NUMBER = re.compile(r"[+-]?[0-9]{1,18}(?:\.[0-9]{0,18})?(?:[eE][+-]?[0-9]{1,2})?")
 
 
 class NotTranslated(Exception):
