@@ -189,7 +189,9 @@ class OpcuaSource:
         self._subscriptions, self._by_id, self._ended = [], {}, []
         self._limits = limits
         self._groups = Groups(limits, self._settings.items_per_subscription_max)
-        values = Route(*(partial(one, session) for one in (self._decode, self._take, self._find_missing)))
+        values = Route(
+            partial(self._decode, session), partial(self._take, session), partial(self._find_missing, session)
+        )
         self._publisher = Publisher(session, self._settings.publish_requests, values, self._note_none_left)
 
     def _rescue_of_session_before(self) -> Rescue[Subscription] | None:
